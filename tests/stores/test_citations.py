@@ -138,9 +138,8 @@ def older(path: Path) -> None:
     for table, act in (("tenant", "INSERT"), ("process", "INSERT"), ("process", "UPDATE")):
         name = f"{table}_{'made' if act == 'INSERT' else 'written'}"
         db.execute(f"CREATE TRIGGER {name} BEFORE {act} ON {table} BEGIN SELECT needs_a_newer_kilburn(); END")
-    db.execute(
-        "DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX page_call; DROP INDEX event_note; ALTER TABLE page DROP COLUMN call"
-    )
+    db.execute("DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX page_call; DROP INDEX event_note")
+    db.execute("ALTER TABLE page DROP COLUMN call")
     db.execute("PRAGMA user_version = 3")
     db.close()
 

@@ -284,9 +284,9 @@ def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[
 
 def _mentions(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
     """Compares the index of mentions, and that of calls, with ledger and pages."""
-    wanted = mentions.mentions_in(db, session.number)
+    wanted, unread = mentions.mentions_in(db, session.number)
     there = set(rows(db, mentions.SELECT, session.number))
-    for number in sorted({event for _, event in wanted ^ there}, key=repr):
+    for number in sorted({event for _, event in wanted ^ there} - unread, key=repr):
         what = f"the index of mentions and event {number} disagree"
         yield Finding(kind="index", what=what, derived=True, process=session.number)
     calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE process = ?", session.number))

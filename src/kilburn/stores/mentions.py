@@ -40,7 +40,8 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
         pages: those that were admitted with it, by id.
     """
     ids = set(event.pages)
-    ids.update(source for page in event.pages if page in pages for source in pages[page].sources)
+    if event.act is Act.ADMIT:
+        ids.update(source for page in event.pages if page in pages for source in pages[page].sources)
     by = event.data.get("by")
     if isinstance(by, int):
         ids.add(by)
@@ -75,17 +76,19 @@ def add(db: apsw.Connection, process: int, mentions: Iterable[tuple[int, int]]) 
     )
 
 
-def mentions_in(db: apsw.Connection, process: int) -> set[tuple[int, int]]:
-    """What a process's ledger and pages say that the index has to have; records that cannot be read say nothing."""
-    found: set[tuple[int, int]] = set()
+def mentions_in(db: apsw.Connection, process: int) -> tuple[set[tuple[int, int]], set[int]]:
+    """What a process's ledger and pages say that the index has to have, and the events that cannot be read: of these nobody
+    knows."""
+    found, unread = set[tuple[int, int]](), set[int]()
     for number, body in rows(db, "SELECT number, body FROM event WHERE process = ?", process):
         try:
             event = event_of(body)
             pages = _admitted(db, process, event) if event.act is Act.ADMIT else {}
         except UNREADABLE:
+            unread.add(number)
             continue
         found.update((node, number) for node in mentions_of(event, pages))
-    return found
+    return found, unread
 
 
 def _admitted(db: apsw.Connection, process: int, event: Event) -> dict[int, Page]:
@@ -99,7 +102,7 @@ def fill(db: apsw.Connection, processes: Iterable[int] | None = None) -> None:
     wanted = [one for (one,) in rows(db, "SELECT DISTINCT process FROM event")] if processes is None else list(processes)
     for process in wanted:
         db.execute("DELETE FROM mention WHERE process = ?", (process,))
-        add(db, process, mentions_in(db, process))
+        add(db, process, mentions_in(db, process)[0])
 
 
 def events_of(db: apsw.Connection, process: int, pages: Iterable[int]) -> list[int]:

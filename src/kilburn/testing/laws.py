@@ -12,8 +12,11 @@ from typing import Any
 
 from kilburn.budget import text_cost
 from kilburn.event import Act
+from kilburn.kernel.checkpoint import checkpoint_of, restore
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.gaps import handle_of
+from kilburn.kernel.ledger import Ledger, Usage
+from kilburn.kernel.pages import Calls, Pages, finder_of, reader_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.replay import rebuild
@@ -170,18 +173,30 @@ def _check_replay(process: Process) -> None:
         kernel.flush()
     stored = {page.id: state for page, state in kernel.store.pages(kernel.info.number)}
     _check_rebuilt(process, rebuild(kernel.store, kernel.info, kernel.counter, whole=True).window)
-    # From the last checkpoint it must be the same.
-    again = rebuild(kernel.store, kernel.info, kernel.counter).window
+    # The same from the last checkpoint, and from one that would be made now.
+    _check_rebuilt(process, rebuild(kernel.store, kernel.info, kernel.counter).window)
+    lineage, ledger, usage = kernel.lineage, Ledger(), Usage(kernel.counter)
+    again = Window(kernel.counter, Pages(reader_of(kernel.store, lineage)), Calls(finder_of(kernel.store, lineage)))
+    assert restore(checkpoint_of(window, kernel.ledger, kernel.usage), again, ledger, usage), "law 8: a checkpoint is of no use"
     _check_rebuilt(process, again)
-    assert again.groups == window.groups, "law 8: the checkpoint has other groups"
-    assert again.request == window.request, "law 8: the checkpoint has another request"
-    assert (again.open, again.said, again.seen) == (window.open, window.said, window.seen), "law 8: the checkpoint differs"
+    assert ledger.report(use=0, window=0) == kernel.ledger.report(use=0, window=0), "law 8: a checkpoint has other figures"
+    uses = {page: kernel.usage.pages.get(page) for page in window.shown | window.folded}
+    assert {page: usage.pages.get(page) for page in uses} == uses, "law 8: a checkpoint knows other uses"
+    assert usage.calibrated.room(10**6) == kernel.usage.calibrated.room(10**6), "law 8: a checkpoint has another correction"
     own = {page: state for page, state in window.states.items() if kernel.lineage.owns(page)}
     assert stored == own, "law 8: the stored states differ"
 
 
+def _calls(window: Window) -> dict[str, int]:
+    return {call: page for call, page in window.calls.items() if window.at(page) is not Place.DROPPED}
+
+
 def _check_rebuilt(process: Process, again: Window) -> None:
     window = process.window
+    for name in ("groups", "request", "open", "turn", "said", "seen", "last", "last_derived", "stubs", "pins", "importance"):
+        assert getattr(again, name) == getattr(window, name), f"law 8: {name} differs"
+    assert _calls(again) == _calls(window), "law 8: other calls"
+    assert (again.shown, again.folded, again.gone) == (window.shown, window.folded, window.gone), "law 8: pages are elsewhere"
     assert again.states == window.states, "law 8: replaying the ledger gives other states"
     assert again.use == window.use, f"law 8: replaying the ledger gives another use ({again.use}, not {window.use})"
     assert list(again.gaps) == list(window.gaps), "law 8: replaying the ledger gives other gaps"
