@@ -37,6 +37,7 @@ TINY = {
     "calling": ["--calls", "20"],
     "branching": ["--pages", "20", "--times", "2"],
     "migration": ["--files", "2", "--lines", "3"],
+    "opening": ["--messages", "20", "--policy", "fifo", "--times", "1"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 
