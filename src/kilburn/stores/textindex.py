@@ -15,6 +15,7 @@ looked up only among the passages that have a rarer word of the query.
 from __future__ import annotations
 
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache
@@ -118,6 +119,14 @@ class TextIndex:
             "SELECT json_group_array(rowid)"
             f" FROM (SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"
         )
+        self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
+        self._segment = f"SELECT min(segid) FROM {name}_idx WHERE segid > ?"
+        self._guide = (
+            "SELECT segid, term, ?2, block FROM"
+            f" (SELECT segid, term, pgno FROM {name}_idx WHERE segid = ?1 AND term <= ?2 ORDER BY term DESC LIMIT 1)"
+            f" JOIN {name}_data ON id = (segid << 37) + (pgno >> 1) WHERE substr(?2, 1, length(term)) = term"
+        )
+        self._reguide = f"UPDATE {name}_idx SET term = ? WHERE segid = ? AND term = ?"
         # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
         self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
         self._stem = db.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
@@ -197,17 +206,46 @@ class TextIndex:
     def remove(self, pages: Iterable[tuple[int, int, str]]) -> None:
         """Take pages' entries out again, given as first entry, last entry and the page's text, lowest entries first."""
         ranges: list[tuple[int, int]] = []
+        words: set[str] = set()
         select = "SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?"
 
         def entries() -> Iterator[tuple[int, str]]:
             for first, last, text in pages:
                 ranges.append((first, last))
                 for number, start, stop in rows(self._db, select, first, last):
+                    words.update(self.stems(text[start:stop]))
                     yield number, searchable(text[start:stop])
 
         # Upwards, or FTS5 would write out its buffer before each entry.
         self._db.executemany(self._delete, entries())
         self._db.executemany("DELETE FROM passage WHERE id BETWEEN ? AND ?", ranges)
+        self._reguide_past(words)
+
+    def _reguide_past(self, words: Iterable[str]) -> None:
+        """Take words that may have left the index out of its guides.
+
+        FTS5 finds a page of the index by its guide: a beginning of what was the first word of the page when it was
+        written, often all of that word. It leaves the guide when the word leaves. A beginning of the word that is the
+        first one now does as well.
+        """
+        self._db.execute(self._flush)
+        segments = list[int]()
+        while (after := rows(self._db, self._segment, segments[-1] if segments else -1)[0][0]) is not None:
+            segments.append(after)
+        keys = [(segment, b"0" + word.encode()) for segment in segments for word in words]
+        stale = list[tuple[bytes, int, bytes]]()
+        for segment, guide, word, leaf in rows_of_each(self._db, self._guide, keys):
+            first = _first_word(leaf)
+            if not first.startswith(guide):
+                shared = len(os.path.commonprefix([word, first]))
+                stale.append((first[: shared + 1], segment, guide))
+        if stale:
+            # The index does not offer to write this.
+            self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+            try:
+                self._db.executemany(self._reguide, stale)
+            finally:
+                self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
     def terms(self, query: str) -> dict[str, str]:
         """The words of a query worth looking up, as the index would split them, each with the compound that it is a part of,
@@ -354,6 +392,24 @@ def _is_span(start: object, stop: object) -> bool:
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:
     return cast("list[str]", split(data, reason, None, include_offsets=False, include_colocated=False))
+
+
+def _first_word(leaf: bytes) -> bytes:
+    """The first word of a page of the index, as it is stored; empty where there is none."""
+    footer, _ = _varint(leaf, int.from_bytes(leaf[2:4]))
+    length, start = _varint(leaf, footer)
+    return leaf[start : start + length]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    value = 0
+    while at < len(data):
+        value = value << 7 | data[at] & 0x7F
+        at += 1
+        if data[at - 1] < 0x80:
+            break
+    return value, at
 
 
 def _oddness(word: str) -> tuple[bool, int]:
