@@ -131,7 +131,7 @@ def older(path: Path) -> None:
     """Make the file one of format 3."""
     db = apsw.Connection(str(path))
     admit(db)
-    db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
+    db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written; DROP TRIGGER erasure_done")
     db.execute("DROP TABLE citation; DROP TABLE vector; DROP TABLE embedded; DROP TABLE embedder")
     for table, column in (("process", "kind"), ("process", "user"), ("page", "until")):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
@@ -164,8 +164,8 @@ def test_a_file_of_the_third_format_is_read_as_it_is_and_migrated_when_it_is_wri
         store.commit(MEMORY, cited_batch(0, -1, "a fact", cites=((TALK, 1),), depth=1))
         assert store.findings() == []
     with apsw.Connection(str(path)) as db:
-        assert db.pragma("user_version") == len(MIGRATIONS) == 4
-        with pytest.raises(apsw.SQLError, match="needs_a_kilburn_of_format_4"):
+        assert db.pragma("user_version") == len(MIGRATIONS) == 5
+        with pytest.raises(apsw.SQLError, match="needs_a_kilburn_of_format_5"):
             db.execute("UPDATE process SET head = head + 1")
     db.close()
 

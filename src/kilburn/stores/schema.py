@@ -6,6 +6,7 @@ Kilburn's, are refused.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import apsw
@@ -13,6 +14,7 @@ import apsw
 from kilburn.errors import StoreCorrupt, StoreVersion
 from kilburn.stores.connection import transaction_scope, write_transaction
 from kilburn.stores.records import seal_of
+from kilburn.stores.textindex import TextIndex
 
 __all__ = [
     "APPLICATION",
@@ -26,6 +28,8 @@ __all__ = [
     "check_library",
     "migrate",
 ]
+
+log = logging.getLogger("kilburn")
 
 APPLICATION = 0x4B494C42
 """`KILB`, in the file's header."""
@@ -134,7 +138,7 @@ CREATE TABLE quarantine(
     record BLOB NOT NULL
 ) STRICT;
 
--- One row while erased bytes may still lie in the write-ahead log.
+-- One row while erased bytes may still lie in the file or its write-ahead log.
 CREATE TABLE erasure(id INTEGER PRIMARY KEY) STRICT;
 """
 
@@ -148,10 +152,10 @@ UPDATE page SET seal = seal_of('page', process, id, meta),
 UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), body);
 """
 
-NEWER = "needs_a_kilburn_of_format_4"
+NEWER = "needs_a_kilburn_of_format_5"
 """An SQL function that a Kilburn of an older format does not have. Such a Kilburn may still have the file open. One of
-format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors. Each of its commits
-writes to `process`, and now fails there, because the function does not exist."""
+format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors, one of format 4 would
+leave their bytes. Each of its commits writes to `process`, and now fails there, because the function does not exist."""
 
 GUARDS = """
 CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_newer_kilburn(); END;
@@ -208,6 +212,21 @@ CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_kilbur
 CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_kilburn_of_format_4(); END;
 """
 
+WIPED = """
+DROP TRIGGER tenant_made;
+DROP TRIGGER process_made;
+DROP TRIGGER process_written;
+CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+
+-- An older Kilburn would take the row away when it has cut the log, and leave the file as it is.
+CREATE TRIGGER erasure_done BEFORE DELETE ON erasure BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+
+-- What was forgotten so far may still lie there.
+INSERT INTO erasure(id) SELECT 1 WHERE EXISTS(SELECT 1 FROM page) ON CONFLICT DO NOTHING;
+"""
+
 UNSEALED = """
 CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
 CREATE TEMP VIEW process AS
@@ -251,6 +270,17 @@ def _remembering(db: apsw.Connection) -> None:
     db.execute(MEMORY)
 
 
+def _wiped(db: apsw.Connection) -> None:
+    """Let what was forgotten so far be wiped too, and lock out writers that do not wipe."""
+    db.execute(WIPED)
+    for (number,) in db.execute("SELECT id FROM tenant").fetchall():
+        try:
+            TextIndex(db, number).reguide()
+        except (apsw.CorruptError, apsw.ConstraintError, apsw.SQLError) as error:
+            # A damaged index must not prevent reading, or the repair, which makes it anew.
+            log.warning("the text index of tenant %d is damaged, run `kilburn fsck --repair`: %s", number, error)
+
+
 def admit(db: apsw.Connection) -> None:
     """Allow this connection to write to a file of the current format."""
     db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
@@ -262,7 +292,7 @@ def _nothing(*_: object) -> None:
 
 def as_current(db: apsw.Connection, version: int) -> None:
     """Show an older file, opened for reading, with the tables of the current format; missing seals are NULL."""
-    if version < len(MIGRATIONS):
+    if version < REMEMBERING:
         db.execute(UNSEALED if version < SEALED else UNREMEMBERING)
         db.execute(EMPTY)
 
@@ -270,7 +300,10 @@ def as_current(db: apsw.Connection, version: int) -> None:
 SEALED = 2
 """The first format with seals."""
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering)
+REMEMBERING = 4
+"""The first format with long-term memory."""
+
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering, _wiped)
 
 
 def migrate(db: apsw.Connection, path: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from functools import cache
 from itertools import accumulate
 from typing import cast
@@ -27,7 +27,7 @@ import msgspec
 
 from kilburn.page import Span
 from kilburn.retrieval import STOP
-from kilburn.stores.connection import rows, rows_of_each
+from kilburn.stores.connection import Row, rows, rows_of_each
 from kilburn.stores.passages import JOINT, PATH, TOKENIZER, passages, searchable, shorten
 
 __all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
@@ -120,11 +120,19 @@ class TextIndex:
             f" FROM (SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"
         )
         self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
-        self._segment = f"SELECT min(segid) FROM {name}_idx WHERE segid > ?"
-        self._guide = (
-            "SELECT segid, term, ?2, block FROM"
-            f" (SELECT segid, term, pgno FROM {name}_idx WHERE segid = ?1 AND term <= ?2 ORDER BY term DESC LIMIT 1)"
-            f" JOIN {name}_data ON id = (segid << 37) + (pgno >> 1) WHERE substr(?2, 1, length(term)) = term"
+        pages = f"{name}_idx CROSS JOIN {name}_data ON id = (segid << 37) + (pgno >> 1)"
+        self._guides = f"SELECT segid, term, block FROM {pages}"
+        # Of each segment the page on which each word is or would be, if its guide begins this word.
+        self._guides_of = (
+            f"WITH segment(id) AS (SELECT min(segid) FROM {name}_idx UNION ALL"
+            f" SELECT (SELECT min(segid) FROM {name}_idx WHERE segid > id) FROM segment WHERE id IS NOT NULL),"
+            " word(word) AS (SELECT CAST('0' || value AS BLOB) FROM json_each(?)),"
+            " guide(segment, word, guide) AS MATERIALIZED (SELECT id, word,"
+            f" (SELECT term FROM {name}_idx WHERE segid = segment.id AND term <= word ORDER BY term DESC LIMIT 1)"
+            " FROM segment CROSS JOIN word)"
+            " SELECT segid, term, block FROM"
+            " (SELECT DISTINCT segment, guide FROM guide WHERE substr(word, 1, length(guide)) = guide)"
+            f" CROSS JOIN {pages} WHERE segid = segment AND term = guide"
         )
         self._reguide = f"UPDATE {name}_idx SET term = ? WHERE segid = ? AND term = ?"
         # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
@@ -221,23 +229,29 @@ class TextIndex:
         self._db.executemany("DELETE FROM passage WHERE id BETWEEN ? AND ?", ranges)
         self._reguide_past(words)
 
-    def _reguide_past(self, words: Iterable[str]) -> None:
-        """Take words that may have left the index out of its guides.
+    def _reguide_past(self, words: Collection[str]) -> None:
+        """Take words that may have left the index out of its guides."""
+        # Until then FTS5 has noted what is to be removed, and removed nothing.
+        self._db.execute(self._flush)
+        self._set_guides(rows_of_each(self._db, self._guides_of, [(msgspec.json.encode(list(words)).decode(),)]))
+
+    def reguide(self) -> None:
+        """Take every word that has left the index out of its guides."""
+        self._set_guides(rows_of_each(self._db, self._guides, [()]))
+
+    def _set_guides(self, pages: Iterable[Row]) -> None:
+        """Give pages of the index, each as (segment, guide, page), another guide if theirs has left it.
 
         FTS5 finds a page of the index by its guide: a beginning of what was the first word of the page when it was
         written, often all of that word. It leaves the guide when the word leaves. A beginning of the word that is the
         first one now does as well.
         """
-        self._db.execute(self._flush)
-        segments = list[int]()
-        while (after := rows(self._db, self._segment, segments[-1] if segments else -1)[0][0]) is not None:
-            segments.append(after)
-        keys = [(segment, b"0" + word.encode()) for segment in segments for word in words]
-        stale = list[tuple[bytes, int, bytes]]()
-        for segment, guide, word, leaf in rows_of_each(self._db, self._guide, keys):
-            first = _first_word(leaf)
-            if not first.startswith(guide):
-                shared = len(os.path.commonprefix([word, first]))
+        stale: list[tuple[bytes, int, bytes]] = []
+        for segment, guide, page in pages:
+            first = _first_word(page)
+            if first and not first.startswith(guide):
+                # The shortest one that still comes after all words of the pages before.
+                shared = len(os.path.commonprefix([guide, first]))
                 stale.append((first[: shared + 1], segment, guide))
         if stale:
             # The index does not offer to write this.
