@@ -204,8 +204,8 @@ def _length(page: bytes, at: int, kind: int) -> int:
 def _varint(page: bytes, at: int) -> tuple[int, int]:
     """A number of variable length, and where it ends."""
     value = 0
-    for at in range(at, at + 8):
-        value = value << 7 | page[at] & 0x7F
-        if page[at] < 0x80:
-            return value, at + 1
-    return value << 8 | page[at + 1], at + 2
+    for end in range(at + 1, at + 9):
+        value = value << 7 | page[end - 1] & 0x7F
+        if page[end - 1] < 0x80:
+            return value, end
+    return value << 8 | page[at + 8], at + 9

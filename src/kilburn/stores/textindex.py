@@ -15,7 +15,6 @@ looked up only among the passages that have a rarer word of the query.
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from functools import cache
@@ -251,7 +250,7 @@ class TextIndex:
             first = _first_word(page)
             if first and not first.startswith(guide):
                 # The shortest one that still comes after all words of the pages before.
-                shared = len(os.path.commonprefix([guide, first]))
+                shared = next(at for at in range(len(guide)) if first[at : at + 1] != guide[at : at + 1])
                 stale.append((first[: shared + 1], segment, guide))
         if stale:
             # The index does not offer to write this.
