@@ -107,17 +107,32 @@ class Trial:
         self.heads: dict[int, int] = {}
         self.made: dict[int, int] = {}
         self.kept: dict[tuple[int, int], Secret] = {}
+        self.named: dict[int, Secret] = {}
         self.gone: list[Secret] = []
         for _ in range(3):
             self.begin()
 
     def begin(self) -> None:
-        """Make a process."""
-        number = len(self.numbers)
-        info = self.store.process(f"session {number}", time=1.0)
+        """Make a process. Its name and its user are secrets too."""
+        name, user = word_of(self.chance), word_of(self.chance)
+        info = self.store.process(name, time=1.0, user=user)
         assert info is not None
         self.numbers.append(info.number)
+        self.named[info.number] = Secret({name, user})
         self.heads[info.number], self.made[info.number] = 0, 0
+
+    def end(self) -> None:
+        """Forget a process as a whole, if there are some."""
+        if len(self.numbers) < 4:
+            return
+        number = self.chance.choice(self.numbers)
+        self.numbers.remove(number)
+        some = sorted(page for process, page in self.kept if process == number)
+        with self.store.erasing():
+            if some:
+                self.commit(number, Batch(head=self.heads[number], erase=some))
+            self.store.erase(number)
+        self.gone += [self.kept.pop((number, page)) for page in some] + [self.named.pop(number)]
 
     def commit(self, number: int, batch: Batch) -> None:
         """Commit as the next batch of a process."""
@@ -219,15 +234,15 @@ class Trial:
 
     def step(self, forgets: float) -> None:
         """One operation."""
-        ways = (self.add, self.move, self.embed, self.reopen, self.elsewhere, self.begin, self.repair, self.forget)
-        weights = (60.0, 15.0, 8.0, 0.7, 9.0, 0.5, 0.05, forgets)
+        ways = (self.add, self.move, self.embed, self.reopen, self.elsewhere, self.begin, self.repair, self.end, self.forget)
+        weights = (60.0, 15.0, 8.0, 0.7, 9.0, 0.7, 0.05, forgets / 80, forgets)
         (way,) = self.chance.choices(ways, weights)
         way()
         self.done[way.__name__] += 1
 
     def left(self) -> list[str]:
         """What is left of all that was forgotten so far."""
-        return remains(self.path.parent, self.gone, list(self.kept.values()))
+        return remains(self.path.parent, self.gone, [*self.kept.values(), *self.named.values()])
 
 
 def run(folder: Path, seed: int, operations: int) -> tuple[list[str], Counter[str]]:

@@ -95,8 +95,8 @@ def wipe(db: apsw.Connection) -> list[int]:
 
     Only bytes that mean nothing are written, so that it may end anywhere and readers may read meanwhile. The caller is in a
     write transaction with nothing in the log: so every page is in the file, and nobody else can write. A page that SQLite has
-    in memory still has its slack there. So the caller empties its own cache before and after, and others empty theirs when it
-    has committed something.
+    in memory still has its slack there. So the caller has emptied its own cache, and then commits something, because that
+    makes other connections empty theirs.
 
     Returns:
         The numbers of pages that are damaged. They are left as they are.

@@ -713,7 +713,8 @@ class Sqlite:
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         damaged: list[int] = []
         # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of this
-        # connection. Others forget theirs because the flag is removed: they see that somebody has written.
+        # connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other connections
+        # forget theirs because the flag is removed: they see that somebody has written.
         self._db.release_memory()
         with write_transaction(self._db):
             if self.path != ":memory:" and self._is_unwiped():
@@ -721,7 +722,6 @@ class Sqlite:
                     return False
                 damaged = wipe(self._db)
             self._db.execute("DELETE FROM erasure")
-        self._db.release_memory()
         if damaged:
             where = ", ".join(map(str, damaged[:10]))
             log.warning("%s: erased bytes may lie in damaged pages: %s; run `kilburn fsck`", self.path, where)
