@@ -117,10 +117,11 @@ def wipe(db: apsw.Connection) -> list[int]:
         for at in range(0, len(chunk), length):
             number = first + at // length + 1
             head = at if number > 1 else 100
-            if chunk[head] not in HEADERS or _is_clean(chunk, at, head, zeros):
+            if chunk[head] not in HEADERS:
                 continue
             try:
-                spans = list(_slack(chunk[at : at + usable], head - at, pages))
+                clean = _is_clean(chunk, at, head, zeros)
+                spans = [] if clean else list(_slack(chunk[at : at + usable], head - at, pages))
             except (ValueError, IndexError, struct.error):
                 damaged.append(number)
                 continue
@@ -137,11 +138,11 @@ def _is_clean(chunk: bytes, at: int, head: int, zeros: bytes) -> bool:
     """Whether the page that starts there has nothing in the gap before its rows, nor in its free blocks."""
     free, cells, content, _ = _head(chunk, head)
     start, stop = head + HEADERS[chunk[head]] + 2 * cells, at + (content or 65536)
-    if chunk[start:stop] != zeros[: max(0, stop - start)]:
+    if stop < start or chunk[start:stop] != zeros[: stop - start]:
         return False
     while free:
         after, size = _pair(chunk, at + free)
-        if 0 < after <= free or chunk[at + free + 4 : at + free + size] != zeros[: max(0, size - 4)]:
+        if 0 < after <= free or size < 4 or chunk[at + free + 4 : at + free + size] != zeros[: size - 4]:
             return False
         free = after
     return True
