@@ -21,7 +21,7 @@ from pathlib import Path
 import apsw
 
 from kilburn.event import Act, Event
-from kilburn.page import Page
+from kilburn.page import Page, Place
 from kilburn.store import Batch, State
 from kilburn.stores.codec import key_of, zstd
 from kilburn.stores.sqlite import Sqlite
@@ -192,7 +192,7 @@ class Trial:
         number, page = self.chance.choice(sorted(self.kept))
         event = Event(number=self.heads[number] + 1, act=Act.NOTE, time=1.0, pages=(page,), why=word_of(random.Random(page)))
         self.kept[number, page].words.add(event.why)
-        batch = Batch(head=self.heads[number], events=[event], states={page: State(self.chance.choice(("in", "out")))})
+        batch = Batch(head=self.heads[number], events=[event], states={page: State(self.chance.choice((Place.IN, Place.OUT)))})
         way = self.chance.randrange(3)
         batch.index, batch.unindex = [page] if way == 1 else [], [page] if way == 2 else []
         self.commit(number, batch)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import apsw
 
 from kilburn.errors import StoreCorrupt, StoreVersion
-from kilburn.stores.connection import transaction_scope, write_transaction
+from kilburn.stores.connection import rows, transaction_scope, write_transaction
 from kilburn.stores.records import seal_of
 from kilburn.stores.textindex import TextIndex
 
@@ -273,7 +273,7 @@ def _remembering(db: apsw.Connection) -> None:
 def _wiped(db: apsw.Connection) -> None:
     """Let what was forgotten so far be wiped too, and lock out writers that do not wipe."""
     db.execute(WIPED)
-    for (number,) in db.execute("SELECT id FROM tenant").fetchall():
+    for (number,) in rows(db, "SELECT id FROM tenant"):
         try:
             TextIndex(db, number).reguide()
         except (apsw.CorruptError, apsw.ConstraintError, apsw.SQLError) as error:
