@@ -23,6 +23,7 @@ TINY = {
     "memory": ["--pages", "20", "--policy", "fifo"],
     "planning": ["--pages", "30", "--policy", "fifo", "--policy", "importance", "--repeat", "2"],
     "horizon": ["--steps", "30", "--tasks", "2", "--rounds", "1", "--rounds", "2"],
+    "forgetting": ["--megabytes", "1", "--megabytes", "2", "--times", "3"],
     "syncing": ["--size", "2", "--times", "3"],
     "overlap": ["--quick"],
     "blocks": ["--quick"],

@@ -17,6 +17,7 @@ from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores.schema import MIGRATIONS, admit
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of, cited_batch
+from stores.formats import take_back_format_5
 
 TALK, MEMORY = 1, 2
 
@@ -132,14 +133,13 @@ def older(path: Path) -> None:
     db = apsw.Connection(str(path))
     admit(db)
     db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
+    take_back_format_5(db)
     db.execute("DROP TABLE citation; DROP TABLE vector; DROP TABLE embedded; DROP TABLE embedder")
     for table, column in (("process", "kind"), ("process", "user"), ("page", "until")):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     for table, act in (("tenant", "INSERT"), ("process", "INSERT"), ("process", "UPDATE")):
         name = f"{table}_{'made' if act == 'INSERT' else 'written'}"
         db.execute(f"CREATE TRIGGER {name} BEFORE {act} ON {table} BEGIN SELECT needs_a_newer_kilburn(); END")
-    db.execute("DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX page_call; DROP INDEX event_note")
-    db.execute("ALTER TABLE page DROP COLUMN call")
     db.execute("PRAGMA user_version = 3")
     db.close()
 

@@ -6,6 +6,7 @@ Kilburn's, are refused.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from kilburn.stores import mentions
 from kilburn.stores.connection import rows, transaction_scope, write_transaction
 from kilburn.stores.contenttable import splice_excerpts
 from kilburn.stores.records import UNREADABLE, page_of, seal_of
+from kilburn.stores.textindex import TextIndex
 
 T = TypeVar("T")
 
@@ -33,6 +35,8 @@ __all__ = [
     "check_library",
     "migrate",
 ]
+
+log = logging.getLogger("kilburn")
 
 APPLICATION = 0x4B494C42
 """`KILB`, in the file's header."""
@@ -141,7 +145,7 @@ CREATE TABLE quarantine(
     record BLOB NOT NULL
 ) STRICT;
 
--- One row while erased bytes may still lie in the write-ahead log.
+-- One row while erased bytes may still lie in the file or its write-ahead log.
 CREATE TABLE erasure(id INTEGER PRIMARY KEY) STRICT;
 """
 
@@ -157,9 +161,9 @@ UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), bod
 
 NEWER = "needs_a_kilburn_of_format_5"
 """An SQL function that a Kilburn of an older format does not have. Such a Kilburn may still have the file open. One of
-format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors, one of format 4 would not
-know what an excerpt is made of. Each of its commits writes to `process`, and now fails there, because the function does not
-exist."""
+format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors, one of format 4 would
+leave their bytes, and not know what an excerpt is made of. Each of its commits writes to `process`, and now fails there, because
+the function does not exist."""
 
 GUARDS = """
 CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_newer_kilburn(); END;
@@ -251,6 +255,12 @@ CREATE TABLE mention(
 CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_kilburn_of_format_5(); END;
 CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_kilburn_of_format_5(); END;
 CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+
+-- An older Kilburn would take the row away when it has cut the log, and leave the file as it is.
+CREATE TRIGGER erasure_done BEFORE DELETE ON erasure BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+
+-- What was forgotten so far may still lie there.
+INSERT INTO erasure(id) SELECT 1 WHERE EXISTS(SELECT 1 FROM page) ON CONFLICT DO NOTHING;
 """
 
 UNSEALED = """
@@ -306,7 +316,8 @@ def _remembering(db: apsw.Connection) -> None:
 
 
 def _flat(db: apsw.Connection) -> None:
-    """Add what keeps opening and forgetting flat, fill it from what is there, and store excerpts as pieces."""
+    """Add what keeps opening and forgetting flat, fill it from what is there, and store excerpts as pieces. What was forgotten
+    so far is wiped, too."""
     db.execute(FLAT)
     for process, number, record in rows(db, "SELECT process, id, meta FROM page WHERE content NOT NULL"):
         page = _decoded(page_of, record)
@@ -314,6 +325,12 @@ def _flat(db: apsw.Connection) -> None:
             db.execute("UPDATE page SET call = ? WHERE process = ? AND id = ?", (page.call, process, number))
     mentions.fill(db)
     splice_excerpts(db)
+    for (number,) in rows(db, "SELECT id FROM tenant"):
+        try:
+            TextIndex(db, number).reguide()
+        except (apsw.CorruptError, apsw.ConstraintError, apsw.SQLError) as error:
+            # A damaged index must not prevent reading, or the repair, which makes it anew.
+            log.warning("the text index of tenant %d is damaged, run `kilburn fsck --repair`: %s", number, error)
 
 
 def _decoded(decode: Callable[[bytes], T], record: bytes) -> T | None:

@@ -33,6 +33,7 @@ from kilburn.stores.inspection import Finding, erase_process, erase_session, ins
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
 from kilburn.stores.sealed import Sealed, Session, seal_of_process
+from kilburn.stores.slack import log_size, wipe
 from kilburn.stores.textindex import Extents, TextIndex
 from kilburn.stores.transaction import Transaction
 from kilburn.stores.vectortable import VectorTable
@@ -97,8 +98,8 @@ class Sqlite:
         self.readonly = readonly
         self._lock = threading.RLock()
         self._patience = busy_timeout
-        # Set while the write-ahead log may still contain erased bytes.
-        self._log_uncut = False
+        # Set while the file or its write-ahead log may still contain erased bytes.
+        self._unwiped = False
         # Whether a thread is within `erasing`.
         self._erasing = threading.local()
         # Commits, and how many of them `sync` has made durable.
@@ -121,9 +122,9 @@ class Sqlite:
                 self._index = TextIndex(self._db, self._number)
                 self._vectors = VectorTable(self._db, self._number)
                 if not self.readonly:
-                    # A writer that was killed, or a reader, may have left erased bytes in the log.
-                    self._log_uncut = row(self._db, "SELECT 1 FROM erasure") is not None
-                    self._cut_log(wait=False)
+                    # A writer that was killed, or a reader, may have left erased bytes.
+                    self._unwiped = self._is_unwiped()
+                    self._wipe(wait=False)
         except BaseException:
             self._db.close(True)
             raise
@@ -402,11 +403,11 @@ class Sqlite:
         """
         with self._writing("writing", wait=batch.wait):
             Transaction(self._db, self._sealed, self._index, self._vectors, self._number, process).write(batch)
-            uncut = row(self._db, "SELECT 1 FROM erasure") is not None
-        if uncut or self._log_uncut:
+            unwiped = self._is_unwiped()
+        if unwiped or self._unwiped:
             with self._lock:
-                self._log_uncut = uncut
-                self._cut_log(wait=bool(batch.erase))
+                self._unwiped = unwiped
+                self._wipe(wait=bool(batch.erase))
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
@@ -643,11 +644,11 @@ class Sqlite:
                 rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             except UNREADABLE as error:
                 raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
-            # What it removed is in the log too.
+            # The bytes of what it removed are still there.
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
         with self._lock:
-            self._log_uncut = True
-            self._cut_log(wait=True)
+            self._unwiped = True
+            self._wipe(wait=True)
         return self.findings()
 
     def quarantine(self, process: int) -> str:
@@ -679,8 +680,8 @@ class Sqlite:
                 erase_process(self._db, found.whole(), self._number)
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
         with self._lock:
-            self._log_uncut = True
-            self._cut_log(wait=True)
+            self._unwiped = True
+            self._wipe(wait=True)
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
@@ -692,7 +693,7 @@ class Sqlite:
             self._erasing.inside = outer
             if not outer:
                 with self._lock, translate_errors(self.path, "erasing"):
-                    self._cut_log(wait=True)
+                    self._wipe(wait=True)
 
     def sync(self) -> None:
         """See `Store`. Threads that wait for the same disk share what it does."""
@@ -716,9 +717,9 @@ class Sqlite:
         """Release the file; idempotent."""
         with self._lock, translate_errors(self.path, "closing"):
             try:
-                self._cut_log(wait=False)
+                self._wipe(wait=False)
             finally:
-                self._log_uncut = False
+                self._unwiped = False
                 self._db.close(True)
 
     def __enter__(self) -> Sqlite:
@@ -731,28 +732,53 @@ class Sqlite:
         if self.readonly:
             raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
 
-    def _cut_log(self, *, wait: bool) -> None:
-        """Move the write-ahead log into the file and cut it to nothing, if it may hold erased bytes.
+    def _is_unwiped(self) -> bool:
+        """Whether the file says that erased bytes may still be there."""
+        return row(self._db, "SELECT 1 FROM erasure") is not None
+
+    def _wipe(self, *, wait: bool) -> None:
+        """Remove erased bytes from the file and its log, if there may be any.
 
         The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
         here, it is tried again at the next occasion.
         """
-        if not self._log_uncut or getattr(self._erasing, "inside", False):
+        if not self._unwiped or getattr(self._erasing, "inside", False):
             return
         if not wait:
             self._db.set_busy_timeout(0)
+        deadline = time.monotonic() + (self._patience if wait else 0.0)
         try:
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            with write_transaction(self._db):
-                self._db.execute("DELETE FROM erasure")
-            self._log_uncut = False
+            while not self._is_wiped():
+                if time.monotonic() >= deadline:
+                    return
+            self._unwiped = False
         except apsw.BusyError:
             # A reader still needs the log, or another writer is at work.
             return
         except apsw.Error as error:
-            log.warning("%s: erased bytes may still lie in its log: %s", self.path, error)
+            log.warning("%s: erased bytes may still lie in it: %s", self.path, error)
         finally:
             self._be_patient(self._db)
+
+    def _is_wiped(self) -> bool:
+        """Move the write-ahead log into the file, cut it to nothing, and wipe the file; False where another writer came
+        between."""
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        damaged: list[int] = []
+        # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of this
+        # connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other connections
+        # forget theirs because the flag is removed: they see that somebody has written.
+        self._db.release_memory()
+        with write_transaction(self._db):
+            if self.path != ":memory:" and self._is_unwiped():
+                if log_size(self._db):
+                    return False
+                damaged = wipe(self._db)
+            self._db.execute("DELETE FROM erasure")
+        if damaged:
+            where = ", ".join(map(str, damaged[:10]))
+            log.warning("%s: erased bytes may lie in damaged pages: %s; run `kilburn fsck`", self.path, where)
+        return True
 
 
 def _made_by(event: Event) -> Iterable[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from functools import cache
 from itertools import accumulate
 from typing import cast
@@ -26,7 +26,7 @@ import msgspec
 
 from kilburn.page import Span
 from kilburn.retrieval import STOP
-from kilburn.stores.connection import rows, rows_of_each
+from kilburn.stores.connection import Row, rows, rows_of_each
 from kilburn.stores.passages import JOINT, PATH, TOKENIZER, passages, searchable, shorten
 
 __all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
@@ -118,6 +118,22 @@ class TextIndex:
             "SELECT json_group_array(rowid)"
             f" FROM (SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"
         )
+        self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
+        pages = f"{name}_idx CROSS JOIN {name}_data ON id = (segid << 37) + (pgno >> 1)"
+        self._guides = f"SELECT segid, term, block FROM {pages}"
+        # Of each segment the page on which each word is or would be, if its guide begins this word.
+        self._guides_of = (
+            f"WITH segment(id) AS (SELECT min(segid) FROM {name}_idx UNION ALL"
+            f" SELECT (SELECT min(segid) FROM {name}_idx WHERE segid > id) FROM segment WHERE id IS NOT NULL),"
+            " word(word) AS (SELECT CAST('0' || value AS BLOB) FROM json_each(?)),"
+            " guide(segment, word, guide) AS MATERIALIZED (SELECT id, word,"
+            f" (SELECT term FROM {name}_idx WHERE segid = segment.id AND term <= word ORDER BY term DESC LIMIT 1)"
+            " FROM segment CROSS JOIN word)"
+            " SELECT segid, term, block FROM"
+            " (SELECT DISTINCT segment, guide FROM guide WHERE substr(word, 1, length(guide)) = guide)"
+            f" CROSS JOIN {pages} WHERE segid = segment AND term = guide"
+        )
+        self._reguide = f"UPDATE {name}_idx SET term = ? WHERE segid = ? AND term = ?"
         # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
         self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
         self._stem = db.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
@@ -197,17 +213,52 @@ class TextIndex:
     def remove(self, pages: Iterable[tuple[int, int, str]]) -> None:
         """Take pages' entries out again, given as first entry, last entry and the page's text, lowest entries first."""
         ranges: list[tuple[int, int]] = []
+        words: set[str] = set()
         select = "SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?"
 
         def entries() -> Iterator[tuple[int, str]]:
             for first, last, text in pages:
                 ranges.append((first, last))
                 for number, start, stop in rows(self._db, select, first, last):
+                    words.update(self.stems(text[start:stop]))
                     yield number, searchable(text[start:stop])
 
         # Upwards, or FTS5 would write out its buffer before each entry.
         self._db.executemany(self._delete, entries())
         self._db.executemany("DELETE FROM passage WHERE id BETWEEN ? AND ?", ranges)
+        self._reguide_past(words)
+
+    def _reguide_past(self, words: Collection[str]) -> None:
+        """Take words that may have left the index out of its guides."""
+        # Until then FTS5 has noted what is to be removed, and removed nothing.
+        self._db.execute(self._flush)
+        self._set_guides(rows_of_each(self._db, self._guides_of, [(msgspec.json.encode(list(words)).decode(),)]))
+
+    def reguide(self) -> None:
+        """Take every word that has left the index out of its guides."""
+        self._set_guides(rows_of_each(self._db, self._guides, [()]))
+
+    def _set_guides(self, pages: Iterable[Row]) -> None:
+        """Give pages of the index, each as (segment, guide, page), another guide if theirs has left it.
+
+        FTS5 finds a page of the index by its guide: a beginning of what was the first word of the page when it was
+        written, often all of that word. It leaves the guide when the word leaves. A beginning of the word that is the
+        first one now does as well.
+        """
+        stale: list[tuple[bytes, int, bytes]] = []
+        for segment, guide, page in pages:
+            first = _first_word(page)
+            if first and not first.startswith(guide):
+                # The shortest one that still comes after all words of the pages before.
+                shared = next(at for at in range(len(guide)) if first[at : at + 1] != guide[at : at + 1])
+                stale.append((first[: shared + 1], segment, guide))
+        if stale:
+            # The index does not offer to write this.
+            self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+            try:
+                self._db.executemany(self._reguide, stale)
+            finally:
+                self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
     def terms(self, query: str) -> dict[str, str]:
         """The words of a query worth looking up, as the index would split them, each with the compound that it is a part of,
@@ -354,6 +405,24 @@ def _is_span(start: object, stop: object) -> bool:
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:
     return cast("list[str]", split(data, reason, None, include_offsets=False, include_colocated=False))
+
+
+def _first_word(leaf: bytes) -> bytes:
+    """The first word of a page of the index, as it is stored; empty where there is none."""
+    footer, _ = _varint(leaf, int.from_bytes(leaf[2:4]))
+    length, start = _varint(leaf, footer)
+    return leaf[start : start + length]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    value = 0
+    while at < len(data):
+        value = value << 7 | data[at] & 0x7F
+        at += 1
+        if data[at - 1] < 0x80:
+            break
+    return value, at
 
 
 def _oddness(word: str) -> tuple[bool, int]:

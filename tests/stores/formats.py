@@ -1,0 +1,12 @@
+"""Takes back what the newest format added, so that a file is one of an older format."""
+
+from __future__ import annotations
+
+import apsw
+
+
+def take_back_format_5(db: apsw.Connection) -> None:
+    db.execute(
+        "DROP TRIGGER erasure_done; DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX event_note; DROP INDEX page_call"
+    )
+    db.execute("ALTER TABLE page DROP COLUMN call; PRAGMA user_version = 4")
