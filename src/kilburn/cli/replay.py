@@ -19,7 +19,7 @@ from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.evals.picture import check_picture
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import emit, line, say, tell
-from kilburn.wire.recording import RecordedRun, read_runs
+from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 
 __all__ = ["replay"]
 
@@ -45,7 +45,7 @@ COLUMNS = {
 def replay(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="Chat JSONL, trajectories, or a folder of them; .gz too.", show_default=False),
+        typer.Argument(metavar="FILE|DIR", help=FORMS.capitalize() + "; or a folder of them.", show_default=False),
     ],
     window: Annotated[int, typer.Option(help="Tokens of the window.")] = 4000,
     policy: Annotated[
@@ -122,7 +122,7 @@ def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
         raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
     runs = list(islice(read_runs(source), limit))
     if not runs:
-        raise WireError(f"{source} holds no run", advice="one message a line, or one run a line")
+        raise WireError(f"{source} holds no run", advice=f"give {FORMS}")
     return runs
 
 
