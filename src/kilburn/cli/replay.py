@@ -131,11 +131,12 @@ def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measu
     if taken:
         raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
     measured = []
-    with progress("replaying", len(runs)) as done:
-        for number, run in enumerate(runs, start=1):
+    with progress("replaying", sum(len(run.messages) for run in runs), unit="messages") as done:
+        before = 0
+        for run in runs:
             process = store.process(run.name)
             try:
-                found = stream(process, run, form)
+                found = stream(process, run, form, lambda many, before=before: done(before + many))  # type: ignore[misc]
             except KilburnError as error:
                 error.add_note(f"in message {process.window.turn + 1} of run {run.name!r}")
                 raise
@@ -143,7 +144,7 @@ def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measu
             again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
             found.lost = lost_bytes(again.process(run.name), run)
             measured.append(found)
-            done(number)
+            before += found.messages
     return measured
 
 
@@ -153,7 +154,7 @@ def _report(measured: list[Measured], total: Total, title: str) -> None:
     if len(measured) > 1:
         rows.append(_row(total))
     tell(line(title))
-    table(heads, rows)
+    table(heads, rows, less=("re-prefilled", "shipped", "faults", "folds", "evictions", "messages", "seconds"))
     if len(measured) > SHOWN:
         tell(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"

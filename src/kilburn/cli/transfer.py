@@ -139,7 +139,8 @@ def bring(
 
         kilburn import run.jsonl --session light
     """
-    saved = gather(read_lines(source, size), stem_of(source), name)
+    with progress(f"reading {source.name}"):
+        saved = gather(read_lines(source, size), stem_of(source), name)
     if not saved:
         raise WireError(f"{source} is empty", advice=f"give {FORMS}")
     _rehearse(saved, tokenizer)

@@ -1,6 +1,7 @@
 """Recorded agent runs: a head (system, task) and steps of thought, action and output.
 
-Read from files, one run at a time; or made up from a seed, so that a measurement runs on a machine without any file. Runs can be braided into longer sessions.
+Read from files, one run at a time; or made up from a seed, so that a measurement runs on a machine without any file. Runs
+can be braided into longer sessions.
 """
 
 from __future__ import annotations
