@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -135,3 +136,58 @@ def test_closed_streams_are_said_or_borne_and_nothing_crashes(tmp_path: Path, cl
     assert "Traceback" not in done.stderr
     assert done.returncode == (1 if closed.startswith(">") else 0)
     assert ("standard output is closed" in done.stderr) == (closed == ">&-")
+
+
+@pytest.mark.parametrize("verb", ["", "eval", *verbs()])
+def test_wrong_usage_is_one_object_for_a_program(verb: str) -> None:
+    for fault in ("--no-such-option", "--db"):  # the second one lacks its value, where there is such an option
+        for said in (kilburn("--json", *verb.split(), fault), kilburn(*verb.split(), "--json", fault)):
+            assert (said.status, said.out) == (2, ""), said.err
+            assert said.err.count("\n") == 1
+            error = json.loads(said.err)["error"]
+            assert list(error) == ["type", "boundary", "message", "advice", "status"]
+            assert (error["boundary"], error["status"]) == ("command line", 2)
+            assert error["message"]
+            assert "--help" in error["advice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "type_", "boundary"),
+    [
+        (("show", "nobody"), 2, "SpecError", "resolve"),
+        (("recall", "light", "p99"), 2, "UnknownAddress", "kernel"),
+        (("recall", "light", "seventeen"), 2, "UnknownAddress", "kernel"),
+        (("forget", "light", "p1"), 2, "SpecError", "resolve"),
+        (("learn", "light", "--policy", "nothing"), 2, "SpecError", "resolve"),
+        (("memories", "show", "p7"), 2, "SpecError", "resolve"),
+        (("documents", "show", "x"), 2, "SpecError", "resolve"),
+        (("documents", "add", "nowhere.txt"), 2, "SpecError", "resolve"),
+        (("import", "nowhere.jsonl"), 2, "InvalidMessage", "wire"),
+        (("search", " "), 2, "SpecError", "resolve"),
+        (("ask", "x", "--question", "y", "--model", "nobody"), 2, "SpecError", "resolve"),
+    ],
+)
+def test_an_error_is_one_object_for_a_program(db: Path, words: tuple[str, ...], status: int, type_: str, boundary: str) -> None:
+    plain, said = kilburn(*words, "--db", db), kilburn(*words, "--db", db, "--json")
+    assert (said.status, said.out) == (plain.status, "") == (status, "")
+    error = json.loads(said.err.splitlines()[-1])["error"]
+    assert (error["type"], error["boundary"], error["status"]) == (type_, boundary, status)
+    assert " ".join(error["message"].split()) in plain.err
+    assert error["advice"] in plain.err
+
+
+def test_what_happens_later_is_one_object_too(db: Path, tmp_path: Path) -> None:
+    """No store, a file and a folder that are none, and a name that no terminal shows."""
+    (tmp_path / "other.db").write_text("this is no database, though it is long enough to hold a header " * 40)
+    for words in (("ps", "--db", tmp_path / "none.db"), ("ps", "--db", tmp_path / "other.db"), ("ps", "--db", tmp_path)):
+        said = kilburn(*words, "--json")
+        assert said.out == ""
+        assert json.loads(said.err)["error"]["status"] == said.status > 0
+    said = kilburn("show", "a\x1b[31m\udcff\u202e", "--db", db, "--json")
+    assert said.err.isascii()
+    assert json.loads(said.err)["error"]["message"].startswith("no session ")
+
+
+def test_a_value_that_looks_like_the_option_asks_for_nothing(db: Path) -> None:
+    said = kilburn("search", "--db", db, "--session", "light", "--", "--json")
+    assert (said.status, said.out) == (0, "nothing found\n")

@@ -210,7 +210,7 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
         task = shown.add_task(line(what), total=total)
 
         def update(done: int, total: int | None = None, words: str = "") -> None:
-            shown.update(task, completed=done, **({"total": total} if total else {}))
+            shown.update(task, completed=done, total=total or None, description=line(f"{what} {words}" if words else what))
 
         yield update
 

@@ -170,7 +170,7 @@ def described(error: BaseException) -> dict[str, str]:
     elif isinstance(error, Unusable):
         boundary = "command line"
         context = getattr(error, "ctx", None)
-        advice = f"see {context.command_path} --help" if context is not None else ""
+        advice = f"see {f'{context.command_path} ' if context is not None else ''}--help"
     elif isinstance(error, OSError):
         boundary = "system"
     return {"type": type(error).__name__, "boundary": boundary, "message": message, "advice": advice}
