@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli.terminal import TALK, kilburn, write_jsonl
 from kilburn.cli.archive import gather
-from kilburn.errors import InvalidMessage
+from kilburn.errors import InvalidMessage, KilburnError
 from kilburn.evals.trajectories import read
 from kilburn.wire.recording import read_lines, read_runs
 from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of, trajectory_of
@@ -30,6 +34,36 @@ RUN = Trajectory(
 DEMO = {"role": "user", "content": "Here is a demonstration", "is_demo": True}
 HISTORY = [HEAD[0] | {"agent": "main"}, DEMO, {"role": "assistant", "content": "x", "is_demo": True}, HEAD[1]]
 TRAJ = {"environment": "e", "trajectory": STEPS, "history": [*HISTORY, {"role": "assistant", "content": "Look."}], "info": {}}
+
+
+KEYS = st.sampled_from(
+    [
+        "role",
+        "content",
+        "messages",
+        "steps",
+        "trajectory",
+        "history",
+        "head",
+        "id",
+        "thought",
+        "action",
+        "observation",
+        "is_demo",
+        "kilburn",
+        "session",
+        "version",
+        "created",
+        "message",
+        "state",
+        "parts",
+        "time",
+        "tool_calls",
+        "tool_call_id",
+        "type",
+        "text",
+    ]
+)
 
 
 def saved(path: Path, value: Any, indent: int | None = None) -> Path:
@@ -151,3 +185,20 @@ def test_a_result_without_its_call_is_no_step() -> None:
         trajectory_of("r", [HEAD[0], {"role": "tool", "tool_call_id": "c9", "content": "x"}])
     with pytest.raises(InvalidMessage, match="r: message 1: "):
         trajectory_of("r", [{"role": "wizard", "content": "x"}])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(KEYS, JSON, min_size=1, max_size=4), min_size=1, max_size=3), st.sampled_from([None, 1]))
+def test_whatever_stands_in_a_file_is_a_run_or_a_typed_error(values: list[dict[str, Any]], indent: int | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "any.jsonl"
+        file.write_text("\n".join(json.dumps(value, indent=indent) for value in values), encoding="utf-8")
+        for reader in (read_runs, read, lambda path: gather(read_lines(path), "any")):
+            with suppress(KilburnError):
+                assert all(run is not None for run in reader(file))

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -233,7 +233,8 @@ class _Lines:
         def speak() -> None:
             wait = first
             while not over.wait(wait):
-                say(self.words(time.monotonic() - self._began))
+                with suppress(OSError, ValueError):  # nobody reads it any more; the work goes on
+                    say(self.words(time.monotonic() - self._began))
                 wait = min(2 * wait, LAST)
 
         voice = threading.Thread(target=speak, name="kilburn-progress", daemon=True)

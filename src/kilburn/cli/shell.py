@@ -9,6 +9,7 @@ one JSON object. The verbs register themselves with `app`.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -34,6 +35,19 @@ USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 
 Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
 """Errors of the command line's parser; their messages quote the arguments."""
+
+NEXT = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "give a file",
+    errno.EACCES: "check who may read and write there",
+    errno.EPERM: "check who may read and write there",
+    errno.EROFS: "give a place that can be written to",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+}
+"""What to do about an error of the operating system."""
 
 app = typer.Typer(
     name="kilburn",
@@ -164,9 +178,9 @@ def _fail(given: list[str], error: BaseException, words: str, status: int) -> in
 
 def described(error: BaseException) -> dict[str, str]:
     """An error for a program: its type, the boundary where it happened, what it was and what to do, "" where not known."""
-    message, advice, boundary = _message_of(error), "", ""
+    message, advice, boundary = _message_of(error), _advice_of(error), ""
     if isinstance(error, KilburnError):
-        advice, boundary = error.advice, error.boundary
+        boundary = error.boundary
     elif isinstance(error, Unusable):
         boundary = "command line"
         context = getattr(error, "ctx", None)
@@ -197,9 +211,12 @@ def _wants_debug(given: list[str]) -> bool:
     return "--debug" in given[:verb] or bool(os.environ.get("KILBURN_DEBUG"))
 
 
+def _advice_of(error: BaseException) -> str:
+    return error.advice if isinstance(error, KilburnError) else NEXT.get(getattr(error, "errno", None) or 0, "")
+
+
 def _words_of(error: BaseException) -> str:
-    message = _message_of(error)
-    return f"{message}: {error.advice}" if isinstance(error, KilburnError) and error.advice else message
+    return ": ".join(filter(None, (_message_of(error), _advice_of(error))))
 
 
 def _hush() -> None:
