@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import typer.main
 from typer.core import TyperGroup
 
 import kilburn as package
 from cli.terminal import kilburn, program
 from kilburn.cli import app
+from kilburn.cli.shell import Json
 from startup import cost_of_import
 
 
@@ -191,3 +193,23 @@ def test_what_happens_later_is_one_object_too(db: Path, tmp_path: Path) -> None:
 def test_a_value_that_looks_like_the_option_asks_for_nothing(db: Path) -> None:
     said = kilburn("search", "--db", db, "--session", "light", "--", "--json")
     assert (said.status, said.out) == (0, "nothing found\n")
+
+
+@pytest.mark.parametrize(("fault", "status"), [(RuntimeError("no\nway"), 1), (KeyboardInterrupt(), 130), (typer.Abort(), 1)])
+def test_a_fault_of_the_program_and_an_interruption_are_objects_too(fault: BaseException, status: int) -> None:
+    commands = typer.Typer()
+
+    @commands.command()
+    def verb(json: Json = False) -> None:
+        raise fault
+
+    said = kilburn("--json", commands=commands, name="verb")
+    assert (said.status, said.out) == (status, "")
+    error = json.loads(said.err.splitlines()[-1])["error"]
+    assert (error["type"], error["status"]) == (type(fault).__name__, status)
+    assert error["message"]
+    ours = type(fault) is RuntimeError
+    assert ("Traceback" in said.err) == ours
+    if ours:
+        with pytest.raises(RuntimeError, match="no"):
+            kilburn(commands=commands, name="verb")

@@ -36,34 +36,11 @@ HISTORY = [HEAD[0] | {"agent": "main"}, DEMO, {"role": "assistant", "content": "
 TRAJ = {"environment": "e", "trajectory": STEPS, "history": [*HISTORY, {"role": "assistant", "content": "Look."}], "info": {}}
 
 
-KEYS = st.sampled_from(
-    [
-        "role",
-        "content",
-        "messages",
-        "steps",
-        "trajectory",
-        "history",
-        "head",
-        "id",
-        "thought",
-        "action",
-        "observation",
-        "is_demo",
-        "kilburn",
-        "session",
-        "version",
-        "created",
-        "message",
-        "state",
-        "parts",
-        "time",
-        "tool_calls",
-        "tool_call_id",
-        "type",
-        "text",
-    ]
-)
+WORDS = """
+    role content messages steps trajectory history head id thought action observation is_demo kilburn session version created
+    message state parts time tool_calls tool_call_id type text
+"""
+KEYS = st.sampled_from(WORDS.split())
 
 
 def saved(path: Path, value: Any, indent: int | None = None) -> Path:

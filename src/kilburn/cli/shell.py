@@ -36,6 +36,9 @@ USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
 """Errors of the command line's parser; their messages quote the arguments."""
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+
 NEXT = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
@@ -138,6 +141,8 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
 def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     try:
         status = typer.main.get_command(commands).main(args=given, prog_name=name, standalone_mode=False)
+        if status == INTERRUPTED:  # the parser has caught it
+            return _fail(given, KeyboardInterrupt(), "", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except Unusable as error:
         words = io.StringIO()
@@ -148,7 +153,7 @@ def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:
-        return _fail(given, error, "", 130)
+        return _fail(given, error, "", INTERRUPTED)
     except (KilburnError, OSError, UnicodeError) as error:
         if isinstance(error, BrokenPipeError):
             _hush()
