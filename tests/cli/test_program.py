@@ -140,17 +140,28 @@ def test_closed_streams_are_said_or_borne_and_nothing_crashes(tmp_path: Path, cl
     assert ("standard output is closed" in done.stderr) == (closed == ">&-")
 
 
-@pytest.mark.parametrize("verb", ["", "eval", *verbs()])
-def test_wrong_usage_is_one_object_for_a_program(verb: str) -> None:
-    for fault in ("--no-such-option", "--db"):  # the second one lacks its value, where there is such an option
-        for said in (kilburn("--json", *verb.split(), fault), kilburn(*verb.split(), "--json", fault)):
-            assert (said.status, said.out) == (2, ""), said.err
-            assert said.err.count("\n") == 1
-            error = json.loads(said.err)["error"]
-            assert list(error) == ["type", "boundary", "message", "advice", "status"]
-            assert (error["boundary"], error["status"]) == ("command line", 2)
-            assert error["message"]
-            assert "--help" in error["advice"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((*verb.split(), "--json", "--no-such-option") for verb in verbs()),
+        ("--json", "ps"),
+        ("ps", "--json", "--db"),
+        ("recall", "light", "--json"),
+        ("replay", "--json", "x.jsonl", "--window", "many"),
+        ("eval", "nothing", "--json"),
+        ("--json",),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_object_for_a_program(words: tuple[str, ...]) -> None:
+    said = kilburn(*words)
+    assert (said.status, said.out) == (2, ""), said.err
+    assert said.err.count("\n") == 1
+    error = json.loads(said.err)["error"]
+    assert list(error) == ["type", "boundary", "message", "advice", "status"]
+    assert (error["boundary"], error["status"]) == ("command line", 2)
+    assert error["message"]
+    assert "--help" in error["advice"]
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,23 @@ def test_a_frame_fits_its_screen_and_cuts_no_number(width: int, name: str) -> No
     whole = {word for line in drawn(frame(rows, "default", 10_000), 10_000) for word in line.split()}
     lines = drawn(frame(rows, "default", width), width)
     assert max(map(cell_len, lines)) <= width
-    told = [line for line in lines[1:] if "wider window" not in line]
+    told = [line for line in lines[1:] if "larger window" not in line]
     figures = {word for line in told for word in line.split() if any(character.isdigit() for character in word)}
     assert figures <= whole | {"7.7M", "1.0M"}
     assert len([line for line in lines if line.startswith("session")]) == 2
+
+
+@pytest.mark.parametrize("height", [8, 24, 30, 60])
+@pytest.mark.parametrize("jobs", [None, JOBS])
+def test_a_frame_of_many_sessions_fits_its_height(height: int, jobs: object) -> None:
+    rows = [session(f"s{number}", 5, jobs=jobs) for number in range(40)]
+    lines = drawn(frame(rows, "default", 100, height), 100)
+    assert len(lines) <= height
+    assert any(line.startswith("queues") for line in lines) == (jobs is not None)
+    shown = sum(line.startswith("s") for line in lines[2 : height // 2 if jobs else None])
+    assert shown >= height // 2 - 4 > 0 or height == 8
+    assert (height == 60 and not jobs) or any(" rows and " in line for line in lines)
+    assert len(drawn(traffic([Row(tenant="t", session=f"s{number}") for number in range(40)], 100, height), 100)) <= height
 
 
 def test_at_a_hundred_columns_the_figures_that_matter_are_there() -> None:

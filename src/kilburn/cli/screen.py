@@ -71,7 +71,13 @@ GAP = 2
 
 
 def grid(
-    heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", width: int | None = None, less: Sequence[str] = ()
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str = "",
+    width: int | None = None,
+    height: int | None = None,
+    less: Sequence[str] = (),
 ) -> Any:
     """A table as a thing that rich can show: whole numbers with their thousands apart, shares as percentages, a dash for
     None; columns that hold nothing else stand to the right.
@@ -80,6 +86,7 @@ def grid(
     their middle. Numbers are never cut, and no line is wrapped.
 
     Args:
+        height: lines that it may take, its title and what it says of the rest included; at least one row is shown.
         less: heads of columns in the order in which they are left out; then the others, the last first.
     """
     from rich.console import Group
@@ -87,6 +94,9 @@ def grid(
     from rich.text import Text
 
     given = list(rows)
+    held = len(given)
+    if height is not None and held > (room := height - 1 - bool(title)):
+        del given[max(1, room - 1) :]
     body = [[plain(cell(value)).replace("\n", " ") for value in row] for row in given]
     words = [any(isinstance(row[at], str) and not NUMBER.fullmatch(row[at]) for row in given) for at in range(len(heads))]
     wide = [max(map(measured, (head, *(row[at] for row in body)))) for at, head in enumerate(heads)]
@@ -108,9 +118,9 @@ def grid(
         made.add_column(heads[at], justify="left" if words[at] else "right", no_wrap=True, min_width=wide[at])
     for row in body:
         made.add_row(*(Text(shortened(row[at], wide[at], middle=at == 0)) for at in kept))
-    left = len(heads) - len(kept)
+    left = [many(number, what) for number, what in ((held - len(given), "row"), (len(heads) - len(kept), "column")) if number]
     parts = [Text(line(title), no_wrap=True, overflow="ellipsis")] if title else []
-    note = f"{many(left, 'column')} more in a wider window, and with --json"
+    note = f"{' and '.join(left)} more in a larger window, and with --json"
     return Group(*parts, made, *([Text(note, style="dim", no_wrap=True, overflow="ellipsis")] if left else []))
 
 

@@ -83,10 +83,10 @@ def top(
         _watch(lambda: sessions_of(url), traffic, once, every, json)
         return
     with reading(db, tenant) as store:
-        _watch(Watch(store).rows, lambda rows, width: frame(rows, tenant or "default", width), once, every, json)
+        _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), once, every, json)
 
 
-def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any, int], Any], once: bool, every: float, json: bool) -> None:
+def _watch(rows: Callable[[], list[Any]], shown: Callable[..., Any], once: bool, every: float, json: bool) -> None:
     if json:
         emit({"time": time.time(), "sessions": rows()})
         return
@@ -97,10 +97,10 @@ def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any, int], Any], once
         screen.width = width_of(screen) or 160
         screen.print(shown(rows(), screen.width), soft_wrap=True)
         return
-    with Live(shown(rows(), screen.width), console=screen, screen=True, auto_refresh=False) as live:
+    with Live(shown(rows(), screen.width, screen.height), console=screen, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
-            live.update(shown(rows(), screen.width), refresh=True)
+            live.update(shown(rows(), screen.width, screen.height), refresh=True)
 
 
 def sessions_of(url: str) -> list[Row]:
@@ -133,14 +133,14 @@ def sessions_of(url: str) -> list[Row]:
         line.close()
 
 
-def traffic(rows: list[Row], width: int) -> Any:
+def traffic(rows: list[Row], width: int, height: int | None = None) -> Any:
     """One screenful of a gateway; a hit rate under its alarm has a mark."""
     requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
     title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
     cells = [_traffic(row) for row in rows] or [_traffic(Row(tenant="", session=""))]
     heads = [head for head in cells[0] if head != "tenant" or len({row.tenant for row in rows}) > 1]
     body = ([cell[head] for head in heads] for cell in cells[: len(rows)])
-    return grid(heads, body, title=title, width=width, less=LESS_TRAFFIC)
+    return grid(heads, body, title=title, width=width, height=height, less=LESS_TRAFFIC)
 
 
 def _traffic(row: Row) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def short(number: int) -> str:
     return str(number)
 
 
-def frame(rows: list[dict[str, Any]], tenant: str, width: int) -> Any:
-    """One screenful."""
+def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | None = None) -> Any:
+    """One screenful: the levels, and in at most half of it the queues."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
     title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}"
     for number, (place, held) in enumerate((place, held) for place, held in places.items() if held):
@@ -179,13 +179,15 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int) -> Any:
         title += more if len(title + more) <= width else ""
     figures = "in window", "of", "seen", "in", "stub", "folded", "out", "hit rate", "faults", "refaults", "evictions", "folds"
     heads = ("session", "window", "", *figures, "last use")
-    levels = grid(heads, (_row(row, width) for row in rows), title=title, width=width, less=LESS)
     served = [queue_cells(row) for row in rows if row["jobs"]]
+    below = 0 if height is None or not served else min(height // 2, len(served) + 3)
+    room = None if height is None else height - below
+    levels = grid(heads, (_row(row, width) for row in rows), title=title, width=width, height=room, less=LESS)
     if not served:
         return levels
     from rich.console import Group
 
-    return Group(levels, grid(QUEUES, served, title="queues", width=width, less=LESS_QUEUES))
+    return Group(levels, grid(QUEUES, served, title="queues", width=width, height=below or None, less=LESS_QUEUES))
 
 
 def _row(row: dict[str, Any], width: int) -> list[Any]:
