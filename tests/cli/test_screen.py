@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import re
+import subprocess
+import sys
 import threading
 from contextlib import redirect_stderr
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +18,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from cli.terminal import TALK, write_jsonl
 from kilburn.cli.screen import grid, progress, shortened
 from kilburn.cli.top import frame, traffic
 from kilburn.gateway.exchange import Row
@@ -153,3 +160,18 @@ def test_quiet_is_quiet() -> None:
     with redirect_stderr(err), progress("work", first=0.0):
         assert not err.came.wait(0.05)
     assert err.getvalue() == ""
+
+
+def test_a_command_in_a_pipe_says_how_long_it_waits_and_its_output_stays_clean(tmp_path: Path) -> None:
+    source = tmp_path / "talk.jsonl"
+    os.mkfifo(source)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KILBURN_")}
+    words = [sys.executable, "-m", "kilburn", "import", str(source), "--json", "--db", str(tmp_path / "agent.db")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=kept, cwd=tmp_path) as running:
+        assert running.stderr is not None
+        first = running.stderr.readline()  # nobody has written to the pipe yet
+        write_jsonl(source, TALK)
+        out, err = running.communicate(timeout=300)
+    assert running.returncode == 0, err
+    assert re.fullmatch(rb"reading talk.jsonl: [0-9]+ s\n", first)
+    assert json.loads(out)["sessions"][0]["session"] == "talk"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.terminal import TALK, kilburn, write_jsonl
+from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.cli.archive import gather
 from kilburn.errors import InvalidMessage, KilburnError
 from kilburn.evals.trajectories import read
@@ -89,6 +89,13 @@ def test_every_command_takes_every_form(tmp_path: Path) -> None:
     whole = kilburn("eval", "paging", "--data", tmp_path, "--policy", "fifo", "--window", 500, "--json")
     assert whole.json["runs"] == sum(map(len, forms.values()))
     assert "--session" in kilburn("import", tmp_path / "runs.jsonl", "--session", "one", "--db", tmp_path / "one.db").err
+
+
+def test_a_pipe_is_read_too(tmp_path: Path) -> None:
+    text = "".join(json.dumps(message) + "\n" for message in TALK).encode()
+    for given in (text, gzip.compress(text)):
+        said = program("replay", "/dev/stdin", "--policy", "fifo", "--json", folder=tmp_path, given=given)
+        assert said.json["total"]["messages"] == len(TALK)
 
 
 def test_messages_are_told_as_steps() -> None:

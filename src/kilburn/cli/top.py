@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import age, bar, count, grid, many, width_of
+from kilburn.cli.screen import age, bar, count, grid, many, progress, width_of
 from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
@@ -87,17 +87,19 @@ def top(
 
 
 def _watch(rows: Callable[[], list[Any]], shown: Callable[..., Any], once: bool, every: float, json: bool) -> None:
+    with progress("reading the ledgers"):
+        first = rows()
     if json:
-        emit({"time": time.time(), "sessions": rows()})
+        emit({"time": time.time(), "sessions": first})
         return
     from rich.live import Live
 
     screen = console()
     if once or not sys.stdout.isatty():
         screen.width = width_of(screen) or 160
-        screen.print(shown(rows(), screen.width), soft_wrap=True)
+        screen.print(shown(first, screen.width), soft_wrap=True)
         return
-    with Live(shown(rows(), screen.width, screen.height), console=screen, screen=True, auto_refresh=False) as live:
+    with Live(shown(first, screen.width, screen.height), console=screen, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
             live.update(shown(rows(), screen.width, screen.height), refresh=True)

@@ -143,7 +143,8 @@ def bring(
         saved = gather(read_lines(source, size), stem_of(source), name)
     if not saved:
         raise WireError(f"{source} is empty", advice=f"give {FORMS}")
-    _rehearse(saved, tokenizer)
+    with progress("checking what was read"):
+        _rehearse(saved, tokenizer)
     clock = Clock(time.time())
     with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}

@@ -185,9 +185,7 @@ def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST)
 def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP
-            raw.seek(0)
-            if packed:
+            if raw.peek(2)[:2] == GZIP:  # a pipe cannot go back
                 with gzip.open(raw) as unpacked:
                     yield from bounded_lines(unpacked, path.name, most)
             else:
