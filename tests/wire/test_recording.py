@@ -93,8 +93,8 @@ def test_every_command_takes_every_form(tmp_path: Path) -> None:
 
 def test_a_pipe_is_read_too(tmp_path: Path) -> None:
     text = "".join(json.dumps(message) + "\n" for message in TALK).encode()
-    for given in (text, gzip.compress(text)):
-        said = program("replay", "/dev/stdin", "--policy", "fifo", "--json", folder=tmp_path, given=given)
+    for sent in (text, gzip.compress(text)):
+        said = program("replay", "/dev/stdin", "--policy", "fifo", "--json", folder=tmp_path, given=sent)
         assert said.json["total"]["messages"] == len(TALK)
 
 
