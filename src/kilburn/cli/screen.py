@@ -201,7 +201,7 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
     Where $KILBURN_QUIET is set, nothing is shown.
 
     Args:
-        unit: "bytes" for a download.
+        unit: what is counted, for the lines; "bytes" for a download.
         first: seconds before the first line, so that short work says nothing; a bar stands at once.
     """
     if os.environ.get("KILBURN_QUIET"):
