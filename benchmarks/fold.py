@@ -59,12 +59,14 @@ def measure(steps: list[Step], head: str, policy: str, marks: list[int]) -> list
 
 def main() -> None:
     options = parser(__doc__ or "")
-    options.add_argument("--path", help="a file of recorded runs")
+    options.add_argument(
+        "--data", help="recorded runs, in any form that `kilburn replay` reads; made-up ones where none are given"
+    )
     options.add_argument("--turns", type=int, action="append", help="after how many turns to look; 12 to 200 where none is given")
     options.add_argument("--policy", default="agentfold")
     asked = options.parse_args()
     marks = sorted(asked.turns or [12, 25, 50, 100, 200])
-    steps, runs = steps_of(asked.path, marks[-1])
+    steps, runs = steps_of(asked.data, marks[-1])
     named = ", ".join(run.id for run in islice(runs, 5))
     head = runs[0].head[-1].content if runs[0].head else "Go on."
     note = f"{len(runs)} runs, the longest first: {named}{', ...' if len(runs) > 5 else ''}. Tokens are of four characters."

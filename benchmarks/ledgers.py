@@ -94,7 +94,9 @@ def measured(runs: list[Trajectory], policies: list[str]) -> Iterator[dict[str, 
 def main() -> None:
     """Run it."""
     options = parser(__doc__ or "")
-    options.add_argument("--data", type=Path, help="recorded runs; made-up ones otherwise")
+    options.add_argument(
+        "--data", type=Path, help="recorded runs, in any form that `kilburn replay` reads; made-up ones where none are given"
+    )
     options.add_argument("--runs", type=int, default=4)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--policy", action="append", help="all unless given")

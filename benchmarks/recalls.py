@@ -85,7 +85,9 @@ def measure(sample: Sample, policy: str, window: int, loads: str) -> Row:
 
 def main() -> None:
     options = parser(__doc__ or "")
-    options.add_argument("--data", help="recorded runs as JSON lines; made-up ones where none are given")
+    options.add_argument(
+        "--data", help="recorded runs, in any form that `kilburn replay` reads; made-up ones where none are given"
+    )
     options.add_argument("--runs", type=int, default=60, help="runs that have such names")
     options.add_argument("--window", type=int, action="append", help="tokens; 2000 and 4000 where none is")
     options.add_argument("--policy", action="append", help="hybrid and lru where none is")

@@ -69,7 +69,9 @@ def followed(engine: Engine, runs: list[Trajectory], window: int, policy: object
 
 def main() -> None:
     options = parser(__doc__ or "")
-    options.add_argument("--path", help="a file of recorded runs")
+    options.add_argument(
+        "--data", help="recorded runs, in any form that `kilburn replay` reads; made-up ones where none are given"
+    )
     options.add_argument("--runs", type=int, default=20, help="how many of them")
     options.add_argument("--window", type=int, default=2000)
     options.add_argument("--model", default="tiny", help="tiny, smollm2, or a GGUF file")
@@ -77,7 +79,7 @@ def main() -> None:
         "--policy", action="append", help="policies of the window; fifo, summarize, hybrid and cost where none is given"
     )
     asked = options.parse_args()
-    runs = list(read(asked.path) if asked.path else synthetic(asked.runs, 0))[: asked.runs]
+    runs = list(read(asked.data) if asked.data else synthetic(asked.runs, 0))[: asked.runs]
     engine = Engine(speaker(asked.model), 8 * asked.window, share=False)
     policies: list[object] = asked.policy or ["fifo", "summarize", "hybrid", Cost(prices=measure_prices(engine))]
     rows = []

@@ -20,6 +20,7 @@ from kilburn.evals.picture import check_picture
 from kilburn.evals.trajectories import read
 from kilburn.models.weights import find
 from kilburn.terminal import say, show
+from kilburn.wire.recording import FORMS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -49,7 +50,7 @@ def _share(given: str) -> float:
 @app.command()
 def press(
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; Python's docstrings where left out.")
+        Path | None, typer.Option(metavar="FILE", help=f"Recorded runs: {FORMS}; Python's docstrings where left out.")
     ] = None,
     cases: Annotated[int, typer.Option(metavar="N", min=1, help="Contexts, with one question each.")] = 48,
     seed: Annotated[int, typer.Option(help="For what contexts are made of.")] = 0,

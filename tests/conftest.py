@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 
 # Two threads that wait for each other on a busy machine are many times slower than one. Children inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a busy machine a command is long enough to tell of its progress, between the lines that a test compares.
+os.environ["KILBURN_QUIET"] = "1"
 
 LANGUAGE_MODELS = {"local", "smollm", "speaker", "weights"}
 """The fixtures that bring a language model."""

@@ -123,6 +123,7 @@ def environment(home: Path) -> dict[str, str]:
         "NO_COLOR": "1",
         "TERM": "dumb",
         "PYTHONUTF8": "1",
+        "KILBURN_QUIET": "1",
         "PYTHONWARNINGS": "error",
         "HTTP_PROXY": nowhere,
         "HTTPS_PROXY": nowhere,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.terminal import kilburn
+from kilburn.evals.report import EvalReport
 
 WORDS = ("eval", "paging", "--sample", 2, "--window", 500, "--policy", "lru", "--policy", "fifo")
 
@@ -75,3 +79,65 @@ def test_wrong_input_exits_2(tmp_path: Path) -> None:
         said = kilburn("eval", "paging", "--sample", 1, *words)
         assert (said.status, said.out) == (2, ""), words
         assert "Traceback" not in said.err
+
+
+def test_rows_are_written_as_csv_with_the_fields_of_the_json(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    said = kilburn(*WORDS, "--json", "--csv", file)
+    assert said.status == 0, said.err
+    assert file.read_bytes().startswith(b"policy,window,")
+    assert file.read_bytes().count(b"\r\n") == 4
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    for row, told in zip(rows, said.json["rows"], strict=True):
+        plain = {name: value for name, value in told.items() if not isinstance(value, dict)}
+        dicts = {name: value for name, value in told.items() if isinstance(value, dict)}
+        nested = {f"{name}.{key}": one for name, value in dicts.items() for key, one in value.items()}
+        assert row == {name: "" if value is None else str(value) for name, value in (plain | nested).items()} | dict.fromkeys(
+            row.keys() - plain.keys() - nested.keys(), ""
+        )
+    again = kilburn(*WORDS, "--csv", file)
+    assert (again.status, again.out) == (2, "")
+    assert "--force" in again.err
+    assert kilburn(*WORDS, "--csv", file, "--force").status == 0
+
+
+class _Tried(msgspec.Struct, frozen=True):
+    name: str
+    right: bool
+    parts: tuple[int, ...]
+    costs: dict[int, float | None]
+
+
+class _Report(EvalReport, frozen=True, kw_only=True):
+    rows: list[_Tried]
+
+
+def test_csv_quotes_what_has_to_be_quoted_and_takes_rows_of_other_fields() -> None:
+    report = _Report(rows=[_Tried('a "b", c\nd', True, (1, 2), {1: 0.5}), _Tried("é", False, (), {2: None})])
+    heads, *rows = csv.reader(io.StringIO(report.to_csv(), newline=""))
+    assert heads == ["name", "right", "parts", "costs.1", "costs.2"]
+    assert rows == [['a "b", c\nd', "true", "[1,2]", "0.5", ""], ["é", "false", "[]", "", ""]]
+    assert list(csv.reader(io.StringIO(_Report(rows=[]).to_csv()))) == [[]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "drift", "--policy", "fifo", "--arm", "plain", "--replicates", 1, "--passes", 1),
+        ("eval", "kv", "--traces", 2, "--capacity", 1_000_000),
+        ("eval", "table", "--sessions", 1, "--interactions", 3, "--policy", "lru"),
+        ("eval", "tasks", "--tasks", 1, "--window", 1000, "--policy", "fifo"),
+        ("eval", "answers", "--sessions", 1, "--questions", 1, "--tokens", 2000, "--window", 1000, "--policy", "fifo"),
+        ("eval", "change", "--streams", 1, "--mode", "claims"),
+        ("eval", "poisoning", "--repeats", 1, "--attack", "query"),
+    ],
+)
+def test_every_measurement_writes_its_rows(tmp_path: Path, words: tuple[object, ...]) -> None:
+    said = kilburn(*words, "--json", "--csv", tmp_path / "rows.csv")
+    assert said.status == 0, said.err
+    listed = next(said.json[name] for name in ("rows", "shares", "rates") if name in said.json)
+    with (tmp_path / "rows.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == len(listed) > 0
+    assert {name.partition(".")[0] for name in rows[0]} <= set(listed[0])

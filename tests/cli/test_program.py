@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import typer.main
 from typer.core import TyperGroup
 
 import kilburn as package
 from cli.terminal import kilburn, program
 from kilburn.cli import app
+from kilburn.cli.shell import Json
 from startup import cost_of_import
 
 
@@ -135,3 +138,89 @@ def test_closed_streams_are_said_or_borne_and_nothing_crashes(tmp_path: Path, cl
     assert "Traceback" not in done.stderr
     assert done.returncode == (1 if closed.startswith(">") else 0)
     assert ("standard output is closed" in done.stderr) == (closed == ">&-")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((*verb.split(), "--json", "--no-such-option") for verb in verbs()),
+        ("--json", "ps"),
+        ("ps", "--json", "--db"),
+        ("recall", "light", "--json"),
+        ("replay", "--json", "x.jsonl", "--window", "many"),
+        ("eval", "nothing", "--json"),
+        ("--json",),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_object_for_a_program(words: tuple[str, ...]) -> None:
+    said = kilburn(*words)
+    assert (said.status, said.out) == (2, ""), said.err
+    assert said.err.count("\n") == 1
+    error = json.loads(said.err)["error"]
+    assert list(error) == ["type", "boundary", "message", "advice", "status"]
+    assert (error["boundary"], error["status"]) == ("command line", 2)
+    assert error["message"]
+    assert "--help" in error["advice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "type_", "boundary"),
+    [
+        (("show", "nobody"), 2, "SpecError", "resolve"),
+        (("recall", "light", "p99"), 2, "UnknownAddress", "kernel"),
+        (("recall", "light", "seventeen"), 2, "UnknownAddress", "kernel"),
+        (("forget", "light", "p1"), 2, "SpecError", "resolve"),
+        (("learn", "light", "--policy", "nothing"), 2, "SpecError", "resolve"),
+        (("memories", "show", "p7"), 2, "SpecError", "resolve"),
+        (("documents", "show", "x"), 2, "SpecError", "resolve"),
+        (("documents", "add", "nowhere.txt"), 2, "SpecError", "resolve"),
+        (("import", "nowhere.jsonl"), 2, "InvalidMessage", "wire"),
+        (("search", " "), 2, "SpecError", "resolve"),
+        (("ask", "x", "--question", "y", "--model", "nobody"), 2, "SpecError", "resolve"),
+    ],
+)
+def test_an_error_is_one_object_for_a_program(db: Path, words: tuple[str, ...], status: int, type_: str, boundary: str) -> None:
+    plain, said = kilburn(*words, "--db", db), kilburn(*words, "--db", db, "--json")
+    assert (said.status, said.out) == (plain.status, "") == (status, "")
+    error = json.loads(said.err.splitlines()[-1])["error"]
+    assert (error["type"], error["boundary"], error["status"]) == (type_, boundary, status)
+    assert " ".join(error["message"].split()) in plain.err
+    assert error["advice"] in plain.err
+
+
+def test_what_happens_later_is_one_object_too(db: Path, tmp_path: Path) -> None:
+    """No store, a file and a folder that are none, and a name that no terminal shows."""
+    (tmp_path / "other.db").write_text("this is no database, though it is long enough to hold a header " * 40)
+    for words in (("ps", "--db", tmp_path / "none.db"), ("ps", "--db", tmp_path / "other.db"), ("ps", "--db", tmp_path)):
+        said = kilburn(*words, "--json")
+        assert said.out == ""
+        assert json.loads(said.err)["error"]["status"] == said.status > 0
+    said = kilburn("show", "a\x1b[31m\udcff\u202e", "--db", db, "--json")
+    assert said.err.isascii()
+    assert json.loads(said.err)["error"]["message"].startswith("no session ")
+
+
+def test_a_value_that_looks_like_the_option_asks_for_nothing(db: Path) -> None:
+    said = kilburn("search", "--db", db, "--session", "light", "--", "--json")
+    assert (said.status, said.out) == (0, "nothing found\n")
+
+
+@pytest.mark.parametrize(("fault", "status"), [(RuntimeError("no\nway"), 1), (KeyboardInterrupt(), 130), (typer.Abort(), 1)])
+def test_a_fault_of_the_program_and_an_interruption_are_objects_too(fault: BaseException, status: int) -> None:
+    commands = typer.Typer()
+
+    @commands.command()
+    def verb(json: Json = False) -> None:
+        raise fault
+
+    said = kilburn("--json", commands=commands, name="verb")
+    assert (said.status, said.out) == (status, "")
+    error = json.loads(said.err.splitlines()[-1])["error"]
+    assert (error["type"], error["status"]) == (type(fault).__name__, status)
+    assert error["message"]
+    ours = type(fault) is RuntimeError
+    assert ("Traceback" in said.err) == ours
+    if ours:
+        with pytest.raises(RuntimeError, match="no"):
+            kilburn(commands=commands, name="verb")

@@ -174,7 +174,7 @@ BAD: list[tuple[bytes, str]] = [
     (b'{"role": "wizard", "content": "abracadabra"}\n', "wizard"),
     (b'{"role": "tool", "tool_call_id": "c9", "content": "x"}\n', "c9"),
     (b'{"role": "user", "content": "ok"}\n{"role": "user", "content": 7}\n', "bad.jsonl:2"),
-    (b'{"id": "r", "head": [], "steps": []}\n', "replay"),
+    (b'{"id": "r", "head": [], "steps": []}\n', "without messages"),
     (b'{"kilburn": "session", "version": 2, "session": "s", "created": 1}\n', "version 2"),
     (b'{"kilburn": "session", "version": 1, "session": "", "created": 1}\n', "bad.jsonl:1: '' is no session name"),
     (

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cli.terminal import kilburn as command
-from kilburn.errors import SpecError
+from kilburn.errors import InvalidMessage
 from kilburn.evals.corpora import CorpusQuery, answers_of, corpora, renamed, seconds, synthetic
 from kilburn.evals.recall import FLOOR, RankedTurn, RecallLine, rank, written
 from kilburn.evals.recall_report import read_rows, report
@@ -34,7 +34,7 @@ def test_a_question_has_no_field_for_its_answer(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode({**line, "queries": [{"id": "q", "text": "t", "gold": [], "category": 3}]}))
     assert answers_of(path) == {("n", "q"): (frozenset(), "3")}
     path.write_text("{}")
-    with pytest.raises(SpecError):
+    with pytest.raises(InvalidMessage, match=":1: "):
         list(corpora(path))
 
 

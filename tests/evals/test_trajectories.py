@@ -44,7 +44,7 @@ def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidMessage, match="nowhere"):
         list(read(tmp_path / "nowhere.jsonl"))
-    with pytest.raises(InvalidMessage, match="check the path"):
+    with pytest.raises(InvalidMessage, match="below"):
         list(read(tmp_path))
 
 

@@ -86,7 +86,7 @@ def embed(store: Hierarchy, most: int = MOST) -> None:
     if vectors is None:
         return
     try:
-        with progress("embedding") as done:
+        with progress("embedding", unit="passages") as done:
             vectors.catch_up(most, done)
     except KilburnError as error:
         say(line(f"not all are found by meaning yet: {error}"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Csv, Data, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
@@ -17,16 +17,14 @@ from kilburn.evals.questions import TOKENS
 from kilburn.evals.readers import ExactReader, reader_of
 from kilburn.evals.sample import HALVES
 from kilburn.evals.saved import SavedCells
-from kilburn.terminal import say, show
+from kilburn.terminal import say
 
 __all__ = ["answers"]
 
 
 @evals.command()
 def answers(
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; sessions are made up where left out.")
-    ] = None,
+    data: Data = None,
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Logs of tests, *.log or *.log.gz, of which parts are planted.")
     ] = None,
@@ -60,6 +58,7 @@ def answers(
     resume: Annotated[
         bool, typer.Option("--resume", help="Use the replies in the file of --out; what a policy shows differently is read anew.")
     ] = False,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -71,6 +70,7 @@ def answers(
 
         kilburn eval answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl --resume
     """
+    check_outputs(csv, force=force)
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     reader = reader_of(model)
@@ -95,4 +95,4 @@ def answers(
         )
     if out is not None:
         say(f"written: {out}")
-    show(report, json)
+    shown(report, json, csv, force=force)

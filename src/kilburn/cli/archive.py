@@ -26,6 +26,7 @@ from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import ProcessInfo, check_name
 from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
+from kilburn.wire.recording import Names, RecordedRun, is_run, run_of
 
 __all__ = ["ArchivedMessages", "ArchivedSession", "Clock", "gather", "rebuild", "write"]
 
@@ -208,35 +209,49 @@ def _call_of(process: Process, page: Page) -> str | None:
 
 
 def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[ArchivedSession]:
-    """The sessions of a file: those of an export, or one session of plain messages, named `otherwise`.
+    """The sessions of a file: those of an export, one for each run, or one of plain messages, named `otherwise`.
 
     Args:
         name: the name for the one session, instead of the file's.
 
     Raises:
-        InvalidMessage: a line that is no part of an export and no message; it names the line.
+        InvalidMessage: a line that is no part of an export, no run and no message; it names the line.
         SpecError: `name` is no name for a session, or the file holds several.
     """
     if name is not None:
         check_name(name, "session")
     found: list[ArchivedSession] = []
+    names = Names()
+    whole = True  # whether the last session takes no more lines
     for where, value in lines:
         if "kilburn" in value:
             found.append(_header(where, value, name))
-            if name is not None and len(found) > 1:
-                raise SpecError(f"{where}: another session", advice="leave --session out")
+            whole = False
+        elif is_run(value) or (whole and "role" not in value):
+            found.append(_recorded(run_of(value, where, otherwise), names, where, name))
+            whole = True
+        elif whole:
+            found.append(ArchivedSession(name=name or names.given(_name(where, otherwise))))
+            whole = False
+        if name is not None and len(found) > 1:
+            raise SpecError(f"{where}: another session", advice="leave --session out")
+        if whole or "kilburn" in value:
             continue
-        if not found:
-            if "role" not in value:
-                raise InvalidMessage(
-                    f"{where}: neither an export of Kilburn nor a message", advice="for trajectories, use kilburn replay --db"
-                )
-            found.append(ArchivedSession(name=name or _name(where, otherwise)))
         if "state" in value:
             found[-1].state, found[-1].where = _converted(value["state"], _State, where), where
         else:
             found[-1].entries.append(_entry(where, value))
     return found
+
+
+def _recorded(run: RecordedRun, names: Names, where: str, name: str | None) -> ArchivedSession:
+    """A run that a line holds, as a session."""
+    if not run.messages:
+        raise InvalidMessage(f"{where}: a run without messages", advice="leave it out")
+    made = ArchivedSession(name=name or names.given(_name(where, run.name)))
+    for number, message in enumerate(run.messages, start=1):
+        made.entries.append(_entry(f"{where}, message {number}", message))
+    return made
 
 
 def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSession:

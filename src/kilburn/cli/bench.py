@@ -9,13 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.evaluate import shown
+from kilburn.cli.evaluate import Csv, Data, check_outputs, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.gateway_report import draw
-from kilburn.evals.picture import check_picture
-from kilburn.terminal import show
 
 __all__ = ["benches", "gateway", "session"]
 
@@ -39,6 +37,7 @@ def gateway(
         typer.Option(metavar="NAME=PYTHON", help="Also another system (litellm, headroom), by a Python that has it."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw latency and memory; .svg, .png or .pdf.")] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -53,8 +52,7 @@ def gateway(
 
         kilburn bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg
     """
-    if plot is not None:
-        check_picture(plot, force=force)
+    check_outputs(csv, plot, force=force)
     named = [one.partition("=") for one in peer or ()]
     if wrong := [name for name, _, python in named if not python]:
         raise SpecError(f"--peer {wrong[0]}", advice="say which Python has it: NAME=PYTHON")
@@ -67,18 +65,18 @@ def gateway(
             peers={name: python for name, _, python in named},
             progress=done,
         )
-    shown(report, json, plot, draw, force=force)
+    shown(report, json, csv, plot, draw, force=force)
 
 
 @benches.command()
 def session(
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; made-up ones where left out.")
-    ] = None,
+    data: Data = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs that are joined to one session.")] = 10,
     window: Annotated[int, typer.Option(min=1, help="Tokens of four characters.")] = 8000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the gateway's window.")] = "cost",
     seed: Annotated[int, typer.Option(help="Of the made-up runs.")] = 0,
+    csv: Csv = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Replay a long session of a coding assistant through the gateway: what is shipped, cached and lost.
@@ -89,9 +87,10 @@ def session(
 
         kilburn bench session --runs 5
     """
+    check_outputs(csv, force=force)
     with progress("replaying") as done:
         report = _evaluate("gateway_session")(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
-    show(report, json)
+    shown(report, json, csv, force=force)
 
 
 def _evaluate(name: str) -> Callable[..., Any]:

@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.change import MODES, STREAMS, TOKENS, evaluate
 from kilburn.evals.streams import FAMILIES
 from kilburn.file import check_target, write_file
-from kilburn.terminal import say, show
+from kilburn.terminal import say
 
 __all__ = ["change"]
 
@@ -36,6 +36,7 @@ def change(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write each question with its answer there, one a line.")
     ] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -45,6 +46,7 @@ def change(
 
         kilburn eval change --streams 5
     """
+    check_outputs(csv, force=force)
     if out is not None:
         check_target(out, force=force)
     with progress("telling") as done:
@@ -55,4 +57,4 @@ def change(
         with write_file(out, force=force) as file:
             file.writelines(msgspec.json.encode(one) + b"\n" for one in report.asked)
         say(f"written: {out}")
-    show(report, json)
+    shown(report, json, csv, force=force)

@@ -7,7 +7,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 
 from kilburn.cli.access import model_of
 from kilburn.cli.sawtooth import FORMATS, draw
-from kilburn.cli.screen import table
+from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import JobResult, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
@@ -34,9 +35,6 @@ PHASES = {
     "rivals": "truncation and summarisation",
     "model": "the model's part",
 }
-EVERY = 5.0
-"""Seconds between two lines of progress in a phase."""
-
 FEW, MANY = 40, 200
 WIDTH, HEIGHT = 72, 7
 """Of the picture, in characters."""
@@ -91,16 +89,16 @@ def demo(
     )
     speaker: Any = None
     missing = ""
-    told = _progress()
-    try:
-        speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
-    except (ModelError, MissingExtra) as error:
-        missing = str(error)
-    try:
-        results = perform(plan, speaker, told)
-    finally:
-        if hasattr(speaker, "close"):
-            speaker.close()
+    with _progress() as told:
+        try:
+            speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
+        except (ModelError, MissingExtra) as error:
+            missing = str(error)
+        try:
+            results = perform(plan, speaker, told)
+        finally:
+            if hasattr(speaker, "close"):
+                speaker.close()
     if json:
         figures: dict[str, Any] = msgspec.to_builtins(results)
         figures["capacity"] = results.stats.window
@@ -117,20 +115,24 @@ def demo(
         raise typer.Exit(1)
 
 
-def _progress() -> Told:
-    """Progress on standard error: a line a phase, and one every few seconds."""
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """Progress on standard error: a line a phase, and how far it is."""
     began = time.monotonic()
-    current, spoken = "", 0.0
+    with ExitStack() as shown:
+        current = ""
+        done_of: Done | None = None
 
-    def told(phase: str, done: int, total: int | None, words: str) -> None:
-        nonlocal current, spoken
-        now = time.monotonic()
-        if phase != current or now - spoken >= EVERY:
-            share = f"  ... {done:,} of {total:,} {words}" if total else f"  ... {words}"
-            say(f"{now - began:6.1f} s  {PHASES[phase] if phase != current else share}")
-            current, spoken = phase, now
+        def told(phase: str, done: int, total: int | None, words: str) -> None:
+            nonlocal current, done_of
+            if phase != current or done_of is None:
+                shown.close()
+                current = phase
+                say(f"{time.monotonic() - began:6.1f} s  {PHASES[phase]}")
+                done_of = shown.enter_context(progress(f"  ... {PHASES[phase]}"))
+            done_of(done, total, words)
 
-    return told
+        yield told
 
 
 def _show(results: JobResult, missing: str) -> None:

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from kilburn.cli.access import model_of
-from kilburn.cli.evaluate import evals, shown
+from kilburn.cli.evaluate import Csv, Data, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.drift import PASSES, POLICIES, evaluate
 from kilburn.evals.drift_report import draw
-from kilburn.evals.picture import check_picture
 from kilburn.evals.plants import ARMS
 
 __all__ = ["drift"]
@@ -37,14 +36,13 @@ def drift(
     replicates: Annotated[
         int | None, typer.Option(min=1, help="Seeds a policy and arm; 20 by default, 3 where a model answers.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Recorded runs as the work, one a line; made-up work where left out.")
-    ] = None,
+    data: Data = None,
     model: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Measure policies that can ask a model once more, with this one.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The first seed; for the intervals too.")] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curves; .svg, .png or .pdf.")] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -56,8 +54,7 @@ def drift(
 
         kilburn eval drift --policy summarize --policy recursive --arm plain --model smollm2
     """
-    if plot is not None:
-        check_picture(plot, force=force)
+    check_outputs(csv, plot, force=force)
     with progress("compacting") as done:
         report = evaluate(
             policy or POLICIES,
@@ -70,4 +67,4 @@ def drift(
             model=model_of(model),
             progress=done,
         )
-    shown(report, json, plot, draw, force=force)
+    shown(report, json, csv, plot, draw, force=force)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Csv, Data, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
@@ -15,16 +15,14 @@ from kilburn.evals.acting import EVERYBODY
 from kilburn.evals.equivalence import Forecast, evaluate, forecaster_of
 from kilburn.evals.sample import HALVES, sample_of
 from kilburn.evals.saved import SavedCells
-from kilburn.terminal import say, show
+from kilburn.terminal import say
 
 __all__ = ["equivalence"]
 
 
 @evals.command()
 def equivalence(
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; made-up ones where left out.")
-    ] = None,
+    data: Data = None,
     window: Annotated[
         list[int] | None, typer.Option(help="Tokens of four characters; may be given again. 1000, 2000 and 4000 by default.")
     ] = None,
@@ -53,6 +51,7 @@ def equivalence(
     resume: Annotated[
         bool, typer.Option("--resume", help="Use what is in the file of --out; what a policy shows differently is read anew.")
     ] = False,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -67,6 +66,7 @@ def equivalence(
 
         kilburn eval equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume
     """
+    check_outputs(csv, force=force)
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, tools=tools, reply=reply, half=half, seed=seed)
@@ -86,4 +86,4 @@ def equivalence(
         )
     if out is not None:
         say(f"written: {out}")
-    show(report, json)
+    shown(report, json, csv, force=force)

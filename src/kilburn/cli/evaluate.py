@@ -22,9 +22,11 @@ from kilburn.evals.report import EvalReport
 from kilburn.evals.roster import everybody
 from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import SavedCells
+from kilburn.file import check_target, write_file
 from kilburn.terminal import say, show
+from kilburn.wire.recording import FORMS
 
-__all__ = ["Axis", "Plot", "PriceTables", "check_plot", "evals", "paging", "shown"]
+__all__ = ["Axis", "Csv", "Data", "Plot", "PriceTables", "check_axis", "check_outputs", "evals", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
@@ -34,6 +36,11 @@ PriceTables = Annotated[
     typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
 ]
 
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE|DIR", help=f"Recorded runs: {FORMS}; or a folder of them. Made-up ones where left out."),
+]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows of the table there, for programs.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw worth against cost; .svg, .png or .pdf.")]
 Axis = Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")]
 
@@ -46,31 +53,51 @@ def group() -> None:
     """Measure policies on recorded runs."""
 
 
-def shown(report: EvalReport, json: bool, plot: Path | None, picture: Callable[..., None], *, force: bool) -> None:
-    """Print a report, and draw it if a picture is wanted."""
-    show(report, json)
+def check_outputs(csv: Path | None, plot: Path | None = None, *, force: bool) -> None:
+    """Check before a measurement that what it makes can be written.
+
+    Raises:
+        SpecError, MissingExtra: see `kilburn.file.check_target` and `kilburn.evals.picture.check_picture`.
+    """
+    if csv is not None:
+        check_target(csv, force=force)
     if plot is not None:
+        check_picture(plot, force=force)
+
+
+def shown(
+    report: EvalReport,
+    json: bool,
+    csv: Path | None = None,
+    plot: Path | None = None,
+    picture: Callable[..., None] | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Print a report; write its rows, and draw it, where that is wanted."""
+    show(report, json)
+    if csv is not None:
+        with write_file(csv, force=force) as file:
+            file.write(report.to_csv().encode("utf-8"))
+        say(f"written: {csv}")
+    if plot is not None and picture is not None:
         picture(plot, report, force=force)
         say(f"written: {plot}")
 
 
-def check_plot(plot: Path | None, axis: str, rates: Rates, *, force: bool) -> None:
-    """Check before a measurement that its picture can be drawn.
+def check_axis(plot: Path | None, axis: str, rates: Rates) -> None:
+    """Check before a measurement that the cost that its picture shows is known.
 
     Raises:
-        SpecError, MissingExtra: see `kilburn.evals.picture.check_picture`. SpecError: no such axis.
+        SpecError: no such axis.
     """
-    if plot is not None:
-        check_picture(plot, force=force)
-        if axis != REFILLED and axis not in rates.tables:
-            raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
+    if plot is not None and axis != REFILLED and axis not in rates.tables:
+        raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
 
 
 @evals.command()
 def paging(
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; made-up ones where left out.")
-    ] = None,
+    data: Data = None,
     window: Annotated[
         list[int] | None,
         typer.Option(help="Tokens of four characters; may be given again. 2000 by default; 1000, 2000, 4000, 8000 with --all."),
@@ -110,6 +137,7 @@ def paging(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the file of --out.")] = False,
     plot: Plot = None,
     axis: Axis = REFILLED,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -121,7 +149,8 @@ def paging(
         kilburn eval paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
     """
     rates = rates_of(prices, pause)
-    check_plot(plot, axis, rates, force=force)
+    check_outputs(csv, plot, force=force)
+    check_axis(plot, axis, rates)
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
@@ -139,4 +168,4 @@ def paging(
         )
     if out is not None:
         say(f"written: {out}")
-    shown(report, json, plot, partial(draw, worth="survival", axis=axis), force=force)
+    shown(report, json, csv, plot, partial(draw, worth="survival", axis=axis), force=force)

@@ -14,7 +14,7 @@ import typer
 
 from kilburn.cli.access import counting, existing, writing
 from kilburn.cli.moments import when
-from kilburn.cli.screen import count, many
+from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
 from kilburn.kernel.erasure import UNREACHED, Erasure, copies_of, described, pages_of
@@ -114,7 +114,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool,
     Args:
         forget: does it, or only says what would go if it is called with True.
     """
-    receipt = forget(True)
+    with progress("looking for what was made from it"):
+        receipt = forget(True)
     going = pages_of(store.store, receipt)
     copies = copies_of(store.store, going)
     if not json:
@@ -122,7 +123,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool,
     if not dry:
         if not yes:
             _confirm(many(len(going), "page"))
-        receipt = forget(False)
+        with progress("forgetting"):
+            receipt = forget(False)
     session, asked = receipt.asked.get("session"), receipt.asked.get("address")
     if json:
         emit(described(receipt, going, copies, dry=dry))

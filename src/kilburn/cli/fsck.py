@@ -117,7 +117,8 @@ def _check(store: Sqlite) -> list[Finding]:
     found: list[Finding] = []
     for _ in range(TRIES):
         before = store.processes()
-        found = list(store.findings())
+        with progress("checking pages"):
+            found = list(store.findings())
         # What the store can mend: no second finding says that such a session cannot be replayed.
         mendable = {finding.process for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
         whole = [info for info in before if not info.damaged]

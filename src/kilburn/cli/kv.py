@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals, shown
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, evaluate, sample
 from kilburn.evals.kv_report import draw
 from kilburn.evals.kv_traces import read, synthetic
-from kilburn.evals.picture import check_picture
 
 __all__ = ["kv"]
 
@@ -46,6 +45,7 @@ def kv(
         bool, typer.Option("--hold", help="All of a prompt stays until the next, as in an engine; min is lower then.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the hit rates; .svg, .png or .pdf.")] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -55,8 +55,7 @@ def kv(
 
         kilburn eval kv --traces 20 --capacity 1000000
     """
-    if plot is not None:
-        check_picture(plot, force=force)
+    check_outputs(csv, plot, force=force)
     every = synthetic(skip + (traces or MADE), seed) if data is None else read(data)
     chosen = sample(list(every), seed, traces, skip)
     with progress("replaying") as done:
@@ -70,4 +69,4 @@ def kv(
             policies=policy or POLICIES,
             progress=done,
         )
-    shown(report, json, plot, draw, force=force)
+    shown(report, json, csv, plot, draw, force=force)

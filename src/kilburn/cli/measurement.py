@@ -7,7 +7,7 @@ found by comparing every message, and every page's bytes read back from the stor
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from typing import Any
 
@@ -62,8 +62,13 @@ class Total(Measured, kw_only=True):
     runs: int = 0
 
 
-def stream(process: Process, run: RecordedRun, form: str = "chat") -> Measured:
+def stream(
+    process: Process, run: RecordedRun, form: str = "chat", progress: Callable[[int], object] = lambda done: None
+) -> Measured:
     """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
+
+    Args:
+        progress: is called with the number of messages so far.
 
     Raises:
         WireError: a message that is none, or does not fit its place; what was appended before stays.
@@ -80,6 +85,7 @@ def stream(process: Process, run: RecordedRun, form: str = "chat") -> Measured:
         found.messages += 1
         seen += sum(map(process.window.cost, range(first, last + 1)))
         curve.append((seen, process.use))
+        progress(found.messages)
     if found.messages:
         _ship(process, form, counter, capacity, found)
     found.seconds = time.perf_counter() - began

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.poisoning import ATTACKS, DEFENCES, REPEATS, evaluate
-from kilburn.terminal import show
 
 __all__ = ["poisoning"]
 
@@ -25,6 +24,8 @@ def poisoning(
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Seeds of each attack.")] = REPEATS,
     seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    csv: Csv = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Plant statements in pages, tool outputs and other users' queries, and look which come back as facts in force.
@@ -33,6 +34,7 @@ def poisoning(
 
         kilburn eval poisoning --repeats 5
     """
+    check_outputs(csv, force=force)
     with progress("attacking") as done:
         report = evaluate(attack or tuple(ATTACKS), defences=defence or DEFENCES, repeats=repeats, seed=seed, progress=done)
-    show(report, json)
+    shown(report, json, csv, force=force)

@@ -8,12 +8,11 @@ import typer
 
 from kilburn.agents.loop import Limits
 from kilburn.cli.access import model_of
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.aggregation import TASKS
 from kilburn.evals.recursion import BATCH, SYSTEMS, evaluate
-from kilburn.terminal import show
 
 __all__ = ["recursion"]
 
@@ -42,6 +41,8 @@ def recursion(
     tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Offer the root tools.")] = True,
     sandbox: Annotated[str, typer.Option(metavar="NAME", help="Where the code runs.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of the texts and questions.")] = 0,
+    csv: Csv = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Measure recursive models by aggregation and pairs over texts beyond any window, beside truncation and search.
@@ -55,6 +56,7 @@ def recursion(
 
         kilburn eval recursion --tokens 24000 --tokens 1000000 --judged 50 --judged 100
     """
+    check_outputs(csv, force=force)
     with progress("asking") as done:
         report = evaluate(
             tokens or [24_000],
@@ -72,4 +74,4 @@ def recursion(
             sandbox=sandbox,
             progress=done,
         )
-    show(report, json)
+    shown(report, json, csv, force=force)

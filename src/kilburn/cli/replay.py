@@ -19,7 +19,7 @@ from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.evals.picture import check_picture
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import emit, line, say, tell
-from kilburn.wire.recording import RecordedRun, read_runs
+from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 
 __all__ = ["replay"]
 
@@ -45,7 +45,7 @@ COLUMNS = {
 def replay(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="Chat JSONL, trajectories, or a folder of them; .gz too.", show_default=False),
+        typer.Argument(metavar="FILE|DIR", help=FORMS.capitalize() + "; or a folder of them.", show_default=False),
     ],
     window: Annotated[int, typer.Option(help="Tokens of the window.")] = 4000,
     policy: Annotated[
@@ -122,7 +122,7 @@ def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
         raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
     runs = list(islice(read_runs(source), limit))
     if not runs:
-        raise WireError(f"{source} holds no run", advice="one message a line, or one run a line")
+        raise WireError(f"{source} holds no run", advice=f"give {FORMS}")
     return runs
 
 
@@ -131,11 +131,12 @@ def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measu
     if taken:
         raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
     measured = []
-    with progress("replaying", len(runs)) as done:
-        for number, run in enumerate(runs, start=1):
+    with progress("replaying", sum(len(run.messages) for run in runs), unit="messages") as done:
+        before = 0
+        for run in runs:
             process = store.process(run.name)
             try:
-                found = stream(process, run, form)
+                found = stream(process, run, form, lambda many, before=before: done(before + many))  # type: ignore[misc]
             except KilburnError as error:
                 error.add_note(f"in message {process.window.turn + 1} of run {run.name!r}")
                 raise
@@ -143,7 +144,7 @@ def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measu
             again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
             found.lost = lost_bytes(again.process(run.name), run)
             measured.append(found)
-            done(number)
+            before += found.messages
     return measured
 
 
@@ -153,7 +154,7 @@ def _report(measured: list[Measured], total: Total, title: str) -> None:
     if len(measured) > 1:
         rows.append(_row(total))
     tell(line(title))
-    table(heads, rows)
+    table(heads, rows, less=("re-prefilled", "shipped", "faults", "folds", "evictions", "messages", "seconds"))
     if len(measured) > SHOWN:
         tell(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"

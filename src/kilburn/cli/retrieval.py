@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Force, Json
 from kilburn.errors import KilburnError, Unavailable
 from kilburn.evals.corpora import answers_of, corpora, renamed, synthetic
 from kilburn.evals.recall import FLOOR, rank, written
 from kilburn.evals.recall_report import read_rows, report
 from kilburn.kernel.resolve import resolve
 from kilburn.models.weights import pull
-from kilburn.terminal import line, say, show
+from kilburn.terminal import line, say
 
 __all__ = ["recall_eval"]
 
@@ -36,6 +36,8 @@ def recall_eval(
         int | None, typer.Option(metavar="SEED", help="Give all people and places other names; the scores should stay.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the made-up conversations and of the intervals.")] = 0,
+    csv: Csv = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Search old conversations for the messages that answer questions about them.
@@ -51,6 +53,7 @@ def recall_eval(
 
         kilburn eval recall --data locomo.jsonl.gz --out rankings.jsonl
     """
+    check_outputs(csv, force=force)
     made = _embedder(embedder)
     known = list(corpora(data)) if data is not None else synthetic(seed)[0]
     asked = known if rename is None else [renamed(corpus, rename) for corpus in known]
@@ -59,7 +62,7 @@ def recall_eval(
         with progress(name, total=len(asked)) as done:
             written(rank(asked, ranking=name, embedder=made, budget=budget, progress=done), path)
     answers = answers_of(data) if data is not None else synthetic(seed)[1]
-    show(report({name: read_rows(path) for name, path in paths.items()}, answers, seed), json)
+    shown(report({name: read_rows(path) for name, path in paths.items()}, answers, seed), json, csv, force=force)
 
 
 def _embedder(spec: str) -> Any:

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals, shown
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
-from kilburn.evals.picture import check_picture
 from kilburn.evals.scale import PEERS, evaluate
 from kilburn.evals.scale_report import draw
 
@@ -29,6 +28,7 @@ def scale(
     most: Annotated[int, typer.Option(min=1, help="Facts that another system gets at most.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the facts and questions.")] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw times against facts; .svg, .png or .pdf.")] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -42,8 +42,7 @@ def scale(
 
         kilburn eval scale --peer mem0=/tmp/peers/bin/python --peer langgraph=/tmp/peers/bin/python
     """
-    if plot is not None:
-        check_picture(plot, force=force)
+    check_outputs(csv, plot, force=force)
     named = [one.partition("=") for one in peer or ()]
     if wrong := [name for name, _, python in named if not python]:
         raise SpecError(f"--peer {wrong[0]}", advice="say which Python has it: NAME=PYTHON")
@@ -56,4 +55,4 @@ def scale(
             most=most,
             progress=done,
         )
-    shown(report, json, plot, draw, force=force)
+    shown(report, json, csv, plot, draw, force=force)

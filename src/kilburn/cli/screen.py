@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from kilburn.file import write_file
-from kilburn.terminal import console, line, plain, spelled, tell
+from kilburn.terminal import console, line, plain, say, spelled, tell
 
-__all__ = ["Done", "Sink", "age", "bar", "cell", "count", "grid", "many", "progress", "sink", "table"]
+__all__ = ["Done", "Sink", "age", "bar", "cell", "count", "grid", "many", "progress", "shortened", "sink", "table", "width_of"]
 
 
 def count(number: int) -> str:
@@ -40,28 +43,104 @@ def bar(share: float, width: int = 20) -> str:
     return "█" * filled + "░" * (width - filled)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> None:
-    """Print a table; see `grid`."""
+def width_of(shown: Any) -> int | None:
+    """Columns that a console of rich has; None where nothing bounds them: in a pipe or a file, unless $COLUMNS says so."""
+    return shown.width if shown.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", less: Sequence[str] = ()) -> None:
+    """Print a table that fits the terminal; see `grid`."""
     shown = console()
-    if not shown.is_terminal:
+    width = width_of(shown)
+    if width is None:
         shown.width = 10_000
-    shown.print(grid(heads, rows, title=title), soft_wrap=not shown.is_terminal)
+    shown.print(grid(heads, rows, title=title, width=width, less=less), soft_wrap=True)
 
 
-def grid(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> Any:
+NUMBER = re.compile(r"[+-]?[\d.,]+[kMG%]?|-")
+"""A number as a column that stands to the right may have it."""
+
+FIGURE = re.compile(rf"(?:{NUMBER.pattern})(?: \w+)?(?: ago| low)?")
+"""A number with its unit, which says something else where it is cut."""
+
+NARROWEST = 12
+"""Columns that a text keeps, where a table has to be narrow; the name in front keeps some more."""
+
+GAP = 2
+"""Blanks between two columns."""
+
+
+def grid(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str = "",
+    width: int | None = None,
+    height: int | None = None,
+    less: Sequence[str] = (),
+) -> Any:
     """A table as a thing that rich can show: whole numbers with their thousands apart, shares as percentages, a dash for
-    None; columns that hold nothing else stand to the right."""
+    None; columns that hold nothing else stand to the right.
+
+    In a width that does not hold all of it, whole columns are left out, and then texts are shortened: names, in front, in
+    their middle. Numbers are never cut, and no line is wrapped.
+
+    Args:
+        height: lines that it may take, its title and what it says of the rest included; at least one row is shown.
+        less: heads of columns in the order in which they are left out; then the others, the last first.
+    """
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    rows = list(rows)
-    made = Table(box=None, pad_edge=False, header_style="bold", title=Text(line(title)) if title else None, title_justify="left")
-    for at, head in enumerate(heads):
-        words = any(isinstance(row[at], str) for row in rows)
-        made.add_column(head, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        made.add_row(*(Text(plain(cell(value)).replace("\n", " ")) for value in row))
-    return made
+    given = list(rows)
+    held = len(given)
+    if height is not None and held > (room := height - 1 - bool(title)):
+        del given[max(1, room - 1) :]
+    body = [[plain(cell(value)).replace("\n", " ") for value in row] for row in given]
+    words = [any(isinstance(row[at], str) and not NUMBER.fullmatch(row[at]) for row in given) for at in range(len(heads))]
+    wide = [max(map(measured, (head, *(row[at] for row in body)))) for at, head in enumerate(heads)]
+    kept = list(range(len(heads)))
+    if width is not None:
+        free = [words[at] and not all(FIGURE.fullmatch(row[at]) for row in body) for at in kept]
+        least = [min(each, NARROWEST + 4 * (at == 0)) if free[at] else each for at, each in enumerate(wide)]
+        going = [heads.index(head) for head in less if head in heads]
+        going += [at for at in reversed(kept[1:]) if at not in going]
+        for at in going:
+            if sum(least[each] + GAP for each in kept) - GAP <= width:
+                break
+            kept.remove(at)
+        for _ in range(sum(wide[at] + GAP for at in kept) - GAP - width):
+            widest = max(kept, key=lambda at: wide[at] if wide[at] > least[at] else 0)
+            wide[widest] -= wide[widest] > least[widest]
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for at in kept:
+        made.add_column(heads[at], justify="left" if words[at] else "right", no_wrap=True, min_width=wide[at])
+    for row in body:
+        made.add_row(*(Text(shortened(row[at], wide[at], middle=at == 0)) for at in kept))
+    left = [many(number, what) for number, what in ((held - len(given), "row"), (len(heads) - len(kept), "column")) if number]
+    parts = [Text(line(title), no_wrap=True, overflow="ellipsis")] if title else []
+    note = f"{' and '.join(left)} more in a larger window, and with --json"
+    return Group(*parts, made, *([Text(note, style="dim", no_wrap=True, overflow="ellipsis")] if left else []))
+
+
+def measured(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def shortened(text: str, width: int, *, middle: bool = False) -> str:
+    """A text in at most `width` columns, with an ellipsis for what is left out: its end, or its middle."""
+    from rich.cells import chop_cells
+
+    if measured(text) <= width:
+        return text
+    tail = max(0, width - 1) // 3 if middle else 0
+    end = chop_cells(text[::-1], tail)[0][::-1] if tail else ""
+    begin = chop_cells(text, max(1, width - 1 - measured(end)))[0]
+    return f"{begin}…{end}"
 
 
 def cell(value: str | float | None) -> str:
@@ -105,20 +184,33 @@ def sink(out: Path | None, force: bool) -> Iterator[Sink]:
 
 
 class Done(Protocol):
-    """Updates a bar: how much is done, and the total if it became known only now."""
+    """Updates what is shown of some work: how much is done, the total if it became known only now, and what is in hand."""
 
-    def __call__(self, done: int, total: int | None = None, /) -> None:
+    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
         """Show that `done` of `total` is done."""
 
 
-@contextmanager
-def progress(what: str, total: int | None = None, *, unit: str = "") -> Iterator[Done]:
-    """A bar on standard error while the block runs; `unit` is "bytes" for a download.
+FIRST, LAST = 2.0, 60.0
+"""Seconds before the first line of progress, and between two lines at most; each wait is twice the one before."""
 
-    Nothing is shown if standard error is not a terminal.
+
+@contextmanager
+def progress(what: str, total: int | None = None, *, unit: str = "", first: float = FIRST) -> Iterator[Done]:
+    """Progress on standard error while the block runs: a bar, or plain lines now and then where that is no terminal.
+
+    Where $KILBURN_QUIET is set, nothing is shown.
+
+    Args:
+        unit: what is counted, for the lines; "bytes" for a download.
+        first: seconds before the first line, so that short work says nothing; a bar stands at once.
     """
-    if not sys.stderr.isatty():
-        yield lambda done, total=None: None
+    if os.environ.get("KILBURN_QUIET"):
+        yield lambda done, total=None, words="": None
+        return
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        lines = _Lines(what, total, unit)
+        with lines.spoken(first):
+            yield lines
         return
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -126,4 +218,46 @@ def progress(what: str, total: int | None = None, *, unit: str = "") -> Iterator
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as shown:
         task = shown.add_task(line(what), total=total)
-        yield lambda done, total=None: shown.update(task, completed=done, **({"total": total} if total else {}))
+
+        def update(done: int, total: int | None = None, words: str = "") -> None:
+            shown.update(task, completed=done, total=total or None, description=line(f"{what} {words}" if words else what))
+
+        yield update
+
+
+class _Lines:
+    """Progress in plain lines. A thread says them, because the work may be one long call that tells nothing."""
+
+    def __init__(self, what: str, total: int | None, unit: str) -> None:
+        self._what, self._unit = line(what), unit
+        self._now: tuple[int, int | None, str] = (0, total, "")
+        self._began = time.monotonic()
+
+    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
+        self._now = (done, total or self._now[1], words)
+
+    @contextmanager
+    def spoken(self, first: float) -> Iterator[None]:
+        over = threading.Event()
+
+        def speak() -> None:
+            wait = first
+            while not over.wait(wait):
+                with suppress(OSError, ValueError):  # nobody reads it any more; the work goes on
+                    say(self.words(time.monotonic() - self._began))
+                wait = min(2 * wait, LAST)
+
+        voice = threading.Thread(target=speak, name="kilburn-progress", daemon=True)
+        voice.start()
+        try:
+            yield
+        finally:
+            over.set()
+            voice.join()
+
+    def words(self, seconds: float) -> str:
+        """A line: what is done, how much of it, what is in hand, and for how long."""
+        done, total, hand = self._now
+        unit = f" {self._unit}" if self._unit else ""
+        much = f" {done:,} of {total:,}{unit}" if total else f" {done:,}{unit}" if done else ""
+        return f"{self._what}:{much}{f' {line(hand)}' if hand else ''}{',' if much or hand else ''} {seconds:.0f} s"

@@ -26,7 +26,7 @@ from kilburn.page import Page, address_of
 from kilburn.store import ProcessInfo, State, root_of
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["QUEUES", "cells_of", "ps", "queue_cells", "row_of", "show", "stats"]
+__all__ = ["LESS_QUEUES", "QUEUES", "cells_of", "ps", "queue_cells", "row_of", "show", "stats"]
 
 Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
@@ -108,6 +108,11 @@ def jobs_of(process: Process) -> dict[str, Any] | None:
     }
 
 
+LESS = ("folds", "faults", "of", "in window", "pages")
+"""Columns of `ps` that a narrow terminal has no room for, the first first."""
+
+LESS_QUEUES = ("slice", "discipline", "mean turnaround", "since", "longest wait", "finished", "ahead")
+
 QUEUES = ("session", "job", "since", "ahead", "discipline", "slice", "finished", "mean wait", "longest wait", "mean turnaround")
 
 
@@ -152,10 +157,10 @@ def ps(
         return
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
     keys = ("pages", "tokens", "tokens_in_window", "window", "hit_rate", "faults", "folds")
-    table(heads, [cells_of(row, *keys) for row in rows])
+    table(heads, [cells_of(row, *keys) for row in rows], less=LESS)
     if served := [row for row in rows if row["jobs"]]:
         tell("")
-        table(QUEUES, map(queue_cells, served))
+        table(QUEUES, map(queue_cells, served), less=LESS_QUEUES)
     for root, number in left.items():
         say(f"and {count(number)} more forks of {line(root)}, which were used before: kilburn ps --all")
     for row in rows:

@@ -3,12 +3,15 @@
     0    done 1    it was done and something is wrong (findings, overflow, loss), or it failed 2    the arguments
     cannot be used: no such file, session or address, a broken input, an unknown option 130  interrupted
 
-Standard output is for programs; standard error is for people. The verbs register themselves with `app`.
+Standard output is for results; standard error is for people. With --json an error is the last line of standard error, as
+one JSON object. The verbs register themselves with `app`.
 """
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
 import sys
 import traceback
@@ -23,7 +26,7 @@ from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, SpecError, WireError
 from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.process import HitRateWarning
-from kilburn.terminal import say, tell
+from kilburn.terminal import say, spelled, tell
 
 __all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]
 
@@ -32,6 +35,22 @@ USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 
 Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
 """Errors of the command line's parser; their messages quote the arguments."""
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+
+NEXT = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "give a file",
+    errno.EACCES: "check who may read and write there",
+    errno.EPERM: "check who may read and write there",
+    errno.EROFS: "give a place that can be written to",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+}
+"""What to do about an error of the operating system."""
 
 app = typer.Typer(
     name="kilburn",
@@ -69,7 +88,7 @@ Tenant = Annotated[
         help="The partition; else $KILBURN_TENANT, else default.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; an error too, on standard error.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
 
 
@@ -103,8 +122,8 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the process
     if sys.stdout is None:
-        say(f"{name}: standard output is closed; give it a file, a pipe or /dev/null")
-        return 1
+        closed = OSError("standard output is closed; give it a file, a pipe or /dev/null")
+        return _fail(given, closed, f"{name}: {closed}", 1)
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
@@ -122,27 +141,74 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
 def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     try:
         status = typer.main.get_command(commands).main(args=given, prog_name=name, standalone_mode=False)
+        if status == INTERRUPTED:  # the parser has caught it
+            return _fail(given, KeyboardInterrupt(), "", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except Unusable as error:
         words = io.StringIO()
         error.show(file=words)
-        say(words.getvalue().rstrip("\n"))
-        return int(error.exit_code)
-    except typer.Abort:
-        say("Aborted!")
-        return 1
+        return _fail(given, error, words.getvalue().rstrip("\n"), int(error.exit_code))
+    except typer.Abort as error:
+        return _fail(given, error, "Aborted!", 1)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        return _fail(given, error, "", INTERRUPTED)
     except (KilburnError, OSError, UnicodeError) as error:
         if isinstance(error, BrokenPipeError):
             _hush()
             return 1
         if _wants_debug(given):
             say(traceback.format_exc())
-        say(f"{name}: {' '.join(_words_of(error).split())}")
-        return 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
+        status = 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
+        return _fail(given, error, f"{name}: {' '.join(_words_of(error).split())}", status)
+    except Exception as error:
+        if not _wants_json(given):
+            raise
+        say(traceback.format_exc())  # a fault of this program: what Python would print, and then the object
+        return _fail(given, error, "", 1)
+
+
+def _fail(given: list[str], error: BaseException, words: str, status: int) -> int:
+    """Tell people, or a program that gave --json, on standard error; returns the exit status.
+
+    Standard output holds results only: what reads it takes no error for one.
+    """
+    if _wants_json(given):
+        say(spelled(json.dumps({"error": described(error) | {"status": status}}, ensure_ascii=False)))
+    elif words:
+        say(words)
+    return status
+
+
+def described(error: BaseException) -> dict[str, str]:
+    """An error for a program: its type, the boundary where it happened, what it was and what to do, "" where not known."""
+    message, advice, boundary = _message_of(error), _advice_of(error), ""
+    if isinstance(error, KilburnError):
+        boundary = error.boundary
+    elif isinstance(error, Unusable):
+        boundary = "command line"
+        context = getattr(error, "ctx", None)
+        advice = f"see {f'{context.command_path} ' if context is not None else ''}--help"
+    elif isinstance(error, OSError):
+        boundary = "system"
+    return {"type": type(error).__name__, "boundary": boundary, "message": message, "advice": advice}
+
+
+def _message_of(error: BaseException) -> str:
+    if isinstance(error, Unusable):
+        return str(error.format_message())
+    if isinstance(error, KilburnError):
+        return error.what + "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or {"KeyboardInterrupt": "interrupted", "Abort": "aborted"}.get(type(error).__name__, "")
+
+
+def _wants_json(given: list[str]) -> bool:
+    """Whether a program is to read what is said. The command line may be the fault itself, so its words are looked at."""
+    words = given[: given.index("--")] if "--" in given else given
+    return "--json" in words
 
 
 def _wants_debug(given: list[str]) -> bool:
@@ -150,13 +216,12 @@ def _wants_debug(given: list[str]) -> bool:
     return "--debug" in given[:verb] or bool(os.environ.get("KILBURN_DEBUG"))
 
 
+def _advice_of(error: BaseException) -> str:
+    return error.advice if isinstance(error, KilburnError) else NEXT.get(getattr(error, "errno", None) or 0, "")
+
+
 def _words_of(error: BaseException) -> str:
-    if isinstance(error, KilburnError):
-        place = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        return f"{error.what}{place}: {error.advice}" if error.advice else f"{error.what}{place}"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    return ": ".join(filter(None, (_message_of(error), _advice_of(error))))
 
 
 def _hush() -> None:

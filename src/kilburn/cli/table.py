@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals, shown
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
-from kilburn.evals.picture import check_picture
 from kilburn.evals.table import EVERYBODY, evaluate
 from kilburn.evals.table_report import draw
 
@@ -28,6 +27,7 @@ def table(
     workers: Annotated[int, typer.Option(min=1, help="Processes to spread the work over.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the sessions and of the intervals.")] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw accuracy and utilisation; .svg, .png or .pdf.")] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -39,8 +39,7 @@ def table(
 
         kilburn eval table --sessions 10 --policy lru --policy importance --policy tiered --policy hybrid
     """
-    if plot is not None:
-        check_picture(plot, force=force)
+    check_outputs(csv, plot, force=force)
     with progress("streaming") as done:
         report = evaluate(
             policy or EVERYBODY,
@@ -51,4 +50,4 @@ def table(
             workers=workers,
             progress=done,
         )
-    shown(report, json, plot, draw, force=force)
+    shown(report, json, csv, plot, draw, force=force)

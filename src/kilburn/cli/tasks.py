@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import Axis, Plot, PriceTables, check_plot, evals, shown
+from kilburn.cli.evaluate import Axis, Csv, Plot, PriceTables, check_axis, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.acting import EVERYBODY, evaluate
@@ -50,6 +50,7 @@ def tasks(
     plot: Plot = None,
     axis: Axis = REFILLED,
     seed: Annotated[int, typer.Option(help="Of the tasks and of the intervals.")] = 0,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -64,7 +65,8 @@ def tasks(
         kilburn eval tasks --tasks 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
     """
     rates = rates_of(prices)
-    check_plot(plot, axis, rates, force=force)
+    check_outputs(csv, plot, force=force)
+    check_axis(plot, axis, rates)
     with progress("working") as done:
         report = evaluate(
             count,
@@ -80,4 +82,4 @@ def tasks(
             seed=seed,
             progress=done,
         )
-    shown(report, json, plot, partial(draw, worth="solved", axis=axis), force=force)
+    shown(report, json, csv, plot, partial(draw, worth="solved", axis=axis), force=force)

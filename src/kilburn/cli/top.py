@@ -14,8 +14,8 @@ import msgspec
 import typer
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import age, bar, count, grid, many
-from kilburn.cli.session import QUEUES, cells_of, queue_cells, row_of
+from kilburn.cli.screen import age, bar, count, grid, many, progress, width_of
+from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Row, Rows
@@ -29,9 +29,12 @@ LARGEST = 64 << 20
 """Bytes that are read of what a gateway answers."""
 
 WIDTH = 140
-"""Columns of a screen on which everything has room."""
+"""Columns of a screen on which numbers are written out."""
 
-ROOMY = ("tenant", "requests", "cached", "again", "replied", "saved")
+LESS = ("stub", "folded", "in", "evictions", "refaults", "seen", "folds", "faults", "out", "of", "in window", "hit rate")
+"""Columns that a narrower screen has no room for, the first first."""
+
+LESS_TRAFFIC = ("replied", "again", "cached", "requests", "tenant", "shipped", "saved", "sent", "faults")
 
 PLACES = (Place.IN, Place.STUB, Place.FOLDED, Place.OUT, Place.RETIRED, Place.DROPPED)
 
@@ -80,25 +83,26 @@ def top(
         _watch(lambda: sessions_of(url), traffic, once, every, json)
         return
     with reading(db, tenant) as store:
-        _watch(Watch(store).rows, lambda rows, width: frame(rows, tenant or "default"), once, every, json)
+        _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), once, every, json)
 
 
-def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any, int], Any], once: bool, every: float, json: bool) -> None:
+def _watch(rows: Callable[[], list[Any]], shown: Callable[..., Any], once: bool, every: float, json: bool) -> None:
+    with progress("reading the ledgers"):
+        first = rows()
     if json:
-        emit({"time": time.time(), "sessions": rows()})
+        emit({"time": time.time(), "sessions": first})
         return
     from rich.live import Live
 
     screen = console()
     if once or not sys.stdout.isatty():
-        if not screen.is_terminal:
-            screen.width = 160
-        screen.print(shown(rows(), screen.width))
+        screen.width = width_of(screen) or 160
+        screen.print(shown(first, screen.width), soft_wrap=True)
         return
-    with Live(shown(rows(), screen.width), console=screen, screen=True, auto_refresh=False) as live:
+    with Live(shown(first, screen.width, screen.height), console=screen, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
-            live.update(shown(rows(), screen.width), refresh=True)
+            live.update(shown(rows(), screen.width, screen.height), refresh=True)
 
 
 def sessions_of(url: str) -> list[Row]:
@@ -131,18 +135,14 @@ def sessions_of(url: str) -> list[Row]:
         line.close()
 
 
-def traffic(rows: list[Row], width: int) -> Any:
-    """One screenful of a gateway; a hit rate under its alarm has a mark. In a narrow one some columns are left out."""
+def traffic(rows: list[Row], width: int, height: int | None = None) -> Any:
+    """One screenful of a gateway; a hit rate under its alarm has a mark."""
     requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
     title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
     cells = [_traffic(row) for row in rows] or [_traffic(Row(tenant="", session=""))]
-    heads = [head for head in cells[0] if width >= WIDTH or head not in ROOMY]
-    for cell in cells:
-        name = cell["session"]
-        cell["session"] = name if len(name) <= 24 or width >= WIDTH else f"{name[:18]}…{name[-5:]}"
-    if len({row.tenant for row in rows}) < 2 and "tenant" in heads:
-        heads.remove("tenant")
-    return grid(heads, ([cell[head] for head in heads] for cell in cells[: len(rows)]), title=title)
+    heads = [head for head in cells[0] if head != "tenant" or len({row.tenant for row in rows}) > 1]
+    body = ([cell[head] for head in heads] for cell in cells[: len(rows)])
+    return grid(heads, body, title=title, width=width, height=height, less=LESS_TRAFFIC)
 
 
 def _traffic(row: Row) -> dict[str, Any]:
@@ -172,27 +172,33 @@ def short(number: int) -> str:
     return str(number)
 
 
-def frame(rows: list[dict[str, Any]], tenant: str) -> Any:
-    """One screenful."""
+def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | None = None) -> Any:
+    """One screenful: the levels, and in at most half of it the queues."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
-    title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}: " + ", ".join(
-        f"{count(number)} {place}" for place, number in places.items() if number
-    )
+    title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}"
+    for number, (place, held) in enumerate((place, held) for place, held in places.items() if held):
+        more = f"{', ' if number else ': '}{count(held)} {place}"
+        title += more if len(title + more) <= width else ""
     figures = "in window", "of", "seen", "in", "stub", "folded", "out", "hit rate", "faults", "refaults", "evictions", "folds"
     heads = ("session", "window", "", *figures, "last use")
-    levels = grid(heads, (_row(row) for row in rows), title=title.rstrip(": "))
     served = [queue_cells(row) for row in rows if row["jobs"]]
+    below = 0 if height is None or not served else min(height // 2, len(served) + 3)
+    room = None if height is None else height - below
+    levels = grid(heads, (_row(row, width) for row in rows), title=title, width=width, height=room, less=LESS)
     if not served:
         return levels
     from rich.console import Group
 
-    return Group(levels, grid(QUEUES, served, title="queues"))
+    return Group(levels, grid(QUEUES, served, title="queues", width=width, height=below or None, less=LESS_QUEUES))
 
 
-def _row(row: dict[str, Any]) -> list[Any]:
+def _row(row: dict[str, Any], width: int) -> list[Any]:
     window, used = row["window"], row["tokens_in_window"]
     share = used / window if window else 0.0
     name, *figures = cells_of(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
     places = [row["places"].get(place, 0) for place in PLACES[:4]]
     filled = share if window and window < WIDE else None
-    return [name, bar(share), filled, used, window, figures[0], *places, *figures[1:]]
+    if width >= WIDTH:
+        return [name, bar(share), filled, used, window, figures[0], *places, *figures[1:]]
+    tokens = (short(used), None if window is None else short(window), short(figures[0]))
+    return [name, bar(share, 10), filled, *tokens, *places, *figures[1:]]

@@ -23,7 +23,7 @@ from kilburn.file import check_target
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, plain, say, tell
-from kilburn.wire.recording import MOST, read_lines
+from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
 
 __all__ = ["bring", "export"]
 
@@ -118,7 +118,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
 
 @app.command("import")
 def bring(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="An export, or bare chat JSONL; .gz too.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help=FORMS.capitalize() + ".", show_default=False)],
     name: Annotated[
         str | None, typer.Option("--session", metavar="NAME", help="What to call it; else its own name, or the file's.")
     ] = None,
@@ -132,17 +132,19 @@ def bring(
 ) -> None:
     """Import sessions into a store: the whole file, or nothing of it.
 
-    An export becomes the sessions that it was made from. A file with one message a line becomes one session.
+    An export becomes the sessions that it was made from. A file with one message a line becomes one session, and so does
+    each recorded run.
 
     Example:
 
         kilburn import run.jsonl --session light
     """
-    stem = source.name.removesuffix(".gz").rpartition(".")[0] or source.name
-    saved = gather(read_lines(source, size), stem, name)
+    with progress(f"reading {source.name}"):
+        saved = gather(read_lines(source, size), stem_of(source), name)
     if not saved:
-        raise WireError(f"{source} is empty", advice="give an export, or one message a line")
-    _rehearse(saved, tokenizer)
+        raise WireError(f"{source} is empty", advice=f"give {FORMS}")
+    with progress("checking what was read"):
+        _rehearse(saved, tokenizer)
     clock = Clock(time.time())
     with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals, shown
+from kilburn.cli.evaluate import Csv, check_outputs, evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
-from kilburn.evals.picture import check_picture
 from kilburn.evals.vectors_report import draw
 
 __all__ = ["vectors"]
@@ -38,6 +37,7 @@ def vectors(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw recall against bytes and time: .svg, .png, .pdf.")
     ] = None,
+    csv: Csv = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -49,8 +49,7 @@ def vectors(
 
         kilburn eval vectors --data talks.jsonl.gz --count 10000 --count 1000000 --plot vectors.svg
     """
-    if plot is not None:
-        check_picture(plot, force=force)
+    check_outputs(csv, plot, force=force)
     # By name, because it imports NumPy, which the other verbs do without.
     module = import_module("kilburn.evals.vectors")
     with progress("measuring") as done:
@@ -64,4 +63,4 @@ def vectors(
             seed=seed,
             progress=done,
         )
-    shown(report, json, plot, draw, force=force)
+    shown(report, json, csv, plot, draw, force=force)

@@ -8,16 +8,14 @@ are read apart.
 from __future__ import annotations
 
 import datetime as dt
-import gzip
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn.wire.recording import read_as
 
 __all__ = ["Answers", "Corpus", "CorpusQuery", "CorpusTurn", "answers_of", "corpora", "renamed", "seconds", "synthetic"]
 
@@ -58,46 +56,32 @@ class _Answers(msgspec.Struct, frozen=True):
     queries: list[_Answered]
 
 
-T = TypeVar("T")
-
 Answers = Mapping[tuple[str, str], tuple[frozenset[str], str]]
 """By corpus and question: the ids of the messages that answer it, and the question's category."""
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield from (line for line in file if line.strip())
-    except (OSError, EOFError) as error:
-        raise SpecError(f"{path} cannot be read: {error}", advice="give a file of JSON lines, plain or .gz") from error
-
-
-def _decoded(lines: Iterable[bytes], kind: type[T], path: Path) -> Iterator[T]:
-    for number, line in enumerate(lines, 1):
-        try:
-            yield msgspec.json.decode(line, type=kind)
-        except msgspec.MsgspecError as error:
-            raise SpecError(f"{path}, line {number}: {error}", advice="see the form in `kilburn eval recall --help`") from error
+FORM = "each line is {name, docs: [{id, text}], queries: [{id, text, gold}]}; see kilburn eval recall --help"
 
 
 def corpora(path: Path) -> Iterator[Corpus]:
     """The conversations of a file, without the answers.
 
     Raises:
-        SpecError: it cannot be read, or a line is no conversation.
+        InvalidMessage: it cannot be read, or a line is no conversation; the message names the line.
     """
-    yield from _decoded(_lines(path), Corpus, path)
+    for _, corpus in read_as(path, Corpus, FORM):
+        yield corpus
 
 
 def answers_of(path: Path) -> Answers:
     """The answers of a file. Only for scoring a ranking that is written.
 
     Raises:
-        SpecError: it cannot be read, or a line is no conversation.
+        InvalidMessage: it cannot be read, or a line is no conversation; the message names the line.
     """
     return {
         (corpus.name, query.id): (frozenset(query.gold), str(query.category))
-        for corpus in _decoded(_lines(path), _Answers, path)
+        for _, corpus in read_as(path, _Answers, FORM)
         for query in corpus.queries
     }
 

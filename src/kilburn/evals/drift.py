@@ -32,6 +32,7 @@ from kilburn.kernel.receipts import ranges
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address, span_of
+from kilburn.wire.recording import FORMS
 
 __all__ = ["PASSES", "POLICIES", "evaluate", "measure", "texts_of"]
 
@@ -73,7 +74,7 @@ def evaluate(
         passes: compactions after which search and recall are tried too.
         replicates: number of seeds; None for 20, or 3 if a model answers.
         seed: the first of them; also for the intervals.
-        data: JSON lines of recorded runs for the work; None for made-up work.
+        data: recorded runs for the work, see `kilburn.evals.trajectories.read`; None for made-up work.
         model: answers the policies that ask; they are measured a second time with it. A spec, or a model.
         progress: called with the number of finished trials and of all trials.
 
@@ -90,7 +91,7 @@ def evaluate(
         garden(seed, arm)
     runs = list(read(data)) if data is not None else []
     if data is not None and not any(run.steps for run in runs):
-        raise SpecError(f"{data}: no runs", advice="give a file with one run a line")
+        raise SpecError(f"{data}: no runs", advice=f"give {FORMS}")
     answering = resolve("models", model) if model else None
     jobs: list[tuple[str, Any, str, int]] = []
     for spec in dict.fromkeys(policies):

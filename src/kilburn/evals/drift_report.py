@@ -140,6 +140,10 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
     losses: list[Decline]
     health: list[Health]
 
+    def records(self) -> list[KeptShare]:
+        """What was kept, a line for each policy, arm and number of compactions."""
+        return self.shares
+
     @classmethod
     def of(cls, trials: Sequence[Trial], *, window: int, passes: Sequence[int], seed: int) -> DriftReport:
         """Add up the trials."""

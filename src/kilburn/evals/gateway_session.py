@@ -137,6 +137,10 @@ class Recorded:
             else:
                 self.first = task
             for step in run.steps:
+                if step.user:  # beside what the tool said, as a client sends it
+                    sent = self.steps[-1][1] if self.steps else None
+                    (self.first if sent is None else sent).append({"type": "text", "text": step.observation})
+                    continue
                 number += 1
                 id = f"toolu_{number:05d}"
                 said = calling(("shell", {"command": step.action}, id), text=step.thought.strip())

@@ -65,6 +65,10 @@ class CacheReport(EvalReport, frozen=True, kw_only=True):
     units: int
     rates: list[Rate]
 
+    def records(self) -> list[Rate]:
+        """All rates."""
+        return self.rates
+
     @classmethod
     def of(cls, tallies: Sequence[Tally], *, traces: int, seed: int, hours: float, hold: bool) -> CacheReport:
         """The rates of what was counted; LRU and the optimum must be among it at each capacity."""

@@ -24,7 +24,7 @@ from kilburn.demo.library import Library
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.plants import garden
-from kilburn.evals.sample import HALVES, distinct, half_of
+from kilburn.evals.sample import HALVES, half_of
 from kilburn.evals.tasks import LINES, sources
 from kilburn.evals.trajectories import Step, Trajectory, read
 
@@ -96,7 +96,7 @@ def interviews(
     """So many sessions with so many questions each, or fewer if the data have no more.
 
     Args:
-        data: JSON lines of recorded runs; None for sessions made from the seed.
+        data: recorded runs, see `kilburn.evals.trajectories.read`; None for sessions made from the seed.
         logs: a folder of logs of tests, plain or gzip; None for made-up ones.
         tokens: of a session, of four characters each; what is planted comes on top. Shorter runs are left out.
         half: one of `kilburn.evals.sample.HALVES`, by what the user asked in a run; "" for all sessions.
@@ -121,7 +121,7 @@ def interviews(
 
 def _recorded(data: str | Path, seed: int, tokens: int) -> Iterator[Trajectory]:
     """The beginnings of the runs that are long enough, in an order of the seed's."""
-    runs = list(distinct(read(data)))
+    runs = list(read(data))
     random.Random(seed).shuffle(runs)
     for run in runs:
         steps = _until(run.steps, tokens)

@@ -1,7 +1,9 @@
-"""What the reports of all measurements share: JSON, rows found by their fields, and tables of plain text."""
+"""What the reports of all measurements share: JSON, CSV, rows found by their fields, and tables of plain text."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Protocol, TypeVar
@@ -22,6 +24,36 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """All figures as one line of JSON."""
         return msgspec.json.encode(self).decode()
+
+    def records(self) -> Sequence[msgspec.Struct]:
+        """What the table shows, a struct a line, as in the JSON."""
+        rows: Sequence[msgspec.Struct] = getattr(self, "rows", ())
+        return rows
+
+    def to_csv(self) -> str:
+        """The records as RFC 4180 has it: the columns are the JSON's fields.
+
+        A field of a field is a column of its own (`costs.hosted`); a list is written as JSON, true and false as JSON has
+        them, and what is null or missing as nothing.
+        """
+        rows = [_flat(msgspec.to_builtins(record, str_keys=True)) for record in self.records()]
+        heads = dict.fromkeys(head for row in rows for head in row)
+        text = io.StringIO(newline="")
+        lines = csv.writer(text)
+        lines.writerow(heads)
+        lines.writerows([row.get(head) for head in heads] for row in rows)
+        return text.getvalue()
+
+
+def _flat(record: Mapping[str, object], before: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            plain = value is None or (isinstance(value, int | float | str) and not isinstance(value, bool))
+            flat[before + name] = value if plain else msgspec.json.encode(value).decode()
+    return flat
 
 
 def row_of(rows: Iterable[T], **fields: object) -> T:

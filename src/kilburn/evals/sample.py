@@ -6,7 +6,6 @@ They are a file's runs, or made-up ones; all of them, or a sample, which is desc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -15,8 +14,9 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.evals.references import KINDS, Reference, references, shuffle_names
 from kilburn.evals.trajectories import Trajectory, braided, read, synthetic
+from kilburn.wire.recording import FORMS
 
-__all__ = ["HALVES", "MADE", "Sample", "distinct", "half_of", "sample_of"]
+__all__ = ["HALVES", "MADE", "Sample", "half_of", "sample_of"]
 
 MADE = 60
 """Runs that are made up where no file is named."""
@@ -69,7 +69,7 @@ def sample_of(
     """The sample of a file.
 
     Args:
-        path: JSON lines of runs (see `kilburn.evals.trajectories`); None for made-up ones.
+        path: a file of recorded runs, or a folder of some (see `kilburn.evals.trajectories.read`); None for made-up ones.
         limit: only the first so many runs; of made-up ones, how many.
         shuffle: a seed; each name is replaced by one of another run, so that only chance is left.
         referring: only runs that have references: fewer prompts, the same names.
@@ -85,12 +85,12 @@ def sample_of(
     """
     if half not in ("", *HALVES):
         raise SpecError(f"no half {half!r}", advice=f"give {' or '.join(HALVES)}")
-    every = synthetic(limit or MADE, seed, copying=True) if path is None else distinct(read(path))
+    every = synthetic(limit or MADE, seed, copying=True) if path is None else read(path)
     every = (run for run in every if half in ("", half_of(run)))
     taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
     runs = tuple(taken if session is None else braided(taken, session, seed))
     if not runs:
-        raise SpecError(f"{path}: no runs", advice="give a file with one run a line")
+        raise SpecError(f"{path}: no runs", advice=f"give {FORMS}")
     listed = [reference for run in runs for kind in KINDS for reference in references(run, kind, reply=reply)]
     wanted: dict[str, list[Reference]] = {}
     for reference in listed if shuffle is None else shuffle_names(listed, shuffle):
@@ -111,18 +111,6 @@ def sample_of(
 def half_of(run: Trajectory) -> str:
     """One of `HALVES`, by a hash of what the user asked, or of the id where nothing was."""
     return HALVES[hashlib.sha256((run.asked or run.id).encode()).digest()[0] % len(HALVES)]
-
-
-def distinct(runs: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """The runs, each with an id of its own: runs of several models share the ids of their tasks."""
-    taken: set[str] = set()
-    for run in runs:
-        name, times = run.id, 1
-        while name in taken:
-            times += 1
-            name = f"{run.id}#{times}"
-        taken.add(name)
-        yield run if name == run.id else msgspec.structs.replace(run, id=name)
 
 
 def _words(path: str | Path | None, limit: int | None, shuffle: int | None, referring: bool) -> str:

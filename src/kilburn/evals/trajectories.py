@@ -1,7 +1,7 @@
 """Recorded agent runs: a head (system, task) and steps of thought, action and output.
 
-Read from JSON lines, plain or gzip, one run at a time; or made up from a seed, so that a measurement
-runs on a machine without any file. Runs can be braided into longer sessions.
+Read from files, one run at a time; or made up from a seed, so that a measurement runs on a machine without any file. Runs
+can be braided into longer sessions.
 """
 
 from __future__ import annotations
@@ -15,55 +15,21 @@ from typing import Any
 
 import msgspec
 
-from kilburn.wire.recording import read_as
+from kilburn.wire.recording import read_runs
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_of
 
 __all__ = ["HeadMessage", "Step", "Trajectory", "braided", "read", "shell_call", "synthetic"]
 
 
-class HeadMessage(msgspec.Struct, frozen=True):
-    """One message of the head."""
-
-    role: str
-    content: str
-
-
-class Step(msgspec.Struct, frozen=True):
-    """One step: what the agent thought, what it did, what came back.
-
-    Args:
-        task: which of several tasks it belongs to.
-        user: whether there is no thought and no action, and the observation is what the user says.
-    """
-
-    thought: str
-    action: str
-    observation: str
-    task: str = ""
-    user: bool = False
-
-
-class Trajectory(msgspec.Struct, frozen=True):
-    """One recorded run."""
-
-    id: str
-    head: tuple[HeadMessage, ...]
-    steps: tuple[Step, ...]
-
-    @property
-    def asked(self) -> str:
-        """What the user asked in the head: runs of one task have it in common."""
-        return "\n".join(turn.content for turn in self.head if turn.role == "user")
-
-
 def read(path: str | Path) -> Iterator[Trajectory]:
-    """The runs of a file, one line at a time.
+    """The runs of a file or a folder, of any form that `kilburn.wire.recording.read_runs` reads, each with an id of its own.
 
     Raises:
         InvalidMessage: no such file, it cannot be read, or a line is no run; the message names the line.
     """
-    form = "each line is {id, head: [{role, content}], steps: [{thought, action, observation}]}"
-    for _, run in read_as(path, Trajectory, form):
-        yield run
+    for run in read_runs(path):
+        told = run.trajectory
+        yield trajectory_of(run.name, run.messages) if told is None else msgspec.structs.replace(told, id=run.name)
 
 
 STRETCHES = 3

@@ -10,7 +10,6 @@ such vectors are closer together than those of real ones, so a million of them i
 
 from __future__ import annotations
 
-import gzip
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from kilburn.memory.compression import Codec, codec_for, codecs
 from kilburn.memory.scan import Scan, pack, size_of
 from kilburn.memory.vectors import checked
 from kilburn.retrieval import Embedder
+from kilburn.wire.recording import read_as
 
 try:
     import numpy as np
@@ -77,7 +77,8 @@ def read(path: Path, embedder: Embedder, sample: int, queries: int, seed: int) -
     maybe `queries`, which are embedded.
 
     Raises:
-        SpecError: no such file, or nothing of the kind in it. ModelError, Unavailable: the embedder failed.
+        SpecError: an array that cannot be read or used, or too few vectors. InvalidMessage: a file of JSON lines that
+            cannot be read, or a line that is none; the message names the line. ModelError, Unavailable: the embedder failed.
     """
     dice = np.random.default_rng(seed)
     texts: list[str] = []
@@ -110,11 +111,9 @@ def read(path: Path, embedder: Embedder, sample: int, queries: int, seed: int) -
 def _texts(path: Path) -> tuple[list[str], list[str]]:
     """The passages and the queries of JSON lines."""
     passages, asked = [], []
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            found = msgspec.json.decode(line, type=_Line)
-            passages += [one.text for one in found.docs] + ([found.text] if found.text else [])
-            asked += [one.text for one in found.queries]
+    for _, found in read_as(path, _Line, "each line is {text}, or {docs: [{text}], queries: [{text}]}"):
+        passages += [one.text for one in found.docs] + ([found.text] if found.text else [])
+        asked += [one.text for one in found.queries]
     return passages, asked
 
 

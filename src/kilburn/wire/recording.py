@@ -1,62 +1,100 @@
-"""Reads recorded runs from files: chat JSONL, trajectories, exports of Kilburn, plain or gzipped.
+"""Reads recorded runs from files: chat JSONL, runs of messages or of steps, SWE-agent's `.traj`, exports of Kilburn.
 
-A run is a name and its messages in the chat (or messages) form, ready for `Process.append`. Whether roles are known
-and calls are paired is checked there, not here.
+All of them plain or gzipped. A run is a name and its messages in the chat (or messages) form, ready for
+`Process.append`. Whether roles are known and calls are paired is checked there, not here.
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import msgspec
 
 from kilburn.errors import InvalidMessage
+from kilburn.wire.trajectory import Trajectory, messages_of, read_trajectory
 
-__all__ = ["MOST", "RecordedRun", "bounded_lines", "read_as", "read_lines", "read_runs"]
+__all__ = [
+    "FORMS",
+    "MOST",
+    "Names",
+    "RecordedRun",
+    "bounded_lines",
+    "is_run",
+    "read_as",
+    "read_lines",
+    "read_runs",
+    "run_of",
+    "stem_of",
+]
 
 T = TypeVar("T")
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+SUFFIXES = tuple(f"{end}{packed}" for end in (".jsonl", ".ndjson", ".traj") for packed in ("", ".gz"))
 GZIP = b"\x1f\x8b"
+
+FORMS = "a message a line, a run a line ({messages} or {id, head, steps}), an export of Kilburn, or SWE-agent's .traj; .gz too"
+"""What `read_runs` reads, in words."""
 
 MOST = 1 << 30
 """Bytes of one unpacked file: a few kilobytes of gzip can unpack to terabytes."""
 
 LONGEST = 128 << 20
-"""Bytes of one line."""
+"""Bytes of one line, and of one object over several lines."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """One recorded run: a name, unique within what was read together, and its messages in order."""
+    """One recorded run: a name, unique within what was read together, and its messages in order.
+
+    Args:
+        trajectory: the same run as steps, where the file tells it so.
+    """
 
     name: str
     messages: list[dict[str, Any]]
+    trajectory: Trajectory | None = None
+
+
+class Names:
+    """Names for runs, each given once: runs of several models share the names of their tasks."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def given(self, name: str) -> str:
+        """The name, or the first of `NAME#2`, `NAME#3`, ... that is free."""
+        free, times = name, 1
+        while free in self._taken:
+            times += 1
+            free = f"{name}#{times}"
+        self._taken.add(free)
+        return free
 
 
 def read_runs(path: str | Path) -> Iterator[RecordedRun]:
-    """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, sorted by name.
+    """The runs of a file, or of all files of these kinds below a folder, sorted by name.
 
-    A file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
+    A `.jsonl` file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
     trajectory form `{"id", "head", "steps": [{"thought", "action", "observation"}]}`, where a step
-    becomes an assistant message with one call of `run`, and its result. An export of Kilburn holds
-    one run for each of its sessions.
+    becomes an assistant message with one call of `run`, and its result. A `.traj` file is one run of SWE-agent. An
+    export of Kilburn holds one run for each of its sessions.
 
     Raises:
         InvalidMessage: no such file, or a line that is none of these; it names file and line.
     """
-    used: dict[str, int] = {}
+    names = Names()
     for file in _files(Path(path)):
         for run in _runs_of(file):
-            used[run.name] = used.get(run.name, 0) + 1
-            yield run if used[run.name] == 1 else RecordedRun(f"{run.name}#{used[run.name]}", run.messages)
+            yield msgspec.structs.replace(run, name=names.given(run.name))
 
 
 def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[str, Any]]]:
     """The JSON objects of a file, one a line, each with its place (`file:line`); empty lines are skipped.
+
+    A file that holds one object over several lines, as `.traj` files do, has that one.
 
     Args:
         most: bytes that the file may have, unpacked.
@@ -64,7 +102,7 @@ def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[s
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
     """
-    return read_as(path, dict[str, Any], "write one JSON object a line", most)
+    return _read_as(path, dict[str, Any], "write one JSON object a line", most, spread=True)
 
 
 def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST) -> Iterator[tuple[str, T]]:
@@ -76,21 +114,46 @@ def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST) -> I
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no such JSON; it names the line.
     """
+    return _read_as(path, form, advice, most, spread=False)
+
+
+def _read_as(path: str | Path, form: type[T], advice: str, most: int, *, spread: bool) -> Iterator[tuple[str, T]]:
     name = Path(path).name
     decode = msgspec.json.Decoder(form).decode
-    for number, line in enumerate(_raw_lines(Path(path), most), start=1):
-        if not line.strip():
-            continue
+    lines = ((number, line) for number, line in enumerate(_raw_lines(Path(path), most), start=1) if line.strip())
+    first = True
+    for number, line in lines:
         where = f"{name}:{number}"
         try:
             value = decode(line)
         except msgspec.ValidationError as error:
+            if line.lstrip().startswith(b"["):
+                advice = f"{advice}; `jq -c '.[]'` makes lines of a list"
             raise InvalidMessage(f"{where}: {str(error)[:200]}", advice=advice) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidMessage(f"{where}: not JSON: {error}", advice=advice) from None
+            whole = _whole(line, lines, name, decode) if spread and first else None
+            if whole is None:
+                raise InvalidMessage(f"{where}: not JSON: {error}", advice=advice) from None
+            value = whole
         except RecursionError:
             raise InvalidMessage(f"{where}: nested too deep", advice=advice) from None
+        first = False
         yield where, value
+
+
+def _whole(line: bytes, lines: Iterator[tuple[int, bytes]], name: str, decode: Callable[[bytes], T]) -> T | None:
+    """The one object that a line begins and the following ones end; None if that is no JSON either."""
+    if not line.lstrip().startswith(b"{"):
+        return None
+    whole = bytearray(line)
+    for number, more in lines:
+        whole += more
+        if len(whole) > LONGEST:
+            raise InvalidMessage(f"{name}:{number}: an object of more than {LONGEST:,} bytes", advice="write one object a line")
+    try:
+        return decode(bytes(whole))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _files(path: Path) -> list[Path]:
@@ -98,7 +161,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
     if not found:
-        raise InvalidMessage(f"no .jsonl or .jsonl.gz file below {path}", advice="give a file, or a folder that holds some")
+        raise InvalidMessage(f"no .jsonl or .traj file below {path}", advice="give a file, or a folder that holds some")
     return found
 
 
@@ -122,9 +185,7 @@ def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST)
 def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP
-            raw.seek(0)
-            if packed:
+            if raw.peek(2)[:2] == GZIP:  # a pipe cannot go back
                 with gzip.open(raw) as unpacked:
                     yield from bounded_lines(unpacked, path.name, most)
             else:
@@ -136,7 +197,7 @@ def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
 
 
 def _runs_of(file: Path) -> Iterator[RecordedRun]:
-    stem = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
+    stem = stem_of(file)
     name, gathered = stem, list[dict[str, Any]]()
     for where, value in read_lines(file):
         if "role" in value:
@@ -152,40 +213,41 @@ def _runs_of(file: Path) -> Iterator[RecordedRun]:
         elif "state" in value or "parts" in value:
             continue  # an export's line about a message that is not whole any more
         else:
-            yield _line_run(value, where, stem)
+            yield run_of(value, where, stem)
     if gathered:
         yield RecordedRun(name, gathered)
 
 
-def _line_run(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
-    name = str(value.get("id") or f"{stem}:{where.rpartition(':')[2]}")
-    if isinstance(value.get("steps"), list):
-        return RecordedRun(
-            name, [*_objects(value.get("head", []), f"{where}: head"), *_steps(_objects(value["steps"], f"{where}: steps"))]
+def stem_of(file: Path) -> str:
+    """What a file is called without its endings."""
+    return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
+
+
+def is_run(value: dict[str, Any]) -> bool:
+    """Whether a JSON object is a whole run."""
+    return "role" not in value and any(isinstance(value.get(key), list) for key in ("messages", "steps", "trajectory"))
+
+
+def run_of(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
+    """The run that a JSON object is.
+
+    Args:
+        stem: the file's name; a run without an id is called after it and its line.
+
+    Raises:
+        InvalidMessage: it is none; `where` is in its message.
+    """
+    if not is_run(value):
+        raise InvalidMessage(
+            f"{where}: neither a message nor a run; its keys are {', '.join(map(repr, list(value)[:6])) or 'none'}",
+            advice=f"give {FORMS}",
         )
-    if isinstance(value.get("messages"), list):
-        return RecordedRun(name, _objects(value["messages"], f"{where}: messages"))
-    raise InvalidMessage(
-        f"{where}: neither a message nor a run; its keys are {', '.join(map(repr, list(value)[:6])) or 'none'}",
-        advice="a message has `role`, a run `messages` or `steps`",
-    )
-
-
-def _objects(value: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidMessage(f"{where} is no list of objects")
-    return value
-
-
-def _steps(steps: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for number, step in enumerate(steps, start=1):
-        thought, action, observation = (str(step.get(key) or "") for key in ("thought", "action", "observation"))
-        if not action:
-            yield {"role": "assistant", "content": thought}
-            if observation:
-                yield {"role": "user", "content": observation}
-            continue
-        arguments = msgspec.json.encode({"command": action}).decode()
-        call = {"id": f"call_{number}", "type": "function", "function": {"name": "run", "arguments": arguments}}
-        yield {"role": "assistant", "content": thought, "tool_calls": [call]}
-        yield {"role": "tool", "tool_call_id": f"call_{number}", "content": observation}
+    line = where.rpartition(":")[2]
+    otherwise = stem if "trajectory" in value else f"{stem}:{line}"
+    if isinstance(value.get("steps"), list) or isinstance(value.get("trajectory"), list):
+        trajectory = read_trajectory(value, where, otherwise)
+        return RecordedRun(trajectory.id, messages_of(trajectory), trajectory)
+    messages = value["messages"]
+    if not all(isinstance(message, dict) for message in messages):
+        raise InvalidMessage(f"{where}: messages is no list of objects", advice="a message is {role, content}")
+    return RecordedRun(str(value.get("id") or otherwise), messages)

@@ -1,0 +1,223 @@
+"""A recorded run of an agent told as steps, and the same run told as messages.
+
+A step is what the agent thought, what it did, and what came back. The form is that of SWE-agent's recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import InvalidMessage
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.form import parse
+
+__all__ = ["HeadMessage", "Step", "Trajectory", "messages_of", "read_trajectory", "trajectory_of"]
+
+KEYS = frozenset(("thought", "action", "observation"))
+
+
+class HeadMessage(msgspec.Struct, frozen=True):
+    """One message of the head."""
+
+    role: str
+    content: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step: what the agent thought, what it did, what came back.
+
+    Args:
+        task: which of several tasks it belongs to.
+        user: whether there is no thought and no action, and the observation is what the user says.
+    """
+
+    thought: str
+    action: str
+    observation: str
+    task: str = ""
+    user: bool = False
+
+
+class Trajectory(msgspec.Struct, frozen=True):
+    """One recorded run: the head (system, task), and the steps."""
+
+    id: str
+    head: tuple[HeadMessage, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def asked(self) -> str:
+        """What the user asked in the head: runs of one task have it in common."""
+        return "\n".join(turn.content for turn in self.head if turn.role == "user")
+
+
+class _HeadLine(msgspec.Struct):
+    role: str
+    content: Any = ""
+    is_demo: bool = False
+
+
+class _StepLine(msgspec.Struct):
+    thought: str | None = None
+    action: str | None = None
+    observation: str | None = None
+    response: str | None = None
+    task: str = ""
+    user: bool = False
+
+
+class _RunLine(msgspec.Struct):
+    """A line `{id, head, steps}`, or a file of SWE-agent, which has `history` and `trajectory`."""
+
+    id: str | None = None
+    head: list[_HeadLine] = []
+    history: list[_HeadLine] = []
+    steps: list[_StepLine] = []
+    trajectory: list[_StepLine] = []
+
+
+def read_trajectory(value: dict[str, Any], where: str, otherwise: str) -> Trajectory:
+    """The run that a JSON object `{id, head, steps}`, or the one of SWE-agent's `.traj` file, is.
+
+    The head of a `.traj` is what its history begins with, up to the agent's first reply; demonstrations are left out.
+
+    Args:
+        otherwise: the name of a run without an id.
+
+    Raises:
+        InvalidMessage: a value of another type, or a step without a thought, an action and an observation; `where` is
+            in its message.
+    """
+    try:
+        found = msgspec.convert(value, _RunLine)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(f"{where}: {str(error)[:200]}", advice=ADVICE) from None
+    name = "steps" if "steps" in value else "trajectory"
+    for number, step in enumerate(value[name], start=1):
+        if not KEYS & step.keys():
+            raise InvalidMessage(f"{where}: {name}[{number - 1}] has no thought, action or observation", advice=ADVICE)
+    head = tuple(HeadMessage(turn.role, _text_of(turn.content, where)) for turn in found.head or _first(found.history))
+    return Trajectory(found.id or otherwise, head, tuple(map(_step, found.steps or found.trajectory)))
+
+
+ADVICE = "a run is {id, head: [{role, content}], steps: [{thought, action, observation}]}, or SWE-agent's .traj"
+
+
+def _first(history: Iterable[_HeadLine]) -> Iterator[_HeadLine]:
+    """What was said before the agent's first reply, without demonstrations."""
+    for turn in history:
+        if turn.is_demo:
+            continue
+        if turn.role == "assistant":
+            return
+        yield turn
+
+
+def _text_of(content: Any, where: str) -> str:
+    """The text of a message's content: a string, or blocks of text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(block, dict) for block in content):
+        return "\n".join(str(block["text"]) for block in content if isinstance(block.get("text"), str))
+    raise InvalidMessage(f"{where}: a message of the head has a {type(content).__name__} as its content", advice=ADVICE)
+
+
+def _step(line: _StepLine) -> Step:
+    # A reply that could not be read as a thought and an action stands in `response` alone.
+    thought = line.response if line.thought is None and not line.action else line.thought
+    return Step(thought or "", line.action or "", line.observation or "", line.task, line.user)
+
+
+def messages_of(run: Trajectory) -> list[dict[str, Any]]:
+    """A run as messages in the chat form: an action is a call of `run`, what came back its result."""
+    return [*({"role": turn.role, "content": turn.content} for turn in run.head), *_told(run.steps)]
+
+
+def _told(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
+    for number, step in enumerate(steps, start=1):
+        if step.user:
+            yield {"role": "user", "content": step.observation}
+        elif not step.action:
+            yield {"role": "assistant", "content": step.thought}
+            if step.observation:
+                yield {"role": "user", "content": step.observation}
+        else:
+            arguments = msgspec.json.encode({"command": step.action}).decode()
+            call = {"id": f"call_{number}", "type": "function", "function": {"name": "run", "arguments": arguments}}
+            yield {"role": "assistant", "content": step.thought, "tool_calls": [call]}
+            yield {"role": "tool", "tool_call_id": f"call_{number}", "content": step.observation}
+
+
+def trajectory_of(id: str, messages: Iterable[dict[str, Any]]) -> Trajectory:
+    """A run of messages as a head and steps.
+
+    The head is what stands before the first reply. Each call is a step, with its result as the observation; the first
+    call of a reply has its text as the thought. A reply without a call is an action of its own, and what the user says
+    next came back.
+
+    Raises:
+        InvalidMessage: no message, or a result whose call is not before it; it names the message.
+    """
+    head: list[HeadMessage] = []
+    steps: list[Step] = []
+    calls: dict[str | None, int] = {}
+    answered = True
+    for number, told in enumerate(messages, start=1):
+        where = f"{id}: message {number}"
+        for message in _parsed(told, where):
+            text = _joined(part for part in message.parts if part.kind in (Kind.TEXT, Kind.REASONING))
+            if message.role is Role.ASSISTANT:
+                made = [part for part in message.parts if part.kind is Kind.CALL]
+                for at, part in enumerate(made):
+                    calls[part.call] = len(steps)
+                    steps.append(Step("" if at else text, _action(part), ""))
+                if not made:
+                    steps.append(Step("", text, ""))
+                answered = bool(made)
+            elif message.role is Role.TOOL:
+                for part in message.parts:
+                    if part.kind is Kind.RESULT:
+                        _answer(steps, calls, part, where)
+            elif not steps:
+                head.append(HeadMessage(message.role, text))
+            elif answered:
+                steps.append(Step("", "", text, user=True))
+            else:
+                steps[-1] = msgspec.structs.replace(steps[-1], observation=text)
+                answered = True
+    return Trajectory(id, tuple(head), tuple(steps))
+
+
+def _parsed(told: dict[str, Any], where: str) -> list[Message]:
+    try:
+        return parse(told)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"{where}: {error.what}", advice=error.advice) from None
+
+
+def _joined(parts: Iterable[Part]) -> str:
+    return "\n".join(part.text for part in parts)
+
+
+def _answer(steps: list[Step], calls: dict[str | None, int], part: Part, where: str) -> None:
+    at = calls.get(part.call)
+    if at is None:
+        raise InvalidMessage(f"{where}: a result whose call {part.call!r} is not before it", advice="record the call too")
+    before = steps[at].observation
+    steps[at] = msgspec.structs.replace(steps[at], observation=f"{before}\n{part.text}" if before else part.text)
+
+
+def _action(call: Part) -> str:
+    """A call as one would type it: a shell's command alone, else the tool's name and its arguments."""
+    try:
+        given = msgspec.json.decode(call.text)
+    except (msgspec.DecodeError, RecursionError):  # as the model wrote it
+        given = call.text
+    values = list(given.values()) if isinstance(given, dict) else [given]
+    words = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
+    if isinstance(given, dict) and list(given) == ["command"]:
+        return words[0]
+    return " ".join([call.name or "call", *words])
