@@ -276,7 +276,7 @@ def tainted(process: Process, clean: Collection[str] = (), until: int | None = N
             return True
     with process.lock:
         pages, last, lowest = process.window.pages, process.window.last if until is None else until, int(Trust.TOOL)
-        read = [page for page in pages.values() if page.trust <= lowest and 0 < page.id <= last]
+        read = [page for page in pages.originals() if page.trust <= lowest and page.id <= last]
     # The earliest is looked at first: so of what it was recalled from, only a fold can be untrusted.
     return any(not _is_ours(page, pages, clean) for page in sorted(read, key=lambda page: page.id))
 

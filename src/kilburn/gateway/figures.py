@@ -64,6 +64,6 @@ def _stats(process: Process) -> Stats:
 
 def _hidden(process: Process) -> int:
     """Tokens of our own calls and their results."""
-    window = process.window
-    calls = {page.id for page in window.pages.values() if (page.call or "").startswith(HIDDEN)}
-    return sum(window.cost(page.id) for page in window.pages.values() if page.id in calls or page.answers in calls)
+    window, pages = process.window, process.window.pages.originals()
+    calls = {page.id for page in pages if (page.call or "").startswith(HIDDEN)}
+    return sum(window.cost(page.id) for page in pages if page.id in calls or page.answers in calls)

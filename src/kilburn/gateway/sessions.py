@@ -191,7 +191,7 @@ def copy_of(process: Process, turn: int) -> list[Message]:
 def _live(process: Process) -> list[Page]:
     """The transcript's pages that are not forgotten."""
     window = process.window
-    return [page for page in window.pages.values() if page.id > 0 and window.at(page.id) is not Place.DROPPED]
+    return [page for page in window.pages.originals() if window.at(page.id) is not Place.DROPPED]
 
 
 def _numbers(process: Process) -> list[int]:

@@ -92,6 +92,12 @@ class Pages(MutableMapping[int, Page]):
             if lost is not None:
                 raise StoreCorrupt(f"{address_of(lost)} is missing", advice="run `kilburn fsck`")
 
+    def originals(self) -> list[Page]:
+        """The originals in order, read in one query where they are not here."""
+        wanted = [page for page in self if page > 0]
+        self.fetch(wanted)
+        return [self._here[page] for page in wanted]
+
     def _is_stored(self, page: object) -> bool:
         return isinstance(page, int) and self._first <= page <= self._last and page != 0
 

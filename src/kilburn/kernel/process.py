@@ -954,7 +954,7 @@ class Process:
         made: dict[int, Message] = {}
         with self._current() as kernel:
             window = kernel.window
-            kept = [page for page in window.pages.values() if page.id > 0]
+            kept = window.pages.originals()
             if gone is None:
                 kept = [page for page in kept if window.at(page.id) != Place.DROPPED]
             for at, page in enumerate(kept):
@@ -972,7 +972,7 @@ class Process:
                     )
                 else:
                     made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
-            damaged = {page.message for page in window.pages.values() if page.id > 0 and window.at(page.id) == Place.DROPPED}
+            damaged = {page.message for page in window.pages.originals() if window.at(page.id) == Place.DROPPED}
         return list(_without_form(made, damaged).values() if damaged else made.values())
 
 

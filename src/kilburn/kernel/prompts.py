@@ -76,7 +76,7 @@ class Prompts:
         """Record what this prompt costs: all of it, and what an engine must process again after the first difference."""
         kernel = self._kernel
         if self._whole:
-            pages = [page for page in kernel.window.pages.values() if 0 < page.id <= self._whole]
+            pages = [page for page in kernel.window.pages.originals() if page.id <= self._whole]
             self._shipped = [(((*page.order, page.id), ""), self._cost(page, "")) for page in pages]
             self._seen.update(page.id for page in pages)
             self._whole = 0

@@ -449,7 +449,7 @@ class _Job:
         process = self.process
         with process.lock:
             process.refresh()
-            pages = [page for number, page in sorted(process.window.pages.items()) if number > 0]
+            pages = process.window.pages.originals()
             gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
             heard = list(_heard(process.kernel.lineage.owner, pages, gone))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
