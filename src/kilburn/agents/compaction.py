@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kilburn.effect import Outcome
-from kilburn.errors import LawBroken, ModelError, Refused
+from kilburn.errors import Forgotten, LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.process import Process
 from kilburn.model import Model, Request, ToolSpec, complete
@@ -87,7 +87,7 @@ def compact_at_provider(
 ) -> Compaction:
     """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
 
-    Its block is appended, and the pages that it stands for leave. Send the next prompt with
+    Its block is appended, with all that the provider was shown as its sources, and the pages that it stands for leave. Send the next prompt with
     `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was working stay.
     The newest messages are in the summary, and stay too.
 
@@ -117,7 +117,11 @@ def compact_at_provider(
         return _record(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
         return _record(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
-    address = process.append(reply.message)
+    try:
+        address = process.append(msgspec.structs.replace(reply.message, sources=prompt.pages))
+    except Forgotten:
+        # It may hold what was forgotten while the provider was working.
+        return _record(process, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
     before = process.use
     with process.lock:
         leaving = behind(process.view(), turn - keep)

@@ -29,8 +29,9 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
 from kilburn.store import ProcessKind
+from kilburn.wire.compaction import is_compaction
 
-__all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up", "shrink"]
+__all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "made_of", "set_up", "shrink"]
 
 WORKERS = 8
 RETURNED = "returned"
@@ -115,6 +116,12 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
         process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
     except PinsExceedWindow:
         raise error from None
+
+
+def made_of(message: Message, pages: tuple[int, ...]) -> Message:
+    """A reply, with the pages that its prompt showed as the sources of a compaction in it. What a model merely says has none:
+    it was said."""
+    return msgspec.structs.replace(message, sources=pages) if any(map(is_compaction, message.parts)) else message
 
 
 class Account:
@@ -370,8 +377,17 @@ class Agent:
             count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
         self._charge(usage)
-        self.process.append(fresh.message)
+        self._keep(fresh.message, prompt)
         return fresh
+
+    def _keep(self, message: Message, prompt: Prompt) -> None:
+        """Admit a reply to a prompt.
+
+        Raises:
+            Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
+                now.
+        """
+        self.process.append(made_of(message, prompt.pages))
 
     def _charge(self, usage: Tokens) -> None:
         """Count what a reply cost, before it is admitted."""

@@ -33,10 +33,14 @@ class Prompt(list[dict[str, Any]]):
         system: for the "messages" form, the system prompt; else None.
         tokens: what it costs, by the process's counter.
         form: "chat" or "messages".
+        pages: ids of the pages whose text it shows. They are the sources of what a model makes of it.
     """
 
-    def __init__(self, messages: list[dict[str, Any]], *, system: Any, tokens: int, form: str) -> None:
+    def __init__(
+        self, messages: list[dict[str, Any]], *, system: Any, tokens: int, form: str, pages: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(messages)
+        self.pages = pages
         self.system = system
         self.tokens = tokens
         self.form = form
