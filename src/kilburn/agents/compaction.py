@@ -87,9 +87,9 @@ def compact_at_provider(
 ) -> Compaction:
     """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
 
-    Its block is appended, with all that the provider was shown as its sources, and the pages that it stands for leave. Send the next prompt with
-    `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was working stay.
-    The newest messages are in the summary, and stay too.
+    Its block is appended, with all that the provider was shown as its sources, and the pages that it stands for leave. Send
+    the next prompt with `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was
+    working stay. The newest messages are in the summary, and stay too.
 
     Args:
         model: of the "messages" form.

@@ -118,10 +118,15 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
         raise error from None
 
 
-def made_of(message: Message, pages: tuple[int, ...]) -> Message:
-    """A reply, with the pages that its prompt showed as the sources of a compaction in it. What a model merely says has none:
-    it was said."""
-    return msgspec.structs.replace(message, sources=pages) if any(map(is_compaction, message.parts)) else message
+def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, int], ...] = ()) -> Message:
+    """A reply, with what its prompt showed as the sources of a compaction in it. What a model merely says has none: it was said.
+
+    Args:
+        pages: of the process. others: pages of other processes, by number of the process and page.
+    """
+    if not any(map(is_compaction, message.parts)):
+        return message
+    return msgspec.structs.replace(message, sources=pages, cites=(*message.cites, *others))
 
 
 class Account:

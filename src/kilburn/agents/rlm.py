@@ -380,7 +380,9 @@ class Recursive(Agent):
             # What is said again is made of the record, which goes with what it was made from.
             said = again.number, again.process.window.last
             messages = [
-                msgspec.structs.replace(one, cites=(*one.cites, said), trust=Trust.TOOL) for each in messages for one in parse(each)
+                msgspec.structs.replace(one, cites=(*one.cites, said), trust=Trust.TOOL)
+                for each in messages
+                for one in parse(each)
             ]
         system = self._system(self.depth, self._past is not None)
         known = [page.digest for page, _ in process.pages() if page.role is Role.SYSTEM]
@@ -780,9 +782,7 @@ class Recursive(Agent):
         part = Part(kind=Kind.TEXT, text=question)
         origin = (*self._origin, *self.sub_calls.take_read())
         try:
-            result = run._ask(
-                [Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, cites=origin)], text, None, Any, None
-            )
+            result = run._ask([Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, cites=origin)], text, None, Any, None)
         except KilburnError as error:
             result = RecursiveResult(limit=type(error).__name__)
         page = branch.window.last

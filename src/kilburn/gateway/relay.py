@@ -16,9 +16,10 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from kilburn.agents.loop import shrink
+from kilburn.agents.loop import made_of, shrink
 from kilburn.budget import Budget
 from kilburn.errors import (
+    Forgotten,
     KernelError,
     KilburnError,
     ModelError,
@@ -153,6 +154,8 @@ class _Work:
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
+        self.pages: tuple[int, ...] = ()
+        """Those that the upstream is shown."""
         # Room for memory and tools is kept also where none are sent, so that the window does not change from turn to turn.
         self._beside = sum(map(session.cost, asked.beside)) + room + (session.cost(TOOLS) if faults else 0)
 
@@ -178,11 +181,12 @@ class _Work:
         if session.whole and not self.faults and process.use <= process.capacity:
             process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
+            self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
             return
         prompt = process.render(self.form.rendered)
         if process.turn != session.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
-        self.tokens = prompt.tokens
+        self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
 
     def _with_memory(self, body: bytes) -> bytes:
@@ -194,7 +198,9 @@ class _Work:
         return self.tokens + self.session.process.budget.overhead - self._unused
 
     def heard(self, message: Message) -> Message:
-        """A reply, which may be believed no more than what was put beside the question."""
+        """A reply, which may be believed no more than what was put beside the question. A compaction in it is made of what the
+        upstream was shown."""
+        message = made_of(message, self.pages, () if self.known is None else self.known.pages)
         if self.known is None or self.known.trust >= Trust.AGENT:
             return message
         return msgspec.structs.replace(message, trust=self.known.trust)
@@ -338,8 +344,15 @@ class _Turn:
         return True
 
     def _keep(self, reply: Reply, messages: list[Message]) -> None:
-        """Append what was said, and learn from its usage how long the prompt was."""
-        self._relay.histories.said(self._session, messages)
+        """Append what was said, and learn from its usage how long the prompt was.
+
+        Raises:
+            StoreStale: what it was made from was forgotten meanwhile.
+        """
+        try:
+            self._relay.histories.said(self._session, messages)
+        except Forgotten as error:
+            raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:
             # The reply is kept, and the session is made to fit when it is rendered.
             with suppress(StoreError):

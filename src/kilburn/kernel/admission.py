@@ -87,7 +87,7 @@ def pages_of(
             shown = [page for page in (*window.visible(), *pages) if page.id not in window.stubs]
             made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in shown))))
             summary_trust = min([trust, *(page.trust for page in shown)])
-            trust = _trust(msgspec.structs.replace(message, sources=()), window, cited, pages)
+            trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
         speaker = _speaker(message)
         first = window.last + len(pages) + 1
@@ -113,7 +113,7 @@ def pages_of(
                 call=part.call,
                 name=part.name,
                 sources=() if beside else made_of,
-                cites=message.cites,
+                cites=() if beside else message.cites,
                 order=(number, 0),
                 label=_label(part),
                 speaker=speaker,
