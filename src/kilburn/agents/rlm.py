@@ -19,7 +19,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from enum import StrEnum
 from typing import Any
 
@@ -264,15 +263,15 @@ class Recursive(Agent):
         kind: Any,
         watch: Callable[[RunEvent | SubCalled], None] | None,
     ) -> RecursiveResult:
-        with nullcontext() if source is None else variable(source, self.process.counter.count) as found:
-            known = self.recorded
-            if known is not None and known.digest != (found.digest if found is not None else ""):
-                raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
-            if known is not None and known.past and past is None:
-                raise SpecError("the recorded run read the past", advice="give it again")
-            if known is not None and known.goes_on and known.ended:
-                return _ended(known)
-            return self._answer(messages, found, past, kind, watch)
+        found = None if source is None else variable(source, self.process.counter.count)
+        known = self.recorded
+        if known is not None and known.digest != (found.digest if found is not None else ""):
+            raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
+        if known is not None and known.past and past is None:
+            raise SpecError("the recorded run read the past", advice="give it again")
+        if known is not None and known.goes_on and known.ended:
+            return _ended(known)
+        return self._answer(messages, found, past, kind, watch)
 
     def _answer(
         self,
@@ -744,8 +743,7 @@ class Recursive(Agent):
         """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
         recorded = None
         if self.recorded is not None:
-            with variable(text, self.process.counter.count) as found:
-                recorded = self.recorded.run(question, found.digest)
+            recorded = self.recorded.run(question, variable(text, self.process.counter.count).digest)
         why, model = "", self.model
         if recorded is not None and recorded.goes_on:
             # What failed in a cell that the model saw the end of has failed.
