@@ -214,7 +214,9 @@ class Sandbox(ABC):
     lacks: tuple[str, ...] = ()
     """What this sandbox does not have on this machine, in words."""
 
-    def __init__(self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path | bytes], bounds: Bounds) -> None:
+    def __init__(
+        self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path | bytes], bounds: Bounds
+    ) -> None:
         self.calls, self.variables, self.files, self.bounds = calls, dict(variables), dict(files), bounds
         _check_names({**self.variables, **self.files})
         try:
