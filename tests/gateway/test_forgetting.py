@@ -129,6 +129,24 @@ def test_a_session_that_is_forgotten_while_its_reply_is_on_the_way(gateway: Any,
         assert [len(store.process(info.name).messages()) for info in store.processes()] == [4]
 
 
+def test_a_session_of_which_all_is_forgotten_sends_nothing_and_goes_on(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="OK."))
+    talk = [user("Hello. " + SECRET), said("OK."), user("More.")]
+    name = setup.chat(talk[:1])[1]["x-kilburn-session"]
+    setup.chat(talk)
+    asked = len(setup.upstream.sent)
+    with setup.store() as store:
+        store.forget(session=name, address="p1-p4")
+    body = {"model": "m", "messages": [*talk, said("OK.")]}
+    answer = httpx2.post(f"{setup.url}/v1/chat/completions", json=body, timeout=20)
+    assert answer.status_code == 400, (answer.headers, setup.upstream.sent[-1].raw)
+    assert "nothing to send" in answer.text
+    assert len(setup.upstream.sent) == asked
+    assert setup.chat([*talk, said("OK."), user("And now?")])[1]["x-kilburn-session"] == name
+    assert [message["content"] for message in setup.upstream.sent[-1].body["messages"]] == ["And now?"]
+    assert not setup.upstream.refused
+
+
 # What a provider made of the prompt
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.agents.loop import shrink
-from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
+from kilburn.errors import EmptyPrompt, KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Events
 from kilburn.gateway.form import Form, Reading
@@ -117,6 +117,8 @@ class _Turn:
         self.reading: Reading = form.reading(bool(self._offered))
 
     def _put(self, prompt: Prompt) -> None:
+        if not prompt:
+            raise EmptyPrompt
         asked = self._asked
         if prompt.system:
             own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []

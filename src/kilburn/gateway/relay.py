@@ -19,6 +19,7 @@ from anyio.to_thread import run_sync
 from kilburn.agents.loop import made_of, shrink
 from kilburn.budget import Budget
 from kilburn.errors import (
+    EmptyPrompt,
     Forgotten,
     KernelError,
     KilburnError,
@@ -175,6 +176,8 @@ class _Work:
         """
         session = self.session
         process = session.process
+        # Where nothing is new nothing was appended; and another program may have forgotten what the client still sends.
+        process.refresh()
         self._fit(process.budget)
         self.faults = self.wanted and (not session.whole or bool(session.earlier))
         self.tokens = process.use
@@ -186,6 +189,8 @@ class _Work:
         prompt = process.render(self.form.rendered)
         if process.turn != session.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
+        if not prompt:
+            raise EmptyPrompt
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
 
@@ -238,7 +243,7 @@ class _Turn:
         try:
             while await self._round():
                 pass
-        except (ModelError, StoreError) as error:
+        except (ModelError, StoreError, EmptyPrompt) as error:
             if not self._started:
                 raise
             await self._break_off(error)
