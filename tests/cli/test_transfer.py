@@ -6,8 +6,11 @@ import gzip
 import io
 import json
 import os
+import random
+import signal
 import stat
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from itertools import combinations
@@ -440,3 +443,52 @@ def test_an_export_says_what_becomes_of_branches(tmp_path: Path) -> None:
     nested = kilburn("export", "work/b1/b1", "--db", db).err
     assert "not exported" not in nested
     assert "branches among them: 1" in nested
+
+
+def forty(folder: Path) -> Path:
+    """An export of forty sessions; in one of them a page was forgotten."""
+    db, copy = folder / "forty.db", folder / "forty.jsonl"
+    with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        for number in range(40):
+            process = store.process(f"s{number:02}")
+            process.append(*({"role": "user", "content": f"message {number} {at} " + "words " * 40} for at in range(30)))
+        process.forget("p3")
+    copy.write_bytes(kilburn("export", "--db", db).raw)
+    return copy
+
+
+def test_an_import_that_is_killed_has_brought_all_or_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    copy = forty(tmp_path)
+    took = -time.monotonic()
+    assert kilburn("import", copy, "--db", tmp_path / "whole.db").status == 0
+    took += time.monotonic()
+    dice = random.Random(20)
+    for number in range(6):
+        db = tmp_path / f"{number}.db"
+        child = os.fork()
+        if not child:
+            try:
+                kilburn("import", copy, "--db", db)
+            finally:
+                os._exit(0)
+        time.sleep(took * dice.uniform(0.3, 1.1))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        there = len(kilburn("ps", "--db", db, "--json").json) if db.exists() else 0
+        assert there in (0, 40)
+        again = kilburn("import", copy, "--db", db)
+        assert again.status == (2 if there else 0), again.err
+        assert kilburn("fsck", "--db", db).status == 0
+        assert kilburn("export", "--db", db).raw == copy.read_bytes()
+
+
+def test_an_import_that_fails_in_the_middle_brings_nothing(tmp_path: Path) -> None:
+    copy, db = forty(tmp_path), tmp_path / "agent.db"
+    with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        store.process("s39").append({"role": "user", "content": "I was here before."})
+    before = kilburn("export", "--db", db, "--no-note").raw
+    done = kilburn("import", copy, "--db", db)
+    assert (done.status, done.out) == (2, "")
+    assert "s39" in done.err
+    assert kilburn("export", "--db", db, "--no-note").raw == before
+    assert kilburn("fsck", "--db", db).status == 0
