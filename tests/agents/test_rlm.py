@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -541,6 +543,46 @@ def test_what_the_code_read_is_a_source_of_all_that_came_of_it(tmp_path: Path, r
         assert result.content == CANARY
         again = replay(process, store.process("again"), past=store)
         assert again.content == CANARY
+        past.forget("p1")
+        assert kept(store, tmp_path) == []
+
+
+def quoting(code: str, fenced: bool) -> Callable[[Request], Any]:
+    """A reply that quotes the canary if the prompt shows it."""
+
+    def reply(request: Request) -> Any:
+        quoted = f"# I saw {CANARY}\n{code}" if "zanzibar" in str(request.messages) else code
+        return f"Let me see.\n```repl\n{quoted}\n```" if fenced else cell(quoted)
+
+    return reply
+
+
+def scripts(dice: random.Random, depth: int, inner: bool = False) -> list[Any]:
+    """Cells at random: they read, keep, ask, print and answer."""
+    made: list[Any] = [cell("x = kept = context" if inner else "x = kept = 'nothing yet'")]
+    for _ in range(dice.randrange(1, 5)):
+        lines, below = list[str](), list[Any]()
+        for _ in range(dice.randrange(1, 5)):
+            steps = ["kept = x[:40] + '!'", "print(x)", "llm_query(x)", "print(llm_query_batched([kept, x]))", "x = x + kept"]
+            steps += [f"x = {dice.choice(READS)}", "x = str(memory.pages('past'))"] if not inner else []
+            steps += ["x = str(rlm_query('of ' + x[:30], x))"] if depth > 1 else []
+            lines.append(dice.choice(steps))
+            below += scripts(dice, depth - 1, inner=True) if "rlm_query(" in lines[-1] else []
+        made += [quoting("\n".join(lines), dice.random() < 0.3), *below]
+    return [*made, cell('answer["content"] = x + kept' + READY)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_of_what_was_read_is_left_whatever_the_code_does(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    depth = dice.choice([1, 2])
+    with kilburn.open(str(tmp_path / "a.db"), window=dice.choice([1500, 8000]), policy=dice.choice(["fifo", "hybrid"]),
+                      tokenizer="chars/4", embedder=None) as store:  # fmt: skip
+        past = store.process("past")
+        past.append({"role": "user", "content": CANARY}, {"role": "user", "content": "what stays of the parser"})
+        process = store.process("a")
+        with suppress(Unavailable):  # a cell failed, and the next replies were for others
+            ask(*scripts(dice, depth), text=None, past=store, process=process, depth=depth, sub=Answering(lambda said: said))
         past.forget("p1")
         assert kept(store, tmp_path) == []
 
