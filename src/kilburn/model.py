@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
-from kilburn.errors import EmptyPrompt
 from kilburn.message import Message, Part
 
 __all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count"]
@@ -66,7 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a model.
 
     Args:
-        messages: in the model's own `form`, as `Process.render` gives them; one at least.
+        messages: in the model's own `form`, as `Process.render` gives them.
         system: for the "messages" form, where the system prompt is not a message; None elsewhere.
         tools: the tools it may call.
         max_tokens: cap of the reply.
@@ -75,9 +74,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         timeout: seconds for the whole reply, or None.
         seed: for sampling, or None.
         options: passed through to the provider untouched.
-
-    Raises:
-        EmptyPrompt: no message.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -89,10 +85,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     seed: int | None = None
     options: dict[str, Any] = {}
-
-    def __post_init__(self) -> None:
-        if not self.messages:
-            raise EmptyPrompt
 
 
 class Finish(StrEnum):

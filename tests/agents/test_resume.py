@@ -147,18 +147,15 @@ def on(event: str, number: int) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize("sandbox", ["cpython", "monty"])
-def test_a_program_that_is_killed_leaves_no_copy_of_the_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str
-) -> None:
+def test_a_program_that_is_killed_leaves_no_copy_of_the_text(tmp_path: Path, sandbox: str) -> None:
     if sandbox == "monty":
         pytest.importorskip("pydantic_monty")
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "db").mkdir()
     text = TEXT * 50 + "the canary sleeps at the wharf"
 
     def work() -> None:
+        tempfile.tempdir = str(tmp_path / "tmp")  # of this program alone
         agent = Recursive(Scripted([cell("print(len(context))"), die]), opened(tmp_path / "db").process("a"), sandbox=sandbox)
         agent.ask("how long?", text)
 

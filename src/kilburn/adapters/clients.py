@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.agents.loop import shrink
-from kilburn.errors import EmptyPrompt, KilburnError, MissingExtra, Overlong, SpecError
+from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Events
 from kilburn.gateway.form import Form, Reading
@@ -23,7 +23,7 @@ from kilburn.gateway.messages import Messages
 from kilburn.gateway.responses import Responses
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import Prompt
+from kilburn.kernel.render import Prompt, to_send
 from kilburn.message import Message, Role
 from kilburn.models.provider_errors import error_of
 from kilburn.wire import messages as wire
@@ -117,13 +117,11 @@ class _Turn:
         self.reading: Reading = form.reading(bool(self._offered))
 
     def _put(self, prompt: Prompt) -> None:
-        if not prompt:
-            raise EmptyPrompt
         asked = self._asked
         if prompt.system:
             own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []
             asked = msgspec.structs.replace(asked, fields={**asked.fields, "system": [*own, *wire.as_blocks(prompt.system)]})
-        self.body = self._form.splice(asked, prompt, self._offered)
+        self.body = self._form.splice(asked, to_send(prompt), self._offered)
         self._tokens = prompt.tokens
 
     def shortens(self, answer: httpx2.Response) -> bool:

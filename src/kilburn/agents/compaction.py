@@ -15,6 +15,7 @@ from kilburn.effect import Outcome
 from kilburn.errors import Forgotten, LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.process import Process
+from kilburn.kernel.render import to_send
 from kilburn.model import Model, Request, ToolSpec, complete
 from kilburn.move import Evict
 from kilburn.page import address_of
@@ -97,11 +98,11 @@ def compact_at_provider(
         tools: those of the conversation; the provider wants them where it holds calls.
 
     Raises:
-        LawBroken: a tool call has no result yet; nothing changed.
+        LawBroken: a tool call has no result yet; nothing changed. EmptyPrompt: there is nothing to summarise.
     """
     _check_no_open_call(process)
     with process.lock:
-        prompt, turn = process.render("messages"), process.turn
+        prompt, turn = to_send(process.render("messages")), process.turn
     form = write(SummarizeRequest(instructions=instructions) if instructions else SummarizeRequest())
     request = Request(
         messages=put_block_first(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form}

@@ -24,7 +24,7 @@ from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, 
 from kilburn.event import Act, encodable
 from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import Prompt
+from kilburn.kernel.render import Prompt, to_send
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
@@ -367,12 +367,12 @@ class Agent:
 
     def _reply(self) -> Generator[RunEvent, None, Reply]:
         """One call of the model; an over-long prompt is compacted and tried once more."""
-        prompt = self.process.render(self.model.form)
+        prompt = to_send(self.process.render(self.model.form))
         try:
             reply = yield from self._stream(self._request(prompt))
         except Overlong as error:
             shrink(self.process, prompt.tokens, error)
-            prompt = self.process.render(self.model.form)
+            prompt = to_send(self.process.render(self.model.form))
             reply = yield from self._stream(self._request(prompt))
         fresh = self._with_fresh_calls(reply)
         counted = prompt.tokens + self.process.budget.overhead

@@ -194,11 +194,9 @@ class SubCalls:
             for entry in self._waiting:
                 page += 1
                 read = keys.get(entry.read, entry.read.key) if entry.read is not None else None
-                sources, cites = (), entry.cites
-                if read is not None and read[0] == number:
-                    sources = (read[1],)
-                elif read is not None:
-                    cites = (*cites, read)
+                here = read is not None and read[0] == number
+                sources = (read[1],) if read is not None and here else ()
+                cites = entry.cites if read is None or here else (*entry.cites, read)
                 messages.append(_message(Role.USER, entry.prompt, cites=cites, sources=sources))
                 if entry.said is None:
                     failures[page] = entry.why

@@ -42,6 +42,7 @@ from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Response, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
+from kilburn.kernel.render import to_send
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
@@ -186,11 +187,9 @@ class _Work:
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
             return
-        prompt = process.render(self.form.rendered)
+        prompt = to_send(process.render(self.form.rendered))
         if process.turn != session.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
-        if not prompt:
-            raise EmptyPrompt
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
 
