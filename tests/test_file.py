@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,54 @@ def test_a_link_that_leads_to_a_device_is_refused_whatever_is_behind_it(tmp_path
             with pytest.raises(SpecError, match="leads to a device"), write_file(tmp_path / name, force=True):
                 raise AssertionError("it was opened")
             assert (tmp_path / name).is_symlink()
+
+
+def killed(write: Callable[[], None]) -> None:
+    """In a program of its own, which is killed by it."""
+    child = os.fork()
+    if not child:
+        try:
+            write()
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def half(path: Path, force: bool) -> None:
+    with write_file(path, force=force) as file:
+        file.write(b"canary" * 10_000)
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_program_that_is_killed_leaves_nothing(tmp_path: Path, force: bool) -> None:
+    path = tmp_path / "a"
+    if force:
+        path.write_bytes(b"old")
+    for _ in range(3):
+        killed(lambda: half(path, force))
+    if hasattr(os, "O_TMPFILE"):
+        assert os.listdir(tmp_path) == (["a"] if force else [])
+    put(path, force=force)
+    assert os.listdir(tmp_path) == ["a"]
+    assert path.read_bytes() == b"new"
+
+
+def test_what_a_killed_program_left_is_removed_by_the_next_and_what_is_written_is_not(tmp_path: Path) -> None:
+    """Where a file must have a name while it is written."""
+    left, other, own = tmp_path / ".kilburn-0.part", tmp_path / ".another.part", tmp_path / "b"
+    left.write_bytes(b"canary")
+    other.write_bytes(b"somebody's")
+    (tmp_path / ".kilburn-link.part").symlink_to(other)
+    os.mkfifo(tmp_path / ".kilburn-pipe.part")
+    at_work = tmp_path / ".kilburn-1.part"
+    with at_work.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        put(own)
+        assert at_work.exists()
+    assert not left.exists()
+    assert other.read_bytes() == b"somebody's"
+    put(own, force=True)
+    assert not at_work.exists()
+    assert own.read_bytes() == b"new"

@@ -365,6 +365,23 @@ async def test_forget_says_first_what_would_go(db: Path, store: Hierarchy) -> No
     assert all(b"quetzal" not in path.read_bytes() for path in db.parent.iterdir() if path.is_file())
 
 
+async def test_pages_of_a_branch_are_read_and_forgotten_by_their_address(store: Hierarchy) -> None:
+    process = store.process("looking", "ana")
+    process.append({"role": "user", "content": "Look for it."})
+    branch = process.fork("In the quetzal's nest.")
+    address = f"b1/p{branch.window.last}"
+    async with Client(server(store, "ana")) as client:
+        assert (await call(client, "read", session="looking", address=address))["text"] == "In the quetzal's nest."
+        dry = await call(client, "forget", session="looking", address=address)
+        assert dry["forgotten"] == [f"looking/b1 {address[3:]}"]
+        await call(client, "forget", session="looking", address=address, ticket=dry["ticket"])
+        assert (await call(client, "read", session="looking", address=address))["error"] == "Forgotten"
+        for nothing in ("b2/p1", "b1/p99", "b1/b1/p1", "x/p1"):
+            assert (await call(client, "forget", session="looking", address=nothing))["error"] == "UnknownAddress"
+    async with Client(server(store, "bob")) as client:
+        assert (await call(client, "read", session="looking", address=address))["error"] == "SpecError"
+
+
 async def test_forget_leaves_what_others_made_alone(store: Hierarchy) -> None:
     monday = next(info for info in store.processes() if info.name == "monday")
     store.memory("bob").add("Bob knows of the locker.", cites=((monday.number, 1),))

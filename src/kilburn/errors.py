@@ -10,6 +10,7 @@
     │   │   └── PinsExceedWindow   the pinned pages alone do not fit
     │   ├── UnknownAddress       no such page, or not an address
     │   ├── Forgotten            the page was dropped on purpose
+    │   ├── EmptyPrompt          nothing to send: a new session, or one of which all is forgotten
     │   └── InvalidBudget        a window or reserve that cannot be
     ├── StoreError             disk
     │   ├── StoreBusy            another writer held the file for too long
@@ -62,6 +63,7 @@ __all__ = [
     "Cancelled",
     "DeadlinePassed",
     "DuplicateCall",
+    "EmptyPrompt",
     "Forgotten",
     "FreedBlock",
     "FreedSequence",
@@ -163,6 +165,19 @@ class UnknownAddress(KernelError):
 
 class Forgotten(KernelError):
     """The page was dropped by an explicit forget; nothing of it is kept."""
+
+
+class EmptyPrompt(KernelError):
+    """There is no message to send to a model, which every provider refuses: the session is new, or all that its prompt showed
+    was forgotten. The next append makes it go on."""
+
+    def __init__(
+        self,
+        what: str = "there is nothing to send to the model: the session is new, or what its prompt had was forgotten",
+        *,
+        advice: str = "append a message first",
+    ) -> None:
+        super().__init__(what, advice=advice)
 
 
 class InvalidBudget(KernelError):

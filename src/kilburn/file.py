@@ -1,17 +1,20 @@
 """Writes a file that a user named: whole or not at all, and never over something else by mistake.
 
-The bytes go to a new file in the same folder. It has an unpredictable name, and only its owner can read it. When all
-bytes are on the disk, it is renamed. So no link is followed, and no file that someone else put there is written to. A
-database is never replaced, not even with `force`.
+The bytes go to a new file in the same folder, which only its owner can read. It has no name until all bytes are on the
+disk: so nothing is left of it when the program is killed. Where the system has no such files, or one must be replaced, it
+has an unpredictable name for a while; what a killed program left so is removed by the next one that writes to the folder.
+No link is followed, and no file that someone else put there is written to. A database is never replaced, not even with
+`force`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
 import stat
 import struct
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +34,9 @@ DATABASE = (
 memory."""
 
 COMPANIONS = ("-wal", "-shm", "-journal")
+
+PART, SUFFIX = ".kilburn-", ".part"
+"""How the name of a file begins and ends that is not whole yet."""
 
 
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -91,8 +97,9 @@ def write_file(path: str | os.PathLike[str], *, force: bool = False, mode: int =
     """
     place = Path(path)
     check_target(place, force=force)
+    _remove_parts(place.parent)
     try:
-        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=place.parent)
+        descriptor, name = _new_file(place.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(place)) from error
     try:
@@ -101,26 +108,98 @@ def write_file(path: str | os.PathLike[str], *, force: bool = False, mode: int =
             file.flush()
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
-        _give_name(name, place, force)
+            if name is None and force:
+                # Only what has a name can be put in the place of another file.
+                name = _part(place.parent)
+                _link(descriptor, Path(name))
+            if name is None:
+                _give_name(lambda: _link(descriptor, place), place)
+            else:
+                _rename(name, place, force)
+        sync_folder(place.parent)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
+        if name is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
 
 
-def _give_name(part: str, place: Path, force: bool) -> None:
+def _new_file(folder: Path) -> tuple[int, str | None]:
+    """A new file in a folder, and its name; None if it has none. It is locked as long as it is written to."""
+    if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
+        try:
+            descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            pass  # a file system without files that have no name
+        else:
+            _lock(descriptor)
+            return descriptor, None
+    while True:
+        name = _part(folder)
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        _lock(descriptor)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)  # another program took it for one that was left, before it was locked
+
+
+def _part(folder: Path) -> str:
+    return str(folder / f"{PART}{secrets.token_hex(8)}{SUFFIX}")
+
+
+def _lock(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks; there nothing is removed either
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what programs that are gone have left of files. What cannot be removed stays."""
+    try:
+        names = [entry.path for entry in os.scandir(folder) if entry.name.startswith(PART) and entry.name.endswith(SUFFIX)]
+    except OSError:
+        return
+    for name in names:
+        with suppress(OSError):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(name)
+            finally:
+                os.close(descriptor)
+
+
+def _link(descriptor: int, place: Path) -> None:
+    """Give a file without a name one. This fails if there is another of that name."""
+    folder = os.open(place.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # With a folder's descriptor the call follows the link that stands for our own descriptor.
+        os.link(f"/proc/self/fd/{descriptor}", place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def _give_name(link: Callable[[], None], place: Path) -> None:
+    try:
+        # Unlike a rename, this fails if someone else created the file in the meantime.
+        link()
+    except FileExistsError:
+        check_target(place)
+        raise
+
+
+def _rename(part: str, place: Path, force: bool) -> None:
     if force:
         os.replace(part, place)
-    else:
-        try:
-            # Unlike a rename, this fails if someone else created the file in the meantime.
-            os.link(part, place)
-        except FileExistsError:
-            check_target(place)
-            raise
-        except OSError:  # a file system without hard links
-            check_target(place)
-            os.replace(part, place)
-    sync_folder(place.parent)
+        return
+    try:
+        _give_name(lambda: os.link(part, place), place)
+    except (FileExistsError, SpecError):
+        raise
+    except OSError:  # a file system without hard links
+        check_target(place)
+        os.replace(part, place)
 
 
 def sync_folder(folder: Path) -> None:

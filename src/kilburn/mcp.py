@@ -27,6 +27,7 @@ from msgspec import Meta, Struct
 from kilburn import __version__
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
+from kilburn.kernel.branches import branches_in
 from kilburn.kernel.collecting import LARGEST, as_changes
 from kilburn.kernel.collection import MOST, Collection
 from kilburn.kernel.erasure import copies_of, described, pages_of
@@ -92,7 +93,7 @@ Where = Annotated[
 ]
 Moment = Annotated[str, Meta(max_length=40, description="A date or time, such as 2026-05-17 or 2026-05-17T12:00:00Z.")]
 Tokens = Annotated[int, Meta(ge=1, le=20_000, description="Tokens that all hits together may take.")]
-Address = Annotated[str, Meta(max_length=60, description="p17, a range p17-p42, or f3.")]
+Address = Annotated[str, Meta(max_length=60, description="p17, a range p17-p42, f3, or b1/p17 of a branch.")]
 Name = Annotated[
     str, Meta(max_length=600, description="The session, memory or document, as hits name it; else your user's memory.")
 ]
@@ -211,7 +212,7 @@ class _Door:
         return {"query": asked.query, "hits": [msgspec.structs.asdict(hit) for hit in hits]}
 
     def read(self, asked: Read) -> dict[str, Any]:
-        info, pages = self._named(asked.session, asked.address)
+        _, pages = self._named(asked.session, asked.address)
         texts = self.store.store.texts({page.digest for page in pages if page.digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
@@ -221,7 +222,11 @@ class _Door:
             if cut or not text:
                 said = {"kind": str(page.kind), "role": str(page.role), "trust": page.trust.name.lower()}
                 rows.append({"address": page.address, **said, "digest": page.digest, "text": cut})
-        whole = {"session": info.name, "address": asked.address, "text": "".join(str(row["text"]) for row in rows)}
+        whole = {
+            "session": asked.session or self.own,
+            "address": asked.address,
+            "text": "".join(str(row["text"]) for row in rows),
+        }
         return whole | {"pages": rows, "offset": asked.offset, "characters": at}
 
     def facts(self, asked: List) -> dict[str, Any]:
@@ -261,7 +266,7 @@ class _Door:
             if process in own.values() and any(note.digest == page.digest and note.id == number for page in pages):
                 roots.setdefault(process, []).append(number)
         fresh = self._fresh(counter_of(self.store.store, info.number))
-        said = {"session": info.name, "address": asked.address}
+        said = {"session": asked.session or self.own, "address": asked.address}
         receipt = fresh.forget_pages(roots, asked=said, dry=True)
         if receipt.pages.keys() - own.keys():
             raise SpecError("others' memory was made from it", advice="a person forgets it: kilburn forget")
@@ -343,7 +348,14 @@ class _Door:
         info = self._seen().get(name or self.own)
         if info is None:
             raise SpecError(f"no session {(name or self.own)[:80]!r} here", advice="take the name from a hit or a resource")
-        first, last = parse_address(address)
+        path, _, rest = address.strip().rpartition("/")
+        for branch in path.split("/") if path else ():
+            below = [each for each, _ in branches_in(self.store.store, _whole(info), {}, below=False)]
+            known = next((each for each in below if each.name == f"{info.name}/{branch}"), None)
+            if known is None or known.name not in self._seen():
+                raise UnknownAddress(f"there is no branch {path[:80]!r} there", advice="take the address from a hit")
+            info = known
+        first, last = parse_address(rest)
         if last - first >= MOST:
             raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
         there = max(abs(first), abs(last)) < LARGEST

@@ -341,6 +341,15 @@ class Store(Protocol):
         """
         ...
 
+    def together(self) -> AbstractContextManager[None]:
+        """Within this, all that this thread writes is one transaction: it is there when this ends, or, if the block raises or the
+        program is killed, nothing of it. Until then only this object sees it, and other writers wait.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
     def erasing(self) -> AbstractContextManager[None]:
         """Within this, several commits of this thread may erase: their bytes are gone when it ends, and not after each. If the
         program is killed before, they go when the store is next opened for writing."""

@@ -12,7 +12,7 @@ import pytest
 
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.errors import Overlong, SpecError, Unavailable
+from kilburn.errors import EmptyPrompt, Overlong, SpecError, Unavailable
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request, Tokens
@@ -524,3 +524,23 @@ def test_a_reply_without_usage_is_charged_whole() -> None:
     spoken = sum(process.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
     assert outcome.money == pytest.approx(spoken, abs=0.01)
     assert outcome.tokens > 2 * process.budget.overhead, "the tools' schemas are part of every prompt"
+
+
+def test_a_session_of_which_all_is_forgotten_asks_no_model_and_goes_on() -> None:
+    model = Scripted(["Hello.", "Again."])
+    process = opened()
+    agent = Agent(model, [], process)
+    with pytest.raises(EmptyPrompt):
+        agent.run()
+    agent.run("Hello?")
+    assert process.render()
+    process.forget(f"p1-p{process.window.last}")
+    assert process.render() == []
+    assert process.render("messages") == []
+    before = len(model.requests)
+    with pytest.raises(EmptyPrompt, match="append a message"):
+        agent.run()
+    assert len(model.requests) == before
+    assert agent.run("Are you there?").text == "Again."
+    assert [message["content"] for message in process.render()] == ["Are you there?", "Again."]
+    check_laws(process)

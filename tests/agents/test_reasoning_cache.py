@@ -266,3 +266,14 @@ def test_a_cap_holds_whatever_the_pieces(pieces: list[str], tokens: int) -> None
     assert count(cap.kept) <= tokens
     assert cap.text.startswith(cap.kept)
     assert clip(cap.text, tokens, count) == cap.kept
+
+
+@pytest.mark.parametrize("address", ["p1", "p2"])
+def test_what_was_made_from_the_problem_or_a_trace_is_forgotten_with_it(address: str) -> None:
+    process = process_of()
+    made = ReasoningCache(Scripted(rounds_of(3)), process, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
+    gone = process.forget(address)
+    assert {one.trace_address for one in made.rounds} <= {*gone}
+    assert "f" in {each[0] for each in gone}
+    assert "attempt" not in str(process.render()) + str(process.messages())
+    check_laws(process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -143,6 +144,25 @@ def on(event: str, number: int) -> Callable[[Any], None]:
             die()
 
     return watch
+
+
+@pytest.mark.parametrize("sandbox", ["cpython", "monty"])
+def test_a_program_that_is_killed_leaves_no_copy_of_the_text(tmp_path: Path, sandbox: str) -> None:
+    if sandbox == "monty":
+        pytest.importorskip("pydantic_monty")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "db").mkdir()
+    text = TEXT * 50 + "the canary sleeps at the wharf"
+
+    def work() -> None:
+        tempfile.tempdir = str(tmp_path / "tmp")  # of this program alone
+        agent = Recursive(Scripted([cell("print(len(context))"), die]), opened(tmp_path / "db").process("a"), sandbox=sandbox)
+        agent.ask("how long?", text)
+
+    killed(work)
+    left = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert left
+    assert [file for file in left if b"canary" in file.read_bytes()] == []
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import kilburn
 from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import Limits, Returned
-from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay
+from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay, resume
 from kilburn.agents.sandbox import Bounds, open_sandbox
 from kilburn.errors import Forgotten, KilburnError, SandboxRefused, SpecError, Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
@@ -22,6 +24,7 @@ from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
+from kilburn.page import Place
 from kilburn.prices import Prices
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.validity import validate_chat
@@ -132,7 +135,8 @@ def test_sub_calls_are_pages_with_sources() -> None:
     assert sorted(calls.text(page.id) for page in prompts) == sorted(TEXT.splitlines())
     assert {page.trust for page in (output, *replies, *prompts)} == {Trust.TOOL}
     code = next(page for page, _ in process.pages() if page.kind is Kind.CALL)
-    assert {page.cites for page in prompts} == {((process.kernel.info.number, code.id),)}
+    number, told = process.kernel.info.number, code.id - 1
+    assert {page.cites for page in prompts} == {((number, code.id), (number, told))}
     assert process.recall(f"b1/{replies[0].address}") == calls.text(replies[0].id)
     check_laws(process)
     check_laws(calls)
@@ -150,7 +154,8 @@ def test_an_output_is_made_from_the_outputs_before() -> None:
     process = opened().process("a")
     ask(cell("print(len(context))"), cell('answer["content"] = 1' + READY), process=process)
     results = [page for page, _ in process.pages() if page.kind is Kind.RESULT]
-    assert results[1].sources == (results[0].id,)
+    assert results[1].sources == (results[1].answers, results[0].id)
+    assert results[0].id in process.window.pages[results[1].answers].sources, "the code, too: the model had seen it"
 
 
 def test_calls_run_side_by_side_and_not_too_many() -> None:
@@ -503,6 +508,145 @@ def test_the_past_is_read_by_code() -> None:
     past.forget("p1")
     with pytest.raises(Forgotten):
         process.recall(result.address)
+
+
+CANARY = "the zanzibar parser"
+READS = ('memory.pages("past")[0]["text"]', 'memory.search("parser")[0]["text"]')
+
+
+def kept(store: Hierarchy, folder: Path) -> list[str]:
+    """What has the canary: addresses in the store, and files."""
+    found = []
+    for info in store.processes():
+        for page, state in store.process(info.name).pages():
+            if state.at is not Place.DROPPED and "zanzibar" in store.process(info.name).text(page.id).lower():
+                found.append(f"{info.name} {page.address}")
+    store.close()
+    return found + [file.name for file in folder.iterdir() if b"zanzibar" in file.read_bytes().lower()]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_the_code_read_is_a_source_of_all_that_came_of_it(tmp_path: Path, read: str, depth: int) -> None:
+    below = 'print(context)\nsaid = llm_query(context)\nanswer["content"] = said' + READY
+    last = "the root says zanzibar, too"
+    code = {
+        1: f"x = {read}\nprint(llm_query(x))",
+        2: f"x = {read}\nprint(rlm_query('about ' + x, x))",
+    }[depth]
+    script = [cell(code), *([cell(below)] if depth == 2 else []), cell(f"# {last}\nprint(llm_query(x[::-1][::-1]))")]
+    with kilburn.open(str(tmp_path / "a.db"), window=8000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        past = store.process("past")
+        past.append({"role": "user", "content": CANARY}, {"role": "user", "content": "what stays"})
+        process = store.process("a")
+        result = ask(*script, cell('answer["content"] = x' + READY), text=None, past=store, process=process, depth=depth)
+        assert result.content == CANARY
+        again = replay(process, store.process("again"), past=store)
+        assert again.content == CANARY
+        past.forget("p1")
+        assert kept(store, tmp_path) == []
+
+
+def quoting(code: str, fenced: bool) -> Callable[[Request], Any]:
+    """A reply that quotes the canary if the prompt shows it."""
+
+    def reply(request: Request) -> Any:
+        quoted = f"# I saw {CANARY}\n{code}" if "zanzibar" in str(request.messages) else code
+        return f"Let me see.\n```repl\n{quoted}\n```" if fenced else cell(quoted)
+
+    return reply
+
+
+def scripts(dice: random.Random, depth: int, inner: bool = False) -> list[Any]:
+    """Cells at random: they read, keep, ask, print and answer."""
+    made: list[Any] = [cell("x = kept = context" if inner else "x = kept = 'nothing yet'")]
+    for _ in range(dice.randrange(1, 5)):
+        lines, below = list[str](), list[Any]()
+        for _ in range(dice.randrange(1, 5)):
+            steps = ["kept = x[:40] + '!'", "print(x)", "llm_query(x)", "print(llm_query_batched([kept, x]))", "x = x + kept"]
+            steps += [f"x = {dice.choice(READS)}", "x = str(memory.pages('past'))"] if not inner else []
+            steps += ["x = str(rlm_query('of ' + x[:30], x))"] if depth > 1 else []
+            lines.append(dice.choice(steps))
+            below += scripts(dice, depth - 1, inner=True) if "rlm_query(" in lines[-1] else []
+        made += [quoting("\n".join(lines), dice.random() < 0.3), *below]
+    return [*made, cell('answer["content"] = x + kept' + READY)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_of_what_was_read_is_left_whatever_the_code_does(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    depth = dice.choice([1, 2])
+    with kilburn.open(str(tmp_path / "a.db"), window=dice.choice([1500, 8000]), policy=dice.choice(["fifo", "hybrid"]),
+                      tokenizer="chars/4", embedder=None) as store:  # fmt: skip
+        past = store.process("past")
+        past.append({"role": "user", "content": CANARY}, {"role": "user", "content": "what stays of the parser"})
+        process = store.process("a")
+        with suppress(Unavailable):  # a cell failed, and the next replies were for others
+            ask(*scripts(dice, depth), text=None, past=store, process=process, depth=depth, sub=Answering(lambda said: said))
+        past.forget("p1")
+        assert kept(store, tmp_path) == []
+
+
+def test_what_was_read_stays_read_when_the_run_goes_on(tmp_path: Path) -> None:
+    """The read stands in the branch of the first part, what is made of it in that of the second."""
+    with kilburn.open(str(tmp_path / "a.db"), window=8000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        past = store.process("past")
+        past.append({"role": "user", "content": CANARY})
+        process = store.process("a")
+        first = cell(f'x = {READS[0]}\nllm_query("first")\nllm_query(x)')
+        with pytest.raises(KeyboardInterrupt):
+            ask(first, text=None, past=store, process=process, sub=Answering(lambda asked: stopping(asked)))
+        last = cell('print(llm_query(x + "!"))\nanswer["content"] = 1' + READY)
+        result = resume(process, Scripted([last]), past=store, sub=Answering(str.upper))
+        assert result.outcome is AnswerOutcome.ANSWERED
+        past.forget("p1")
+        assert kept(store, tmp_path) == []
+
+
+def stopping(asked: str) -> str:
+    if "zanzibar" in asked:
+        raise KeyboardInterrupt
+    return asked
+
+
+def test_many_reads_and_calls_by_turns_cite_what_was_read_once() -> None:
+    store = opened()
+    past = store.process("past")
+    for number in range(20):
+        past.append({"role": "user", "content": f"page {number}"})
+    process = store.process("a")
+    code = "for n in range(1, 21):\n    memory.pages('past', n, n)\n    llm_query(str(n))\n"
+    ask(cell(code + 'answer["content"] = 1' + READY), text=None, past=store, process=process)
+    calls = process.branch("b1")
+    assert max(len(page.sources) + len(page.cites) for page, _ in calls.pages()) <= 4
+    past.forget("p20")
+    assert "3" in [calls.text(page.id) for page, state in calls.pages() if state.at is not Place.DROPPED]
+    past.forget("p1")
+    assert [page.id for page, state in calls.pages() if state.at is not Place.DROPPED] == [1]
+
+
+def test_the_past_of_another_store_is_not_cited_by_its_numbers() -> None:
+    there, here = opened(), opened()
+    there.process("past").append({"role": "user", "content": CANARY})
+    here.process("mine").append({"role": "user", "content": "what I said"})
+    process = here.process("a")
+    result = ask(cell(f'answer["content"] = {READS[0]}' + READY), text=None, past=there, process=process)
+    assert result.content == CANARY
+    here.process("mine").forget("p1")
+    assert process.recall(result.address) == CANARY
+
+
+def test_a_page_that_is_forgotten_while_the_root_thinks_is_not_in_its_code() -> None:
+    process = opened().process("a")
+    process.append({"role": "user", "content": CANARY})
+
+    def forget(_: Request) -> Message:
+        process.forget("p1")
+        return cell(f"print({CANARY!r})")
+
+    with pytest.raises(Forgotten):
+        ask(forget, process=process)
+    assert "zanzibar" not in said(process)
 
 
 def test_a_session_that_is_not_there_is_not_made() -> None:

@@ -103,6 +103,15 @@ def test_a_file_is_a_string(sandbox: Sandbox) -> None:
     assert printed(sandbox, "print(len(text), text[:6], text[-1] == chr(0xfffd))") == "7001 häuser True"
 
 
+@pytest.mark.parametrize("name", ["cpython", "monty"])
+def test_bytes_are_a_string_that_is_in_no_folder(name: str, text: Path) -> None:
+    data = text.read_bytes() * 100
+    with open_any(name, SHORT, files={"text": data, "none": b""}) as made:
+        for _ in range(2):
+            assert printed(made, "print(len(text), text[:6], text[-1] == '\\ufffd', none == '')") == "700100 häuser True True"
+            made.run("while True: pass")  # it is started again
+
+
 def test_full_python_shows_the_value_of_a_last_expression(full: Sandbox) -> None:
     assert printed(full, "word = 'x'\nword * 3") == "'xxx'"
     assert printed(full, "None") == ""

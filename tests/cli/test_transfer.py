@@ -6,10 +6,14 @@ import gzip
 import io
 import json
 import os
+import random
+import signal
 import stat
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -440,3 +444,55 @@ def test_an_export_says_what_becomes_of_branches(tmp_path: Path) -> None:
     nested = kilburn("export", "work/b1/b1", "--db", db).err
     assert "not exported" not in nested
     assert "branches among them: 1" in nested
+
+
+def forty(folder: Path) -> Path:
+    """An export of forty sessions; in one of them a page was forgotten."""
+    db, copy = folder / "forty.db", folder / "forty.jsonl"
+    with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        for number in range(40):
+            process = store.process(f"s{number:02}")
+            process.append(*({"role": "user", "content": f"message {number} {at} " + "words " * 40} for at in range(30)))
+        process.forget("p3")
+    copy.write_bytes(kilburn("export", "--db", db).raw)
+    return copy
+
+
+def test_an_import_that_is_killed_has_brought_all_or_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    copy, found, dice = forty(tmp_path), set[int](), random.Random(20)
+    for number in range(8):
+        db = tmp_path / f"{number}.db"
+        log = Path(f"{db}-wal")
+        child = os.fork()
+        if not child:
+            try:
+                kilburn("import", copy, "--db", db)
+            finally:
+                os._exit(0)
+        # It is killed once so many bytes are in the log.
+        enough = dice.randrange(30_000, 2_000_000)
+        while not (log.exists() and log.stat().st_size >= enough) and not os.waitpid(child, os.WNOHANG)[0]:
+            time.sleep(0.001)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        there = len(kilburn("ps", "--db", db, "--json").json)
+        found.add(there)
+        again = kilburn("import", copy, "--db", db)
+        assert again.status == (2 if there else 0), again.err
+        assert kilburn("fsck", "--db", db).status == 0
+        assert kilburn("export", "--db", db).raw == copy.read_bytes()
+    assert 0 in found
+    assert found <= {0, 40}
+
+
+def test_an_import_that_fails_in_the_middle_brings_nothing(tmp_path: Path) -> None:
+    copy, db = forty(tmp_path), tmp_path / "agent.db"
+    with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        store.process("s39").append({"role": "user", "content": "I was here before."})
+    before = kilburn("export", "--db", db, "--no-note").raw
+    done = kilburn("import", copy, "--db", db)
+    assert (done.status, done.out) == (2, "")
+    assert "s39" in done.err
+    assert kilburn("export", "--db", db, "--no-note").raw == before
+    assert kilburn("fsck", "--db", db).status == 0

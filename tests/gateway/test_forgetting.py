@@ -127,3 +127,97 @@ def test_a_session_that_is_forgotten_while_its_reply_is_on_the_way(gateway: Any,
     setup.chat([user("Hello."), said("OK."), user("Again.")])
     with setup.store() as store:
         assert [len(store.process(info.name).messages()) for info in store.processes()] == [4]
+
+
+def test_a_session_of_which_all_is_forgotten_sends_nothing_and_goes_on(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="OK."))
+    talk = [user("Hello. " + SECRET), said("OK."), user("More.")]
+    name = setup.chat(talk[:1])[1]["x-kilburn-session"]
+    setup.chat(talk)
+    asked = len(setup.upstream.sent)
+    with setup.store() as store:
+        store.forget(session=name, address="p1-p4")
+    body = {"model": "m", "messages": [*talk, said("OK.")]}
+    answer = httpx2.post(f"{setup.url}/v1/chat/completions", json=body, timeout=20)
+    assert answer.status_code == 400, (answer.headers, setup.upstream.sent[-1].raw)
+    assert "nothing to send" in answer.text
+    assert len(setup.upstream.sent) == asked
+    assert setup.chat([*talk, said("OK."), user("And now?")])[1]["x-kilburn-session"] == name
+    assert [message["content"] for message in setup.upstream.sent[-1].body["messages"]] == ["And now?"]
+    assert not setup.upstream.refused
+
+
+# What a provider made of the prompt
+
+
+def summed(form: str, words: str) -> dict[str, Any]:
+    """A reply with a provider's compaction of the prompt: in plain, or encrypted."""
+    block = {"type": "compaction", "content": words} if form == "messages" else {"type": "compaction", "id": "cmp_1"}
+    return {"role": "assistant", "content": [{**block, "encrypted_content": words}, {"type": "text", "text": "Here I am."}]}
+
+
+def shaped(form: str, text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("form", ["messages", "responses"])
+def test_a_providers_compaction_goes_with_what_it_was_made_from(gateway: Any, form: str) -> None:
+    setup = gateway(upstream=Upstream(otherwise="OK."), form=form if form == "messages" else "chat")
+    history = [shaped(form, "My phone number is 1. " + SECRET), said("OK."), shaped(form, "And?")]
+    path = {"messages": "v1/messages", "responses": "v1/responses"}[form]
+
+    def ask(history: list[dict[str, Any]]) -> httpx2.Response:
+        more = {"max_tokens": 100, "messages": history} if form == "messages" else {"input": history}
+        headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "compact-2026-01-12"}
+        return httpx2.post(f"{setup.url}/{path}", json={"model": "m", **more}, headers=headers, timeout=20)
+
+    name = ask(history[:1]).headers["x-kilburn-session"]
+    setup.upstream.enqueue(summed(form, "A canary was spoken of."))
+    reply = ask(history).json()
+    items = reply["content"] if form == "messages" else reply["output"]
+    assert "canary" in str(items)
+    more = [{"role": "assistant", "content": items}] if form == "messages" else items
+    history = [*history, *more, shaped(form, "Go on.")]
+    assert ask(history).headers["x-kilburn-session"] == name
+    assert "A canary" in setup.upstream.sent[-1].raw.decode()
+    history += [said("OK."), shaped(form, "And on.")]
+    with setup.store() as store:
+        gone = store.forget(session=name, address="p1").pages[name]
+        assert len(gone) == 2, "the page, and the compaction alone: what was said beside it stays"
+        assert "Here I am." in str(store.process(name).messages())
+    assert not in_files(setup, "canary")
+    answer = ask(history)
+    assert answer.headers["x-kilburn-session"] == name
+    assert "canary" not in setup.upstream.sent[-1].raw.decode()
+    assert not in_files(setup, "canary")
+
+
+def test_a_compaction_that_is_made_while_its_page_is_forgotten_is_not_kept(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="OK."))
+    name = setup.chat([user("Hello. " + SECRET)])[1]["x-kilburn-session"]
+
+    def forget(_: Any) -> dict[str, Any]:
+        with setup.store() as store:
+            store.forget(session=name, address="p1")
+        return summed("responses", "A canary was spoken of.")
+
+    setup.upstream.enqueue(forget)
+    history = [user("Hello. " + SECRET), said("OK."), user("And?")]
+    answer = httpx2.post(f"{setup.url}/v1/responses", json={"model": "m", "input": history}, timeout=20)
+    assert answer.status_code == 503
+    assert "forgotten" in answer.text
+    assert not in_files(setup, "canary")
+
+
+def test_a_compaction_that_a_client_brings_goes_with_the_session_that_it_is_from(gateway: Any) -> None:
+    """A client has its provider sum up beside the gateway, and goes on with its own beginning and that."""
+    setup = gateway(upstream=Upstream(otherwise=scripted))
+    talk = with_secret()
+    name = held(setup, talk)
+    block = {"type": "compaction", "id": "cmp_1", "encrypted_content": "A canary was spoken of."}
+    body = {"model": "m", "input": [talk[0], block, user("Where was it?")]}
+    answer = httpx2.post(f"{setup.url}/v1/responses", json=body, timeout=20)
+    assert answer.headers["x-kilburn-session"] == f"{name}~2"
+    with setup.store() as store:
+        store.forget(session=name, address="p5")
+    assert not in_files(setup, "canary")

@@ -210,6 +210,32 @@ def test_forgetting_reaches_branches(opener: Opener) -> None:
         branch.append(user("still here"))
 
 
+def test_pages_of_a_branch_are_forgotten_by_the_address_that_recalls_them(opener: Opener) -> None:
+    store = opener()
+    parent = begun(store)
+    branch = parent.fork("look")
+    reads(branch, 20, 24, "other")
+    nested = branch.fork("deeper")
+    reads(nested, 30, 31, "third")
+    one, two, three = (f"b1/p{branch.forked.known + at}" for at in (3, 5, 6))  # type: ignore[union-attr]
+    deep = f"b1/b1/p{nested.window.last}"
+    assert "other 20" in parent.recall(one)
+    assert one[3:] in [page.address for page in parent.closure(one)]
+    assert {name for name, _ in parent.reach(one)} == {"work/b1", "work/b1/b1"}
+    assert {f"work/b1 {one[3:]}", f"work/b1/b1 {one[3:]}"} <= {*parent.forget(one)}
+    assert f"{two[3:]}-{three[3:]}" in store.forget(session="work", address=f"{two}-{three[3:]}").pages["work/b1"]
+    assert f"work/b1/b1 {deep[6:]}" in parent.forget(deep)
+    for address in (one, f"{two}-{three[3:]}", deep):
+        with pytest.raises(Forgotten):
+            parent.recall(address)
+    for nothing in ("b2/p1", "b1/p999", "b1/", "/p1", "b1/p3-b1/p4", "b1/b9/p1", "work/p1"):
+        with pytest.raises(UnknownAddress):
+            parent.forget(nothing)
+    assert "line 0" in parent.recall("p4")
+    for each in (parent, branch, nested):
+        check_laws(each)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_branch_forgets_what_it_inherited_everywhere(opener: Opener, whole: bool) -> None:
     store = opener()

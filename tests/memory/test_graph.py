@@ -318,6 +318,28 @@ def test_without_a_model_the_plain_extractor_gives_the_edges(store: Hierarchy) -
     assert [edge.object for edge in neighbourhood(store, "user")] == ["Braga"]
 
 
+def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Hierarchy) -> None:
+    """A model may name any message as the one that says it."""
+    process = store.process("s")
+    process.append({"role": "user", "content": "My sister is Ana."}, {"role": "assistant", "content": "Noted."})
+    process.append({"role": "user", "content": "She moved to Zanzibar."}, {"role": "assistant", "content": "I see."})
+    replies = [named(("Ana", "person"), ("Zanzibar", "place")), related(("Ana", "lives in", "Zanzibar"))] * 2
+    learn(store, "s", policy=Graph(), model=Scripted(replies))
+    assert facts(store)
+    process.forget("p3")
+    assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
+
+
+def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Hierarchy) -> None:
+    told(store, "Ana Zanzibar lives in Porto.", named(("Ana Zanzibar", "person"), ("Porto", "place")),
+         related(("Ana Zanzibar", "lives in", "Porto")), session="one")  # fmt: skip
+    told(store, "Ana works at Acme.", named(("Ana", "person"), ("Acme", "organisation")),
+         related(("Ana", "works at", "Acme")), session="two")  # fmt: skip
+    assert any("Zanzibar" in fact and "Porto" not in fact for fact in facts(store))
+    store.process("one").forget("p1")
+    assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
+
+
 def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Hierarchy) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(store, "Ana knows Bea.", named(("Ana", "person"), ("Bea", "person")), related(("Ana", "knows", "Bea")))

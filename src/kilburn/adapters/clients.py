@@ -23,7 +23,7 @@ from kilburn.gateway.messages import Messages
 from kilburn.gateway.responses import Responses
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import Prompt
+from kilburn.kernel.render import Prompt, to_send
 from kilburn.message import Message, Role
 from kilburn.models.provider_errors import error_of
 from kilburn.wire import messages as wire
@@ -121,7 +121,7 @@ class _Turn:
         if prompt.system:
             own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []
             asked = msgspec.structs.replace(asked, fields={**asked.fields, "system": [*own, *wire.as_blocks(prompt.system)]})
-        self.body = self._form.splice(asked, prompt, self._offered)
+        self.body = self._form.splice(asked, to_send(prompt), self._offered)
         self._tokens = prompt.tokens
 
     def shortens(self, answer: httpx2.Response) -> bool:

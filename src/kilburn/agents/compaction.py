@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import msgspec
 
 from kilburn.effect import Outcome
-from kilburn.errors import LawBroken, ModelError, Refused
+from kilburn.errors import Forgotten, LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.process import Process
+from kilburn.kernel.render import to_send
 from kilburn.model import Model, Request, ToolSpec, complete
 from kilburn.move import Evict
 from kilburn.page import address_of
@@ -87,9 +88,9 @@ def compact_at_provider(
 ) -> Compaction:
     """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
 
-    Its block is appended, and the pages that it stands for leave. Send the next prompt with
-    `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was working stay.
-    The newest messages are in the summary, and stay too.
+    Its block is appended, with all that the provider was shown as its sources, and the pages that it stands for leave. Send
+    the next prompt with `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was
+    working stay. The newest messages are in the summary, and stay too.
 
     Args:
         model: of the "messages" form.
@@ -97,11 +98,11 @@ def compact_at_provider(
         tools: those of the conversation; the provider wants them where it holds calls.
 
     Raises:
-        LawBroken: a tool call has no result yet; nothing changed.
+        LawBroken: a tool call has no result yet; nothing changed. EmptyPrompt: there is nothing to summarise.
     """
     _check_no_open_call(process)
     with process.lock:
-        prompt, turn = process.render("messages"), process.turn
+        prompt, turn = to_send(process.render("messages")), process.turn
     form = write(SummarizeRequest(instructions=instructions) if instructions else SummarizeRequest())
     request = Request(
         messages=put_block_first(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form}
@@ -117,7 +118,11 @@ def compact_at_provider(
         return _record(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
         return _record(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
-    address = process.append(reply.message)
+    try:
+        address = process.append(msgspec.structs.replace(reply.message, sources=prompt.pages))
+    except Forgotten:
+        # It may hold what was forgotten while the provider was working.
+        return _record(process, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
     before = process.use
     with process.lock:
         leaving = behind(process.view(), turn - keep)

@@ -24,13 +24,14 @@ from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, 
 from kilburn.event import Act, encodable
 from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import Prompt
+from kilburn.kernel.render import Prompt, to_send
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
 from kilburn.store import ProcessKind
+from kilburn.wire.compaction import is_compaction
 
-__all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up", "shrink"]
+__all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "made_of", "set_up", "shrink"]
 
 WORKERS = 8
 RETURNED = "returned"
@@ -115,6 +116,17 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
         process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
     except PinsExceedWindow:
         raise error from None
+
+
+def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, int], ...] = ()) -> Message:
+    """A reply, with what its prompt showed as the sources of a compaction in it. What a model merely says has none: it was said.
+
+    Args:
+        pages: of the process. others: pages of other processes, by number of the process and page.
+    """
+    if not any(map(is_compaction, message.parts)):
+        return message
+    return msgspec.structs.replace(message, sources=pages, cites=(*message.cites, *others))
 
 
 class Account:
@@ -355,12 +367,12 @@ class Agent:
 
     def _reply(self) -> Generator[RunEvent, None, Reply]:
         """One call of the model; an over-long prompt is compacted and tried once more."""
-        prompt = self.process.render(self.model.form)
+        prompt = to_send(self.process.render(self.model.form))
         try:
             reply = yield from self._stream(self._request(prompt))
         except Overlong as error:
             shrink(self.process, prompt.tokens, error)
-            prompt = self.process.render(self.model.form)
+            prompt = to_send(self.process.render(self.model.form))
             reply = yield from self._stream(self._request(prompt))
         fresh = self._with_fresh_calls(reply)
         counted = prompt.tokens + self.process.budget.overhead
@@ -370,8 +382,17 @@ class Agent:
             count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
         self._charge(usage)
-        self.process.append(fresh.message)
+        self._keep(fresh.message, prompt)
         return fresh
+
+    def _keep(self, message: Message, prompt: Prompt) -> None:
+        """Admit a reply to a prompt.
+
+        Raises:
+            Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
+                now.
+        """
+        self.process.append(made_of(message, prompt.pages))
 
     def _charge(self, usage: Tokens) -> None:
         """Count what a reply cost, before it is admitted."""

@@ -21,7 +21,7 @@ from kilburn.agents.loop import Limits, Said, set_up
 from kilburn.effect import Ask
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import Prompt
+from kilburn.kernel.render import Prompt, to_send
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
@@ -198,7 +198,7 @@ class MementoLoop:
 
     def _speak(self, draft: _Draft, outcome: Reasoned) -> Iterator[Said]:
         """One reply, until it ends or the loop stops it. `draft.finish` stays "" if the reply is to be continued."""
-        prompt = self.process.render(self.model.form)
+        prompt = to_send(self.process.render(self.model.form))
         whole = Cap(self.limits.reply, self._count)
         inner = self._cap(Where.BLOCK)
         with closing(self.model.stream(self._request(prompt, bool(outcome.blocks)))) as pieces:  # type: ignore[type-var]

@@ -17,7 +17,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.page import Page, Place, parse_address
 
-__all__ = ["Past"]
+__all__ = ["Past", "is_of"]
 
 
 class Past:
@@ -25,7 +25,8 @@ class Past:
 
     Args:
         past: one session, or all of a store.
-        own: the session of the run that reads, and its first page: from there on, and in its branches, nothing is past.
+        reader: the session of the run that reads. Pages of another store than its own cannot be cited there.
+        own: its name, and its first page: from there on, and in its branches, nothing is past.
         note: writes down what was asked, what was found, the pages that this is from, and what the record has of it.
         recorded: the run that is run again or goes on, or None.
         readable: whether a session of this name may be read at all. What may not be read is not found either.
@@ -34,11 +35,13 @@ class Past:
     def __init__(
         self,
         past: Process | Hierarchy,
+        reader: Process,
         own: tuple[str, int],
         note: Callable[[str, str, tuple[Key, ...], Known | None], None],
         recorded: Recorded | None = None,
         readable: Callable[[str], bool] = lambda name: True,
     ) -> None:
+        self._reader = reader
         self._past, self._own, self._note, self._recorded, self._readable = past, own, note, recorded, readable
 
     def sessions(self) -> list[dict[str, Any]]:
@@ -58,7 +61,7 @@ class Past:
         hits = [hit for hit in hits if self._is_past(hit.session, parse_address(hit.address)[0])]
         found = [{"session": hit.session, "address": hit.address, "text": hit.text, "origin": hit.origin} for hit in hits]
         cites = [(self._session(hit.session), parse_address(hit.address)[0]) for hit in hits]
-        return self._told(f"memory.search({query!r}, {tokens})", found, _keys(cites))
+        return self._told(f"memory.search({query!r}, {tokens})", found, self._keys(cites))
 
     def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
         """The pages of a session from one number to another, without those that were forgotten.
@@ -71,12 +74,12 @@ class Past:
         process = self._session(session)
         known = self._recorded.answer(asked) if self._recorded is not None else None
         if known is not None:
-            # Pages that came since were not there. The pages may be of another store, so none is cited.
+            # Pages that came since were not there.
             last = int(known.said or 0)
         end = process.window.last if last is None else last
         chosen = [page for page in _originals(process) if first <= page.id <= end and self._is_past(process.name, page.id)]
         process.fetch(chosen)
-        self._note(asked, str(end), () if known else _keys((process, page.id) for page in chosen), known)
+        self._note(asked, str(end), self._keys((process, page.id) for page in chosen), known)
         return [
             {
                 "address": page.address,
@@ -87,6 +90,18 @@ class Past:
             }
             for page in chosen
         ]
+
+    def _keys(self, read: Iterable[tuple[Process, int]]) -> tuple[Key, ...]:
+        """The pages that were read, each once, where they can be cited."""
+        keys: dict[Key, None] = {}
+        known: dict[str, bool] = {}
+        for process, page in read:
+            if process.name not in known:
+                known[process.name] = is_of(self._reader, process)
+            key = (process.kernel.lineage.owner(page), page)
+            if known[process.name]:
+                keys[key] = None
+        return tuple(keys)
 
     def _is_past(self, session: str, page: int) -> bool:
         name, first = self._own
@@ -105,7 +120,7 @@ class Past:
     def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
         known = self._recorded.answer(asked) if self._recorded is not None else None
         if known is not None:
-            found, cites = msgspec.json.decode(known.said or "[]"), ()
+            found = msgspec.json.decode(known.said or "[]")
         self._note(asked, msgspec.json.encode(found).decode(), cites, known)
         return found
 
@@ -114,5 +129,7 @@ def _originals(process: Process) -> list[Page]:
     return [page for page, state in process.pages() if page.id > 0 and state.at is not Place.DROPPED]
 
 
-def _keys(read: Iterable[tuple[Process, int]]) -> tuple[Key, ...]:
-    return tuple(dict.fromkeys((process.kernel.lineage.owner(page), page) for process, page in read))
+def is_of(process: Process, other: Process) -> bool:
+    """Whether another session is of the store of this one, so that its pages can be cited here."""
+    found = process.kernel.store.process(other.name, time=0.0, create=False)
+    return found is not None and (found.number, found.created) == (other.kernel.info.number, other.kernel.info.created)

@@ -21,7 +21,7 @@ from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
-from kilburn.message import Kind, Role
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
@@ -228,7 +228,8 @@ class ReasoningCache:
         process = self.process
         task = process.window.task
         if not task or process.window.at(task) == Place.DROPPED or process.text(task) != problem:
-            self.process.append({"role": "user", "content": problem})
+            task = parse_address(process.append({"role": "user", "content": problem}))[0]
+        self._task = task
         traces: list[int] = []
         for number in range(1, self.schedule.rounds + 1):
             made = self._round(number, problem, summary, traces)
@@ -244,7 +245,9 @@ class ReasoningCache:
         trace, outcome = self._reason(prompt, number)
         address, asked, answer, verdict, fresh = "", "", Answer(outcome=Outcome.NO_MODEL), Outcome.NO_MODEL, ""
         if trace:
-            address = self.process.append({"role": "assistant", "content": trace})
+            # It was made from the problem, and from the summary of all that came before.
+            part, sources = Part(kind=Kind.TEXT, text=trace), (self._task, *traces)
+            address = self.process.append(Message(role=Role.ASSISTANT, parts=(part,), sources=sources))
             traces.append(parse_address(address)[0])
         if trace and outcome != Outcome.REFUSED:
             asked = self.prompts.summarise.format(

@@ -19,7 +19,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from enum import StrEnum
 from typing import Any
 
@@ -27,7 +26,7 @@ import msgspec
 
 from kilburn.agents.access import Action, Deed, Permit, Rights, decide
 from kilburn.agents.loop import Account, Agent, Called, Limits, Returned, RunEvent, Stopped
-from kilburn.agents.past import Past
+from kilburn.agents.past import Past, is_of
 from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, open_sandbox
 from kilburn.agents.sub_calls import Key, Known, Missing, Recorded, SubCalls, spent
 from kilburn.agents.variable import Source, Variable, variable
@@ -35,12 +34,14 @@ from kilburn.errors import AccessDenied, KilburnError, NoValue, SpecError, Store
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
+from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Reply, Request, Tokens, ToolSpec
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
 from kilburn.store import ProcessKind
+from kilburn.wire.form import parse
 from kilburn.wire.quotation import quote
 
 __all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay", "resume"]
@@ -262,15 +263,15 @@ class Recursive(Agent):
         kind: Any,
         watch: Callable[[RunEvent | SubCalled], None] | None,
     ) -> RecursiveResult:
-        with nullcontext() if source is None else variable(source, self.process.counter.count) as found:
-            known = self.recorded
-            if known is not None and known.digest != (found.digest if found is not None else ""):
-                raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
-            if known is not None and known.past and past is None:
-                raise SpecError("the recorded run read the past", advice="give it again")
-            if known is not None and known.goes_on and known.ended:
-                return _ended(known)
-            return self._answer(messages, found, past, kind, watch)
+        found = None if source is None else variable(source, self.process.counter.count)
+        known = self.recorded
+        if known is not None and known.digest != (found.digest if found is not None else ""):
+            raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
+        if known is not None and known.past and past is None:
+            raise SpecError("the recorded run read the past", advice="give it again")
+        if known is not None and known.goes_on and known.ended:
+            return _ended(known)
+        return self._answer(messages, found, past, kind, watch)
 
     def _answer(
         self,
@@ -285,6 +286,8 @@ class Recursive(Agent):
         self.above = self._own = own = Account(Limits(steps=self.asked.steps), self.clock, whole)
         self.resident, self._past, self._kind, self._watch = 0, past, kind, watch
         self._last: tuple[int, ...] = ()
+        """What a cell works on besides its code: what was told of the text, then the last output. Each has the one before it as
+        a source, because variables stay."""
         self._page = 0
         self._told_differing = self._is_open = False
         self._cited: list[Key] = []
@@ -371,6 +374,15 @@ class Recursive(Agent):
 
     def _tell(self, messages: Sequence[Any], found: Variable | None) -> None:
         process = self.process
+        again = self.recorded
+        if again is not None and is_of(process, again.process):
+            # What is said again is made of the record, which goes with what it was made from.
+            said = again.number, again.process.window.last
+            messages = [
+                msgspec.structs.replace(one, cites=(*one.cites, said), trust=Trust.TOOL)
+                for each in messages
+                for one in parse(each)
+            ]
         system = self._system(self.depth, self._past is not None)
         known = [page.digest for page, _ in process.pages() if page.role is Role.SYSTEM]
         if digest_of(system) not in known:
@@ -396,7 +408,8 @@ class Recursive(Agent):
             told = f"{found.told()}\nIt begins:\n{quote('context', found.head)}"
         else:
             told = "There is no variable `context`: ask `memory`."
-        process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.TOOL))
+        process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.TOOL, sources=(first,)))
+        self._last = (first + 1,)
         self._pin(first)
 
     def _pin(self, first: int) -> None:
@@ -417,6 +430,7 @@ class Recursive(Agent):
             # This fails if the session went on since it was read.
             kernel.record(Act.NOTE, policy="user", why="resumed", resumed=known.first, seconds=known.spent.seconds)
         self.resident = known.resident
+        self._last = (known.first + 1,)
         self._pin(known.first)
         self._take_up()
 
@@ -470,6 +484,10 @@ class Recursive(Agent):
         reply = yield from super()._reply()
         self._page = self.process.window.last
         return reply
+
+    def _keep(self, message: Message, prompt: Prompt) -> None:
+        """Admit a reply: its code is made of what the prompt showed, and goes with it."""
+        self.process.append(msgspec.structs.replace(message, sources=prompt.pages))
 
     def _known(self, code: int) -> int | None:
         """The page of a cell's output, if it stands in the record."""
@@ -577,9 +595,8 @@ class Recursive(Agent):
         self._show(Called("", REPL.name, code))
         page = self._page
         output, failed, cites = self._cell(code, page)
-        said = Message(
-            role=Role.USER, parts=(Part(kind=Kind.TEXT, text=output),), trust=Trust.TOOL, sources=self._last, cites=cites
-        )
+        part, sources = Part(kind=Kind.TEXT, text=output), (page, *self._last)
+        said = Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, sources=sources, cites=cites)
         output_page = self._admit(said, page)
         self._last = (output_page,)
         self._show(Returned("", self.process.text(output_page), failed))
@@ -607,16 +624,17 @@ class Recursive(Agent):
         if part.name != REPL.name:
             return super()._invoke(part, loop)
         cites: tuple[Key, ...] = ()
+        page = self.process.window.calls[part.call or ""]
         try:
             code = msgspec.json.decode(part.text or "{}", type=_Code).code
             self._permit(self.bounds, part, Action(tool=REPL.name, deed=Deed.READ))
-            text, failed, cites = self._cell(code, self.process.window.calls[part.call or ""])
+            text, failed, cites = self._cell(code, page)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             text, failed = f'error: {error}; call repl with {{"code": "..."}}', True
         except AccessDenied as error:
             text, failed = f"error: {error}", True
         result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
-        return Message(role=Role.TOOL, parts=(result,), sources=self._last, cites=cites), failed
+        return Message(role=Role.TOOL, parts=(result,), sources=(page, *self._last), cites=cites), failed
 
     def _cell(self, code: str, page: int) -> tuple[str, bool, tuple[Key, ...]]:
         """Run a cell; what the model sees of it, whether it failed, and the pages that its output is from.
@@ -704,7 +722,7 @@ class Recursive(Agent):
             found |= {"rlm_query": rlm_query, "rlm_query_batched": rlm_query_batched}
         if self._past is not None:
             own = self.process.name, self._began
-            past = Past(self._past, own, self._note_read, self.recorded, self._is_readable)
+            past = Past(self._past, self.process, own, self._note_read, self.recorded, self._is_readable)
             found |= {"memory_search": past.search, "memory_sessions": past.sessions, "memory_pages": past.pages}
         return found
 
@@ -725,8 +743,7 @@ class Recursive(Agent):
         """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
         recorded = None
         if self.recorded is not None:
-            with variable(text, self.process.counter.count) as found:
-                recorded = self.recorded.run(question, found.digest)
+            recorded = self.recorded.run(question, variable(text, self.process.counter.count).digest)
         why, model = "", self.model
         if recorded is not None and recorded.goes_on:
             # What failed in a cell that the model saw the end of has failed.
@@ -761,10 +778,9 @@ class Recursive(Agent):
         )
         run.caller = self
         part = Part(kind=Kind.TEXT, text=question)
+        origin = (*self._origin, *self.sub_calls.take_read())
         try:
-            result = run._ask(
-                [Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, cites=self._origin)], text, None, Any, None
-            )
+            result = run._ask([Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, cites=origin)], text, None, Any, None)
         except KilburnError as error:
             result = RecursiveResult(limit=type(error).__name__)
         page = branch.window.last

@@ -202,7 +202,7 @@ class Sandbox(ABC):
     Args:
         calls: functions of ours that the code can call.
         variables: JSON values that the code finds under these names.
-        files: text files that the code finds under these names.
+        files: text files, or their bytes, that the code finds under these names.
         bounds: of each cell.
 
     Raises:
@@ -214,7 +214,9 @@ class Sandbox(ABC):
     lacks: tuple[str, ...] = ()
     """What this sandbox does not have on this machine, in words."""
 
-    def __init__(self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path], bounds: Bounds) -> None:
+    def __init__(
+        self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path | bytes], bounds: Bounds
+    ) -> None:
         self.calls, self.variables, self.files, self.bounds = calls, dict(variables), dict(files), bounds
         _check_names({**self.variables, **self.files})
         try:
@@ -303,7 +305,7 @@ def open_sandbox(
     *,
     calls: Mapping[str, Callable[..., Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
-    files: Mapping[str, Path] | None = None,
+    files: Mapping[str, Path | bytes] | None = None,
     bounds: Bounds | None = None,
 ) -> Sandbox:
     """Open a sandbox for code that a model wrote.
@@ -313,7 +315,8 @@ def open_sandbox(
             them that this machine can keep.
         calls: functions of ours that the code can call by name; see `Callbacks`.
         variables: JSON values that the code finds under these names.
-        files: text files (UTF-8; other bytes become U+FFFD) whose whole text the code finds as `str`.
+        files: text files, or the bytes of some (UTF-8; other bytes become U+FFFD), whose whole text the code finds as `str`.
+            Bytes are handed over in memory.
         bounds: of each cell.
 
     Raises:

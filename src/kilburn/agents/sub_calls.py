@@ -2,6 +2,10 @@
 
 All of a run stand in one branch of its session, two pages a call: the prompt, which cites the cell that asked, and the
 reply, whose source is the prompt. They are written many at a time. A prompt without a reply is a call that failed.
+
+What the code reads elsewhere, such as pages of the past, stands there too, and is a source of all that comes after it: what
+was read stays in variables, so anything later may be made of it. Each read has the one before it as a source, so one source
+says all of them.
 """
 
 from __future__ import annotations
@@ -82,6 +86,14 @@ def spent(account: Account | None) -> str:
     return ""
 
 
+class _Entry:
+    """A question, or a read, and what came back, until it is written and after."""
+
+    def __init__(self, prompt: str, known: Known, role: Role, cites: tuple[Key, ...], read: _Entry | None) -> None:
+        self.prompt, self.said, self.why, self.role, self.cites, self.read = prompt, known.said, known.why, role, cites, read
+        self.key = known.page
+
+
 class SubCalls:
     """Asks a model for the code of one run, and writes down what was asked and answered.
 
@@ -119,7 +131,8 @@ class SubCalls:
         self.written: list[Key] = []
         self._branch, self._free, self._check = branch, free, check
         self._process: Process | None = None
-        self._waiting: list[tuple[str, str | None, str, Role, tuple[Key, ...]]] = []
+        self._waiting: list[_Entry] = []
+        self._read: _Entry | None = None
         self._written_at = -WITHIN
         self._used = RunResult()
         self._lock = threading.RLock()
@@ -141,12 +154,23 @@ class SubCalls:
             return [said for said, _ in pool.map(self._ask, prompts)]
 
     def note(self, asked: str, found: str, cites: tuple[Key, ...], known: Known | None = None) -> None:
-        """Write down something that the code read elsewhere, such as pages of the past.
+        """Write down something that the code read elsewhere, such as pages of the past. What it asks from now on may be made of
+        it.
 
         Args:
             known: where it is from the record.
         """
-        self._keep(asked, known or Known(encodable(found), ""), Role.USER, cites)
+        with self._lock:
+            self._read = self._keep(asked, known or Known(encodable(found), ""), Role.USER, cites)
+
+    def take_read(self) -> tuple[Key, ...]:
+        """The page of the last read, which all earlier ones are sources of; it is written first. None is no page."""
+        with self._lock:
+            if self._read is None:
+                return ()
+            if self._read.key is None:
+                self.flush()
+            return (self._read.key,) if self._read.key is not None else ()
 
     def miss(self, prompt: str, why: str) -> None:
         """Remember that something has no answer; a later answer to the same prompt heals it."""
@@ -166,15 +190,21 @@ class SubCalls:
             process = self._process
             number, page, messages, failures = process.kernel.info.number, process.window.last, list[Message](), dict[int, str]()
             replies: list[Key] = []
-            for prompt, said, why, role, cites in self._waiting:
+            keys: dict[_Entry, Key] = {}
+            for entry in self._waiting:
                 page += 1
-                messages.append(_message(Role.USER, prompt, cites=cites))
-                if said is None:
-                    failures[page] = why
+                read = keys.get(entry.read, entry.read.key) if entry.read is not None else None
+                here = read is not None and read[0] == number
+                sources = (read[1],) if read is not None and here else ()
+                cites = entry.cites if read is None or here else (*entry.cites, read)
+                messages.append(_message(Role.USER, entry.prompt, cites=cites, sources=sources))
+                if entry.said is None:
+                    failures[page] = entry.why
                     continue
-                messages.append(_message(role, said, sources=(page,)))
+                messages.append(_message(entry.role, entry.said, sources=(page,)))
                 page += 1
                 replies.append((number, page))
+                keys[entry] = number, page
             used, self._used = self._used, RunResult()
             process.record(Act.NOTE, policy="user", why="spent", spent=used.steps, tokens=used.tokens, money=used.money)
             process.append(*messages)
@@ -182,6 +212,9 @@ class SubCalls:
                 process.record(Act.NOTE, [failed], policy="user", why=why)
             with process.lock:
                 process.kernel.flush_observed()
+            for entry in self._waiting:
+                # It is a source of what is written later; what it was made from stands in its page.
+                entry.key, entry.read = keys.get(entry), None
             self._waiting.clear()
             self._written_at = self.account.clock()
             self.written += replies
@@ -213,14 +246,16 @@ class SubCalls:
                 self.watch(self.done, self.failed)
         return said, why
 
-    def _keep(self, prompt: str, known: Known, role: Role, cites: tuple[Key, ...]) -> None:
+    def _keep(self, prompt: str, known: Known, role: Role, cites: tuple[Key, ...]) -> _Entry:
         with self._lock:
+            entry = _Entry(prompt, known, role, cites, None if known.page is not None else self._read)
             if known.page is not None:
                 self.written += [known.page] if known.said is not None else []
-                return
-            self._waiting.append((prompt, known.said, known.why, role, cites))
+                return entry
+            self._waiting.append(entry)
             if len(self._waiting) >= TOGETHER or self.account.clock() - self._written_at > WITHIN:
                 self.flush()
+            return entry
 
     def _answered(self, prompt: str) -> tuple[str | None, str]:
         if self.model is None:
@@ -398,11 +433,13 @@ class Recorded:
 
     def _read(self, pages: list[Page]) -> None:
         """The root's replies, and the outputs of its cells."""
+        # An answer that was said in prose is the reply itself.
+        answer = self.ended.get("page") if self.ended.get("answered") != "said" else None
         replies: dict[int, list[Page]] = {}
         self.outputs: dict[int, int] = {}
         before: Page | None = None
         for page in pages:
-            if page.role is Role.ASSISTANT and not page.sources:
+            if page.role is Role.ASSISTANT and page.id != answer:
                 replies.setdefault(page.message, []).append(page)
             elif page.answers:
                 self.outputs[page.answers] = page.id
@@ -428,9 +465,10 @@ class Recorded:
             if event.act is Act.NOTE and event.pages:
                 why[event.pages[0]] = event.why
         pages = self._originals(branch, 1)
-        replies = {page.sources[0]: page for page in pages if page.sources}
+        # A prompt cites the code that asked; a reply has its prompt as its only source.
+        replies = {page.sources[0]: page for page in pages if page.sources and not page.cites}
         for page in pages:
-            if not page.sources:
+            if page.cites:
                 code = max((cited for process, cited in page.cites if process == self.number), default=0)
                 self._entries.append(Entry(code, branch, page, replies.get(page.id), why.get(page.id, "it failed")))
 

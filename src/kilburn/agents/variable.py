@@ -1,14 +1,13 @@
 """The input of a recursive model: a text, a file, several files, or a folder, as a variable of its sandbox.
 
-It never stands in a window. The model is told what it is, how large it is, and how it begins.
+It never stands in a window. The model is told what it is, how large it is, and how it begins. No copy of it is written to a
+disk: it is handed over in memory, so nothing is left of it when the program is killed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,10 @@ NAMES = 10
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):
-    """A text in a file, ready for a sandbox.
+    """A text, ready for a sandbox.
 
     Args:
-        path: the file, in UTF-8.
+        data: the text, in UTF-8.
         index: of several texts: name, first character, and the one behind the last; empty for one text.
         characters: of all texts.
         tokens: about how many.
@@ -43,7 +42,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
         head: how it begins.
     """
 
-    path: Path
+    data: bytes
     index: tuple[tuple[str, int, int], ...] = ()
     characters: int
     tokens: int
@@ -60,17 +59,16 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
         return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {shown}"
 
     @property
-    def setup(self) -> tuple[dict[str, Any], dict[str, Path], str]:
+    def setup(self) -> tuple[dict[str, Any], dict[str, bytes], str]:
         """For a sandbox: variables, files, and code that makes `context` of them."""
         if not self.index:
-            return {}, {"context": self.path}, ""
+            return {}, {"context": self.data}, ""
         code = "context = {name: _text[start:end] for name, start, end in _index}\n_text = _index = None"
-        return {"_index": [list(part) for part in self.index]}, {"_text": self.path}, code
+        return {"_index": [list(part) for part in self.index]}, {"_text": self.data}, code
 
 
-@contextmanager
-def variable(source: Source, count: Callable[[str], int]) -> Iterator[Variable]:
-    """A source as a variable, as long as the block runs.
+def variable(source: Source, count: Callable[[str], int]) -> Variable:
+    """A source as a variable.
 
     Bytes that are not UTF-8 become U+FFFD. Of a folder, all files below it are taken but hidden ones.
 
@@ -99,10 +97,7 @@ def variable(source: Source, count: Callable[[str], int]) -> Iterator[Variable]:
     sample = text[:SAMPLE]
     tokens = count(sample) if len(text) <= SAMPLE else round(count(sample) * len(text) / SAMPLE)
     digest = hashlib.sha256(data + msgspec.json.encode(index)).hexdigest()
-    with tempfile.TemporaryDirectory(prefix="kilburn-context-") as folder:
-        path = Path(folder) / "context.txt"
-        path.write_bytes(data)
-        yield Variable(path=path, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD])
+    return Variable(data=data, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD])
 
 
 def _read(path: Path) -> str:

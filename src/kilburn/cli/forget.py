@@ -35,7 +35,9 @@ def forget(
     name: Annotated[
         str | None, typer.Argument(metavar="[SESSION]", help="A session's name, as `kilburn ps` lists it.", show_default=False)
     ] = None,
-    address: Annotated[str | None, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)] = None,
+    address: Annotated[
+        str | None, typer.Argument(help="p17, a range p17-p42, f3, or b1/p17 of a branch.", show_default=False)
+    ] = None,
     whole: Annotated[bool, typer.Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
     session_: Annotated[str | None, typer.Option("--session", metavar="NAME", help="A whole session.")] = None,
     user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="A user's sessions, memory and documents.")] = None,

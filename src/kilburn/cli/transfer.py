@@ -130,7 +130,8 @@ def bring(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Import sessions into a store: the whole file, or nothing of it.
+    """Import sessions into a store: the whole file, or nothing of it, also where the program is killed. Other writers of the
+    store wait until it is done.
 
     An export becomes the sessions that it was made from. A file with one message a line becomes one session, and so does
     each recorded run.
@@ -147,11 +148,11 @@ def bring(
         _rehearse(saved, tokenizer)
     clock = Clock(time.time())
     with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
-        taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
-        if taken:
-            raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
         rows: list[tuple[str, int, int]] = []
-        with progress("importing", sum(len(item.entries) for item in saved)) as done:
+        with store.store.together(), progress("importing", sum(len(item.entries) for item in saved)) as done:
+            taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
+            if taken:
+                raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
             lines = 0
             for item in saved:
                 stats = rebuild(store, clock, item).stats()

@@ -17,16 +17,21 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
+import msgspec
+
 from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_of, following, last_reply, renamed, shared
+from kilburn.kernel.branches import origin_in
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Role
+from kilburn.page import Place
 from kilburn.store import ProcessInfo, root_of
+from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
 __all__ = ["TRIES", "Histories", "named"]
@@ -170,13 +175,33 @@ class Histories:
         raise AssertionError("a session is claimed or an error is raised")
 
     def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
-        """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call."""
+        """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call.
+
+        A compaction that a client brings was made, as far as anybody knows, of the session that this one is from: it cites all
+        of it.
+        """
+        if any(is_compaction(part) for message in fresh for part in message.parts):
+            cites = self._pages_before(process)
+            fresh = [
+                msgspec.structs.replace(message, cites=(*message.cites, *cites))
+                if any(map(is_compaction, message.parts))
+                else message
+                for message in fresh
+            ]
         try:
             process.append(*following(fresh, process))
         except OrphanResult:
             form.split(asked)
             before = (message for raw in asked.messages[:-count] for message in form.read(raw))
             process.append(*following(renamed(fresh, before, process), process))
+
+    def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:
+        """The originals of the session that another one is from, by its ledger."""
+        number = origin_in(process.events()).get("forked")
+        if number is None:
+            return ()
+        rows = self.hierarchy.store.pages(number)
+        return tuple((number, page.id) for page, state in rows if page.id > 0 and state.at is not Place.DROPPED)
 
     def _take_back(self, session: Session) -> None:
         """Leave nothing of a session that never began. If even that fails, the next request of its root uses it."""

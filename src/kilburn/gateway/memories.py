@@ -21,6 +21,7 @@ from kilburn.kernel.process import Process
 from kilburn.memory.account import quotation
 from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Role, Trust
+from kilburn.page import parse_address
 
 __all__ = ["Learners", "Remembered", "remembered"]
 
@@ -42,12 +43,14 @@ class Remembered(msgspec.Struct, frozen=True):
         text: what is known, quoted, each piece with its address, origin and age.
         tokens: what that costs.
         trust: the lowest of what it has.
+        pages: that it is from: number of the process, page.
     """
 
     words: str
     text: str
     tokens: int
     trust: Trust
+    pages: tuple[tuple[int, int], ...] = ()
 
     def beside(self, form: Form, body: bytes) -> bytes:
         """A request with this behind the user's last message; as it was, if that message has left the window."""
@@ -93,10 +96,15 @@ def remembered(store: Hierarchy, form: Form, asked: Asked, user: str, tokens: in
         return None
     try:
         text, hits = quotation(store, words, tokens, user)
+        infos = [store.store.process(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
     except KilburnError as error:
         log.warning("nothing was recalled: %s", type(error).__name__)
         return None
-    return Remembered(words, text, store.counter.count(text), min(hit.trust for hit in hits)) if hits else None
+    if not hits:
+        return None
+    numbers = {info.name: info.number for info in infos if info is not None}
+    pages = {(numbers[hit.session], parse_address(hit.address)[0]) for hit in hits if hit.session in numbers}
+    return Remembered(words, text, store.counter.count(text), min(hit.trust for hit in hits), tuple(sorted(pages)))
 
 
 def _asked_for(form: Form, asked: Asked) -> str:

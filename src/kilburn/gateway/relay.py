@@ -16,9 +16,11 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from kilburn.agents.loop import shrink
+from kilburn.agents.loop import made_of, shrink
 from kilburn.budget import Budget
 from kilburn.errors import (
+    EmptyPrompt,
+    Forgotten,
     KernelError,
     KilburnError,
     ModelError,
@@ -40,6 +42,7 @@ from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Response, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
+from kilburn.kernel.render import to_send
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
@@ -153,6 +156,8 @@ class _Work:
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
+        self.pages: tuple[int, ...] = ()
+        """Those that the upstream is shown."""
         # Room for memory and tools is kept also where none are sent, so that the window does not change from turn to turn.
         self._beside = sum(map(session.cost, asked.beside)) + room + (session.cost(TOOLS) if faults else 0)
 
@@ -172,17 +177,20 @@ class _Work:
         """
         session = self.session
         process = session.process
+        # Where nothing is new nothing was appended; and another program may have forgotten what the client still sends.
+        process.refresh()
         self._fit(process.budget)
         self.faults = self.wanted and (not session.whole or bool(session.earlier))
         self.tokens = process.use
         if session.whole and not self.faults and process.use <= process.capacity:
             process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
+            self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
             return
-        prompt = process.render(self.form.rendered)
+        prompt = to_send(process.render(self.form.rendered))
         if process.turn != session.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
-        self.tokens = prompt.tokens
+        self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
 
     def _with_memory(self, body: bytes) -> bytes:
@@ -194,7 +202,9 @@ class _Work:
         return self.tokens + self.session.process.budget.overhead - self._unused
 
     def heard(self, message: Message) -> Message:
-        """A reply, which may be believed no more than what was put beside the question."""
+        """A reply, which may be believed no more than what was put beside the question. A compaction in it is made of what the
+        upstream was shown."""
+        message = made_of(message, self.pages, () if self.known is None else self.known.pages)
         if self.known is None or self.known.trust >= Trust.AGENT:
             return message
         return msgspec.structs.replace(message, trust=self.known.trust)
@@ -232,7 +242,7 @@ class _Turn:
         try:
             while await self._round():
                 pass
-        except (ModelError, StoreError) as error:
+        except (ModelError, StoreError, EmptyPrompt) as error:
             if not self._started:
                 raise
             await self._break_off(error)
@@ -338,8 +348,15 @@ class _Turn:
         return True
 
     def _keep(self, reply: Reply, messages: list[Message]) -> None:
-        """Append what was said, and learn from its usage how long the prompt was."""
-        self._relay.histories.said(self._session, messages)
+        """Append what was said, and learn from its usage how long the prompt was.
+
+        Raises:
+            StoreStale: what it was made from was forgotten meanwhile.
+        """
+        try:
+            self._relay.histories.said(self._session, messages)
+        except Forgotten as error:
+            raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:
             # The reply is kept, and the session is made to fit when it is rendered.
             with suppress(StoreError):

@@ -12,11 +12,12 @@ from types import MappingProxyType
 import msgspec
 
 from kilburn.budget import Counter
-from kilburn.errors import DuplicateCall, InvalidMessage, LawBroken, OrphanResult
+from kilburn.errors import DuplicateCall, Forgotten, InvalidMessage, LawBroken, OrphanResult
 from kilburn.kernel.window import Window
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.tokens.images import cost_of_image
+from kilburn.wire.compaction import is_compaction
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
 
@@ -66,8 +67,12 @@ def pages_of(
 ) -> tuple[list[Page], dict[str, str]]:
     """The pages of these messages, numbered on from the window's last, and the texts of their digests.
 
+    What a provider made of the prompt, its compaction, has all that the prompt shows among its sources. If a message with one
+    has sources, they are those of the compaction, and not of what was said beside it.
+
     Raises:
         OrphanResult, DuplicateCall, InvalidMessage, LawBroken: nothing was admitted.
+        Forgotten: a page that one of them was made from is.
     """
     pages: list[Page] = []
     texts: dict[str, str] = {}
@@ -76,7 +81,13 @@ def pages_of(
     for offset, message in enumerate(messages):
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
-        trust = _trust(message, window, cited, pages)
+        trust, made_of = _trust(message, window, cited, pages), message.sources
+        summary_trust, summed = trust, any(map(is_compaction, message.parts))
+        if summed:
+            shown = [page for page in (*window.visible(), *pages) if page.id not in window.stubs]
+            made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in shown))))
+            summary_trust = min([trust, *(page.trust for page in shown)])
+            trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
         speaker = _speaker(message)
         first = window.last + len(pages) + 1
@@ -84,6 +95,7 @@ def pages_of(
             number = window.last + len(pages) + 1
             leftovers = _leftovers(part, message, position)
             extra = extra_text(part.extra, leftovers)
+            beside = summed and not is_compaction(part)
             call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, calls, answered)
             group = number if part.kind is Kind.CALL else 0 if call is None else call.group
             page = Page(
@@ -95,13 +107,13 @@ def pages_of(
                 message=window.turn + offset + 1,
                 tokens=cost_of(counter, part, message.role, leftovers, number),
                 time=now,
-                trust=trust,
+                trust=summary_trust if summed and not beside else trust,
                 group=first if bound else group,
                 answers=0 if call is None else call.id,
                 call=part.call,
                 name=part.name,
-                sources=message.sources,
-                cites=message.cites,
+                sources=() if beside else made_of,
+                cites=() if beside else message.cites,
                 order=(number, 0),
                 label=_label(part),
                 speaker=speaker,
@@ -127,6 +139,10 @@ def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Pag
     unknown = [source for source in message.sources if source not in there]
     if unknown:
         raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
+    for source in message.sources:
+        if source in window.pages and window.at(source) is Place.DROPPED:
+            # The text may still hold what was forgotten while it was made.
+            raise Forgotten(f"{address_of(source)}, of which this was made, was forgotten", advice="make it anew")
     gone = [f"{address_of(page)} of process {process}" for process, page in message.cites if (process, page) not in cited]
     if gone:
         raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other processes of this tenant")

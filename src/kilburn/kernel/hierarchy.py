@@ -356,7 +356,8 @@ class Hierarchy:
 
         Args:
             session: a session, with all that was made from it in any process: folds, facts, passages.
-            address: only these pages of the session, which may also be a collection (`@memory/ana`).
+            address: only these pages of the session (`p17`, `p17-p20`), or of a branch of it (`b1/p17`). The session may also
+                be a collection (`@memory/ana`).
             user: a user's sessions, memory and documents, and all that was made from them.
             document: a document, and all that was made from it.
             tool: the results of a tool in all sessions, and all that was made from them.
@@ -430,7 +431,7 @@ class Hierarchy:
             return made_from(self.store, found), []
         if address is None:
             return {}, sorted([*self._below(found), found], key=_depth_of)
-        return {found.number: self._resolved(found, address)}, []
+        return self._resolved(found, address), []
 
     def _below(self, info: ProcessInfo) -> list[ProcessInfo]:
         """The branches of a session, and those that are damaged, too."""
@@ -439,10 +440,11 @@ class Hierarchy:
         damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
         return [each for each in under if each.number in below | damaged]
 
-    def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
+    def _resolved(self, info: ProcessInfo, address: str) -> dict[int, list[int]]:
         if info.kind is ProcessKind.SESSION:
-            return self.process(info.name).forgettable(address)
-        return self._collection(info.name, info.kind, info.user).resolve(address)
+            process, there = self.process(info.name).located(address)
+            return {process.kernel.info.number: process.forgettable(there)}
+        return {info.number: self._collection(info.name, info.kind, info.user).resolve(address)}
 
     def close(self) -> None:
         """Write the waiting observations, and release the file; idempotent."""

@@ -398,9 +398,9 @@ class Process:
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        if isinstance(address, str) and "/" in address:
-            path, _, rest = address.strip().rpartition("/")
-            return self.branch(path).recall(rest)
+        whose, address = self.located(address)
+        if whose is not self:
+            return whose.recall(address)
         with self._current() as kernel:
             try:
                 numbers, recalled = self._read(address)
@@ -420,6 +420,17 @@ class Process:
                 )
             return recalled
 
+    def located(self, address: str) -> tuple[Process, str]:
+        """The session that an address names, this one or a branch of it, and the address there.
+
+        Raises:
+            UnknownAddress: there is no such branch.
+        """
+        if not (isinstance(address, str) and "/" in address):
+            return self, address
+        path, _, rest = address.strip().rpartition("/")
+        return self.branch(path), rest
+
     def _read(self, address: str) -> tuple[list[int], Recalled]:
         kernel = self.kernel
         numbers = kernel.resolve(address)
@@ -438,12 +449,15 @@ class Process:
             return self.kernel.resolve(address)
 
     def closure(self, address: str) -> list[Page]:
-        """All pages of this process that forgetting this address would forget: these, and what was derived or recalled from
-        them; `reach` also has those of other processes.
+        """All pages of this process, or of the branch that the address names, that forgetting it would forget: these, and what
+        was derived or recalled from them; `reach` also has those of other processes.
 
         Raises:
             UnknownAddress, Forgotten.
         """
+        whose, address = self.located(address)
+        if whose is not self:
+            return whose.closure(address)
         with self.lock:
             return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
 
@@ -453,7 +467,8 @@ class Process:
         Raises:
             UnknownAddress, Forgotten.
         """
-        return named_closure(self.kernel.store, self.opener, self.kernel.info.number, self.resolve(address))
+        whose, address = self.located(address)
+        return named_closure(self.kernel.store, self.opener, whose.kernel.info.number, whose.resolve(address))
 
     def fetch(self, pages: Iterable[Page]) -> None:
         """Cache the texts of pages in one read of the store; forgotten pages have none."""
@@ -569,6 +584,9 @@ class Process:
 
         Not reached are providers' caches, file-system snapshots, and exports.
 
+        Args:
+            address: of pages here, such as `p17` or `p17-p20`, or of a branch, such as `b1/p17`.
+
         Returns:
             What was forgotten: addresses here, and those of other processes after the name of the process.
 
@@ -578,8 +596,9 @@ class Process:
         with self._current() as kernel:
             if kernel.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
-        number = kernel.info.number
-        return addresses(self.opener, forget(kernel.store, self.opener, {number: self.forgettable(address)}, why), number)
+        whose, there = self.located(address)
+        gone = forget(kernel.store, self.opener, {whose.kernel.info.number: whose.forgettable(there)}, why)
+        return addresses(self.opener, gone, kernel.info.number)
 
     def forgettable(self, address: str) -> list[int]:
         """The ids of the pages that an address names, for `forget`. What is forgotten here is among them: if an earlier

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn.errors import EmptyPrompt, SpecError
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.window import PENDING, Window
@@ -20,7 +20,7 @@ from kilburn.page import Page
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
 
-__all__ = ["Item", "Prompt", "items", "part_of", "render", "transcript"]
+__all__ = ["Item", "Prompt", "items", "part_of", "render", "to_send", "transcript"]
 
 Item = tuple[tuple[int, int, int], Page | None, str]
 """Its place, the page (None for a gap), and the text to show instead of it ("" for its own)."""
@@ -33,13 +33,28 @@ class Prompt(list[dict[str, Any]]):
         system: for the "messages" form, the system prompt; else None.
         tokens: what it costs, by the process's counter.
         form: "chat" or "messages".
+        pages: ids of the pages whose text it shows. They are the sources of what a model makes of it.
     """
 
-    def __init__(self, messages: list[dict[str, Any]], *, system: Any, tokens: int, form: str) -> None:
+    def __init__(
+        self, messages: list[dict[str, Any]], *, system: Any, tokens: int, form: str, pages: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(messages)
+        self.pages = pages
         self.system = system
         self.tokens = tokens
         self.form = form
+
+
+def to_send(prompt: Prompt) -> Prompt:
+    """A prompt, for a model.
+
+    Raises:
+        EmptyPrompt: there is no message in it, and every provider would refuse it.
+    """
+    if not prompt:
+        raise EmptyPrompt
+    return prompt
 
 
 def items(window: Window) -> list[Item]:

@@ -36,6 +36,8 @@ __all__ = [
     "has_many",
     "is_known",
     "list_schema",
+    "said_by",
+    "told",
 ]
 
 MOST = 20
@@ -241,17 +243,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     if not left or not _said(left, said.text, said):
         return None
     whole = len(left)
-    left -= _said(left, said.text, said)
-    cites = [said.cite]
-    sources: tuple[int, ...] = ()
-    for other in sorted((one for one in (*view.earlier, *view.new) if one is not said), key=lambda one: -one.page.id):
-        more = _said(left, other.text, other)
-        if more:
-            cites.append(other.cite)
-            left -= more
-    if left and view.summary and (more := _matched(left, told(view.summary))):
-        sources = (view.summary_page,)
-        left -= more
+    cites, sources, left = said_by(left, said, view)
     if len(left) > (1 - SUPPORTED) * whole or any(word.isdigit() for word in left):
         return None
     cited = [one.text for one in (*view.earlier, *view.new) if one.cite in cites]
@@ -260,11 +252,27 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     add = Add(
         text=text,
         claim=_claim(fact, text, said),
-        cites=tuple(cites),
+        cites=cites,
         sources=sources,
         since=said.page.time,
     )
     return Extracted(add, said)
+
+
+def said_by(words: set[str], said: Utterance, view: MemoryView) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], set[str]]:
+    """Who says the words of a fact: the messages, this one first, the summary if that is needed, and the words that nobody
+    says."""
+    left = words - _said(words, said.text, said)
+    cites, sources = [said.cite], tuple[int, ...]()
+    for other in sorted((one for one in (*view.earlier, *view.new) if one is not said), key=lambda one: -one.page.id):
+        more = _said(left, other.text, other)
+        if more:
+            cites.append(other.cite)
+            left -= more
+    if left and view.summary and (more := _matched(left, told(view.summary))):
+        sources = (view.summary_page,)
+        left -= more
+    return tuple(cites), sources, left
 
 
 def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:

@@ -20,7 +20,7 @@ import msgspec
 from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import CORRECTS, NEGATED, asked, conversation, has_many, list_schema
+from kilburn.memory.extraction import CORRECTS, NEGATED, asked, conversation, has_many, list_schema, said_by, told
 from kilburn.memory.plain import Plain
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Kind, Trust
@@ -192,7 +192,7 @@ class Graph:
                 over += _ended(claim, said, known)
                 continue
             standing |= {page.id: (page, state) for page, state in known}
-            new.append((_edge(claim, said), said.page.trust))
+            new.append((_edge(claim, said, view), said.page.trust))
         dropped = len(reply.relations) - len(new) - len(over)
         if dropped:
             yield Note(why="relations of unknown names, or of nothing", figures={"unmatched": dropped})
@@ -217,14 +217,19 @@ def _spelled(name: str) -> str:
     return name if len(name) <= LONGEST and any(letter.isalnum() for letter in name) else ""
 
 
-def _edge(claim: Claim, said: Utterance) -> Add:
-    return Add(
-        text=f"{claim.subject} {claim.relation} {claim.object}",
-        claim=claim,
-        cites=(said.cite,),
-        since=said.page.time,
-        why="said",
-    )
+def _edge(claim: Claim, said: Utterance, view: MemoryView, known: tuple[int, ...] = ()) -> Add:
+    """A fact that a message says. Names that it does not say are from others that the model was shown: it cites them, too.
+
+    Args:
+        known: facts of the memory that it is made from, too.
+    """
+    text = f"{claim.subject} {claim.relation} {claim.object}"
+    cites, sources, _ = said_by(told(text), said, view)
+    for name in map(plain_name, (claim.subject, claim.object)):
+        there = [one for one in (*view.earlier, *view.new) if name in plain_name(one.text)]
+        if there and not any(one.cite in cites for one in there):
+            cites = (*cites, there[-1].cite)
+    return Add(text=text, claim=claim, cites=cites, sources=(*sources, *known), since=said.page.time, why="said")
 
 
 def _ended(claim: Claim, said: Utterance, known: Iterable[tuple[Page, State]]) -> list[Retire]:
@@ -256,7 +261,11 @@ def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Ans
         longer = [name for other, name in others.items() if other.split()[:1] == [key] and len(other.split()) > 1]
         if len(longer) == 1:
             said = next((said for said in view.new if key in plain_name(said.text)), view.new[-1])
-            edges.append(_edge(Claim(subject=one.name, relation=ALIAS, object=longer[0], confidence=0.7, many=True), said))
+            # The full name may be known from facts alone.
+            there = plain_name(" ".join(each.text for each in (*view.earlier, *view.new)))
+            facts = [] if plain_name(longer[0]) in there else [page for page, _ in view.about(longer[0], "") if page.cites]
+            claim = Claim(subject=one.name, relation=ALIAS, object=longer[0], confidence=0.7, many=True)
+            edges.append(_edge(claim, said, view, tuple(page.id for page in facts[:1])))
     return edges
 
 

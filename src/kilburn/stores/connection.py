@@ -14,7 +14,7 @@ import apsw
 
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 
-__all__ = ["Row", "row", "rows", "rows_of_each", "transaction_scope", "translate_errors", "write_transaction"]
+__all__ = ["Row", "row", "rows", "rows_of_each", "savepoint", "transaction_scope", "translate_errors", "write_transaction"]
 
 Row = tuple[Any, ...]
 
@@ -41,6 +41,26 @@ def write_transaction(db: apsw.Connection) -> Iterator[None]:
         db.execute("BEGIN IMMEDIATE")
         yield
         db.execute("COMMIT")
+
+
+@contextmanager
+def savepoint(db: apsw.Connection) -> Iterator[None]:
+    """A part of a transaction that is open: all of the block, or nothing of it."""
+    if not db.in_transaction:
+        # SQLite has rolled all of it back, after a full disk for example.
+        raise StoreError("the transaction has failed", advice="do all of it again")
+    db.execute("SAVEPOINT part")
+    try:
+        yield
+    except BaseException as error:
+        if db.in_transaction:
+            try:
+                db.execute("ROLLBACK TO part")
+                db.execute("RELEASE part")
+            except apsw.Error as second:
+                error.add_note(f"and rolling back: {second}")
+        raise
+    db.execute("RELEASE part")
 
 
 @contextmanager

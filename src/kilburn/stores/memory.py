@@ -5,11 +5,12 @@ It keeps the whole contract except durability. A search compares every passage.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import msgspec
 
@@ -386,6 +387,18 @@ class Memory:
         with self._lock:
             self._check_open()
             self._vectors.pop(embedder, None)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Store`. Other threads wait."""
+        with self._lock:
+            self._check_open()
+            before = copy.deepcopy((self._processes, self._texts, self._vectors))
+            try:
+                yield
+            except BaseException:
+                self._processes, self._texts, self._vectors = before
+                raise
 
     def erasing(self) -> AbstractContextManager[None]:
         """What is erased here is gone at once."""

@@ -27,7 +27,15 @@ from kilburn.page import Page, Span
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
 from kilburn.stores import citations, mentions
 from kilburn.stores.codec import key_of
-from kilburn.stores.connection import row, rows, rows_of_each, transaction_scope, translate_errors, write_transaction
+from kilburn.stores.connection import (
+    row,
+    rows,
+    rows_of_each,
+    savepoint,
+    transaction_scope,
+    translate_errors,
+    write_transaction,
+)
 from kilburn.stores.contenttable import ContentTable, content_of
 from kilburn.stores.inspection import Finding, erase_process, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
@@ -103,6 +111,8 @@ class Sqlite:
         # Whether a thread is within `erasing`.
         self._erasing = threading.local()
         # Commits, and how many of them `sync` has made durable.
+        # Whether several batches are one transaction now; read and set under the lock.
+        self._joined = False
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
         self._sync_lock = threading.Lock()
@@ -255,9 +265,13 @@ class Sqlite:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
         """One snapshot for all statements of the block."""
-        with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
-            self._db.execute("BEGIN")
-            yield
+        with self._lock, translate_errors(self.path, doing):
+            if self._joined:
+                yield
+                return
+            with transaction_scope(self._db):
+                self._db.execute("BEGIN")
+                yield
 
     @contextmanager
     def _writing(self, doing: str, *, wait: bool = True) -> Iterator[None]:
@@ -267,6 +281,11 @@ class Sqlite:
         """
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         while True:
+            with self._lock:
+                if self._joined:
+                    with translate_errors(self.path, doing), savepoint(self._db):
+                        yield
+                    return
             with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
                 self._check_writable()
                 if self._begin(last=time.monotonic() >= deadline):
@@ -684,6 +703,27 @@ class Sqlite:
             self._wipe(wait=True)
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Store`. Other threads wait, too."""
+        with self._lock:
+            if self._joined:
+                yield
+                return
+            try:
+                with self._writing("writing"):
+                    self._joined = True
+                    try:
+                        yield
+                    finally:
+                        self._joined = False
+            finally:
+                # What was read in the meantime may have been undone.
+                self._known = self._extents = None
+                self._nothing_waits.clear()
+                with translate_errors(self.path, "writing"):
+                    self._wipe(wait=True)
+
+    @contextmanager
     def erasing(self) -> Iterator[None]:
         """See `Store`. Other threads' commits do not wait for the end of this one's."""
         outer, self._erasing.inside = getattr(self._erasing, "inside", False), True
@@ -742,7 +782,7 @@ class Sqlite:
         The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
         here, it is tried again at the next occasion.
         """
-        if not self._unwiped or getattr(self._erasing, "inside", False):
+        if not self._unwiped or self._joined or getattr(self._erasing, "inside", False):
             return
         if not wait:
             self._db.set_busy_timeout(0)

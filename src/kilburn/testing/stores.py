@@ -386,6 +386,33 @@ def check_begin(store: Store) -> None:
     raises(StoreStale, lambda: store.begin("one/b1", batch, time=3.0))
 
 
+def check_together(store: Store) -> None:
+    """Several commits are one transaction: all of them or none, and one that is refused among them is no part of it."""
+    one = start(store, "one")
+    store.commit(one, batch_of(0, {1: "first"}))
+    before = snapshot(store, one), store.processes()
+
+    def write(fails: bool) -> None:
+        with store.together():
+            store.commit(one, batch_of(1, {2: "canary"}))
+            raises(StoreStale, lambda: store.commit(one, batch_of(1, {3: "stale"})))
+            two = store.begin("two", batch_of(0, {1: "canary"}), time=2.0)
+            with store.together():
+                store.commit(two.number, msgspec.structs.replace(batch_of(1, {2: "another"}), erase=[1]))
+            assert found(store, "canary") == {2}, "what is written can be read"
+            assert [info.name for info in store.processes()] == ["one", "two"]
+            if fails:
+                raise StoreError("it failed")
+
+    raises(StoreError, lambda: write(fails=True))
+    assert (snapshot(store, one), store.processes()) == before
+    assert not found(store, "canary")
+    write(fails=False)
+    assert found(store, "canary") == {2}
+    assert [(info.name, info.head) for info in store.processes()] == [("one", 2), ("two", 2)]
+    assert not found(store, "stale")
+
+
 def check_erase_process(store: Store) -> None:
     """A process of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
     known = store.process("canary name", time=1.0, user="canary user")
@@ -616,6 +643,7 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_inherited,
     check_above,
     check_begin,
+    check_together,
     check_erase_process,
     check_separate_processes,
     check_kinds,

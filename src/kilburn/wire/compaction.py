@@ -1,4 +1,4 @@
-"""Anthropic's compaction block: read and written, found in a message, and put where the provider reads it.
+"""Compaction blocks: Anthropic's is read and written, found in a message, and put where the provider reads it.
 
 The block stands for everything before it. The provider ignores whatever a prompt still has before the block (pins,
 handles), so these are moved after it. What leaves a prompt is decided elsewhere, by a policy.
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kilburn.errors import InvalidMessage
-from kilburn.message import Kind, Message
+from kilburn.message import Kind, Message, Part
 from kilburn.model import Tokens
 from kilburn.wire.editing import Whole, read_form, write
 from kilburn.wire.messages import OPENING, THOUGHTS, as_blocks
@@ -27,6 +27,7 @@ __all__ = [
     "betas_of",
     "block_in",
     "block_of",
+    "is_compaction",
     "put_block_first",
     "read_block",
     "read_report",
@@ -141,6 +142,18 @@ def block_in(text: str) -> CompactionBlock | None:
         return read_block(unpack(text))
     except InvalidMessage:
         return None
+
+
+def is_compaction(part: Part) -> bool:
+    """Whether a part is what a provider made of the prompt before it: Anthropic's compaction block, or a compaction item of
+    OpenAI's responses, encrypted or not."""
+    if part.kind is not Kind.OPAQUE or "compaction" not in part.text:
+        return False
+    try:
+        kind = unpack(part.text).get("type")
+    except InvalidMessage:
+        return False
+    return isinstance(kind, str) and "compaction" in kind
 
 
 def block_of(message: Message) -> CompactionBlock | None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -100,7 +100,7 @@ class Cpython(Sandbox):
         *,
         calls: Callbacks,
         variables: Mapping[str, Any],
-        files: Mapping[str, Path],
+        files: Mapping[str, Path | bytes],
         bounds: Bounds,
         without: tuple[str, ...] = (),
     ) -> None:
@@ -137,7 +137,7 @@ class Cpython(Sandbox):
 
     def _begin(self) -> None:
         with ExitStack() as opened:
-            files = {name: opened.enter_context(open_file(path)).fileno() for name, path in self.files.items()}
+            files = {name: opened.enter_context(_open(source)).fileno() for name, source in self.files.items()}
             ours, theirs = socket.socketpair()
             opened.enter_context(theirs)
             self._link, self._read_so_far = ours, bytearray()
@@ -287,3 +287,19 @@ class Cpython(Sandbox):
             return Stopped(CellOutcome.TIMEOUT, "killed after its processor time")
         how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
         return Stopped(CellOutcome.KILLED, f"the process inside ended ({how})")
+
+
+def _open(source: Path | bytes) -> BinaryIO:
+    """A file to read; one for bytes has no name, and is in no folder."""
+    if isinstance(source, Path):
+        return open_file(source)
+    if sys.platform != "linux":
+        raise SandboxRefused(f"it runs on Linux, this is {sys.platform}")
+    file = os.fdopen(os.memfd_create("kilburn"), "w+b")
+    try:
+        file.write(source)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -7,6 +7,7 @@ starts in a tenth of a second, and a cell takes tens of microseconds.
 from __future__ import annotations
 
 import builtins
+import io
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -44,8 +45,8 @@ class Monty(Sandbox):
             raise MissingExtra("pydantic-monty", "repl") from error
         self._library = pydantic_monty
         texts = {}
-        for name, path in self.files.items():
-            with open_file(path) as file:
+        for name, source in self.files.items():
+            with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
                 texts[name] = file.read().decode("utf-8", "replace")
         mark = secrets.token_hex(8)
         self._hidden = {f"{name}_{mark}": name for name in self.calls.functions}
