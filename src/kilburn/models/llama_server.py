@@ -81,6 +81,7 @@ class LlamaServer:
             raise Unavailable(
                 f"llama.cpp cannot load {path}: {error}", advice="is it a whole GGUF file? kilburn models pull fetches it anew"
             ) from error
+        self._wires: set[socket.socket] = set()
         # Its threads compute; while a reply is decoded, the end of the program would be a crash.
         keep(self, LlamaServer._end)
         address = urllib.parse.urlsplit(self._server.listening_address)
@@ -91,6 +92,10 @@ class LlamaServer:
 
     def _end(self) -> None:
         """End llama.cpp's threads, whatever they are at; who waits for a reply gets an error."""
+        # First: a server that still streams may wait half a minute for the reader.
+        for wire in list(self._wires):
+            with suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
         self._server = None
 
     @property
@@ -125,6 +130,7 @@ class LlamaServer:
         try:
             connection.connect()
             wire = connection.sock
+            self._wires.add(wire)
             response = self._send(connection, "POST", "/v1/chat/completions", body)
             while True:
                 if end is not None:
@@ -148,6 +154,7 @@ class LlamaServer:
                 # Shut down, not closed: the response still holds the socket, and llama.cpp must see the end.
                 with suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
+                self._wires.discard(wire)
             connection.close()
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
