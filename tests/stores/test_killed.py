@@ -17,6 +17,7 @@ import pytest
 from kilburn.page import digest_of
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
+from waiting import MINUTES
 
 KILLS = 110
 
@@ -24,7 +25,6 @@ WRITERS = """
 import os, signal, sys
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
-from waiting import MINUTES
 
 def write(path, name, out):
     with Sqlite(path, busy_timeout=120) as store:
