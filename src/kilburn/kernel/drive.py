@@ -24,7 +24,7 @@ log = logging.getLogger("kilburn")
 PATIENCE = 3600.0
 """The longest time-out of a question, in seconds."""
 
-STEP = 10.0
+STEP = 3.0
 """Seconds for which the end of a program waits at most for the next piece of a model that may compute here."""
 
 SPACIOUS = 64
