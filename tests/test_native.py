@@ -89,7 +89,9 @@ else:
     store.search("number seven")
     embedder.begun.clear()
     embedder.begun.wait()  # the thread in the background is inside now
-    end(how)
+    if how == "closed":
+        store.close()
+    end("sys.exit(3)" if how == "closed" else how)
 """
 )
 
@@ -149,9 +151,10 @@ def test_a_store_that_is_left_open_while_the_embedder_works(tmp_path: Path, busy
 
 
 @pytest.mark.slow
-def test_a_batch_of_any_length_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["sys.exit(3)", "closed"])
+def test_a_batch_of_any_length_is_waited_for(tmp_path: Path, how: str) -> None:
     """Not for five seconds: the library was taken down under the thread then."""
-    done = run(LEFT_OPEN, str(tmp_path / "a.db"), "sys.exit(3)", "100")
+    done = run(LEFT_OPEN, str(tmp_path / "a.db"), how, "100")
     assert (done.returncode, done.stderr) == (3, "")
     check_whole(str(tmp_path / "a.db"))
 
