@@ -313,7 +313,7 @@ def test_the_model_recalls_by_meaning(gateway: Any) -> None:
         setup.chat([*talk, user("And now?"), {"role": "assistant", "content": "Fine."}, user("Where is it?")])
         return "lighthouse" in setup.upstream.sent[-1].body["messages"][-1]["content"]
 
-    until(recalls)
+    assert until(recalls)
 
 
 def in_force(setup: Any) -> list[str]:
