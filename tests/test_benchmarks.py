@@ -46,7 +46,7 @@ TINY = {
 def run(name: str, folder: Path, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONWARNINGS": "error"}
+        command, cwd=folder, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONWARNINGS": "error"}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -182,6 +182,6 @@ def test_a_run_and_the_session_from_two_threads(store: kilburn.Hierarchy) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads), "they wait for each other"
     check_laws(session.history.process)

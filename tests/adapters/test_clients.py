@@ -321,7 +321,7 @@ def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn
         assert parsed.choices[0].message.parsed == Place(town="Porto")
         parsed = chat.client.responses.parse(model="m", input="And now?", text_format=Place)
         assert parsed.output_parsed == Place(town="Braga")
-        again = chat.client.with_options(timeout=5).chat.completions.create(model="m", messages=[user("Last.")])
+        again = chat.client.with_options(timeout=600).chat.completions.create(model="m", messages=[user("Last.")])
         assert again.choices[0].message.content == "Five."
     said = [message["content"] for message in process.messages()]
     assert [word for word in ("One.", "Two.", "Five.") if word in said] == ["One.", "Two.", "Five."]

@@ -387,7 +387,7 @@ def test_a_timeout_is_a_no_and_a_late_yes_answers_nothing_else() -> None:
 
     def late(question: Question) -> bool:
         questions.append(question.arguments)
-        return release.wait(60)
+        return release.wait(600)
 
     one = agent(
         [calls(("send", {"text": "one"})), calls(("send", {"text": "two"})), "done", calls(("send", {"text": "three"})), "done"],
@@ -401,7 +401,7 @@ def test_a_timeout_is_a_no_and_a_late_yes_answers_nothing_else() -> None:
     release.set()
     for thread in threading.enumerate():
         if thread.name == "confirm":
-            thread.join(60)
+            thread.join(600)
     one.rights = Rights(wait=60)
     one.run("again")
     assert post.sent == ["three"]
@@ -409,7 +409,7 @@ def test_a_timeout_is_a_no_and_a_late_yes_answers_nothing_else() -> None:
 
 def test_no_time_is_a_no() -> None:
     hold = threading.Event()
-    sent, one = asked(lambda _: hold.wait(60), wait=0)
+    sent, one = asked(lambda _: hold.wait(600), wait=0)
     hold.set()
     assert (sent, notes(one.process)[0]["consent"]) == ([], "timeout")
 
@@ -437,11 +437,11 @@ def test_a_run_that_is_given_up_asks_nobody_and_does_nothing() -> None:
 
     def answer(_: Question) -> bool:
         asking.set()
-        return threading.Event().wait(60)
+        return threading.Event().wait(600)
 
     def give_up() -> str:
         """Stands for a Ctrl-C."""
-        assert asking.wait(60)
+        assert asking.wait(600)
         raise KeyboardInterrupt
 
     wanted = calls(("give_up", {}), *(("send", {"text": str(number)}) for number in range(20)))
@@ -460,7 +460,7 @@ async def test_an_async_run_that_is_cancelled_asks_nobody_and_does_nothing() -> 
 
     def answer(_: Question) -> bool:
         asking.set()
-        return threading.Event().wait(60)
+        return threading.Event().wait(600)
 
     script = [calls(("send", {"text": "x"})), "never said"]
     running = asyncio.create_task(agent(script, [Tool(post.send, does="irreversible")], one, confirm=answer).arun("go"))

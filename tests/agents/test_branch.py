@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from kilburn.model import Reply, Request, Tokens
 from kilburn.prices import Prices
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.validity import validate_chat
+from waiting import until
 
 
 def look(path: str) -> str:
@@ -88,7 +88,7 @@ def test_the_main_window_has_only_what_a_branch_returned() -> None:
 
 def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
     process = opened()
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=600)
 
     def wait(request: Request) -> Reply:
         meet.wait()
@@ -274,7 +274,7 @@ async def test_branches_of_a_run_that_is_cancelled_take_no_further_step() -> Non
 
     def step(_: Request) -> Reply:
         loop.call_soon_threadsafe(lambda: kept.append(asyncio.create_task(give_up())))
-        assert told.wait(20)
+        assert told.wait(600)
         return calls(("d1", "look", {"path": "x"}))
 
     kept: list[asyncio.Task[None]] = []
@@ -295,15 +295,12 @@ def test_after_a_ctrl_c_branches_take_no_further_step() -> None:
 
     def stop() -> None:
         """What a Ctrl-C does."""
-        assert begun.wait(20)
+        assert begun.wait(600)
         raise KeyboardInterrupt
 
     def step(_: Request) -> Reply:
         begun.set()
-        for _ in range(500):
-            if agent.account.given_up:
-                break
-            time.sleep(0.01)
+        until(lambda: agent.account.given_up)
         return calls(("d1", "look", {"path": "x"}))
 
     scripted = by_task(

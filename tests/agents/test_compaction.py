@@ -88,17 +88,17 @@ def test_turns_that_come_meanwhile_stay_and_two_at_once_leave_one_summary() -> N
 
     def slowly(request: Request) -> str:
         speaking.set()
-        assert speak.wait(60)
+        assert speak.wait(600)
         return GOOD
 
     first: list[str] = []
     thread = threading.Thread(target=lambda: first.append(compact(process, Scripted([slowly])).outcome))
     thread.start()
-    assert speaking.wait(60)
+    assert speaking.wait(600)
     process.append(assistant("meanwhile one"), user("meanwhile two"))
     assert compact(process, Scripted(["Quick. " + GOOD])).outcome == "done"
     speak.set()
-    thread.join(60)
+    thread.join(600)
     assert not thread.is_alive()
     assert first[0] in ("done", "no progress", "illegal")
     said = str(process.render())

@@ -97,14 +97,14 @@ def test_going_on_without_a_new_message() -> None:
 
 
 def test_parallel_tools_run_at_the_same_time_and_answer_in_order() -> None:
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3, timeout=600)
     left = [threading.Event() for _ in range(4)]
     left[3].set()
 
     def meet(number: int) -> str:
         """All are here at once, and the last one leaves first."""
         together.wait()
-        assert left[number + 1].wait(60)
+        assert left[number + 1].wait(600)
         left[number].set()
         return f"met {number}"
 
@@ -413,7 +413,7 @@ async def test_async_events_come_in_order_and_the_loop_stays_free() -> None:
     def slow(_: Request) -> str:
         """Answers once the loop has turned meanwhile."""
         beaten.clear()
-        assert beaten.wait(60)
+        assert beaten.wait(600)
         return "slow answer"
 
     async def beat() -> None:

@@ -149,7 +149,7 @@ def test_a_summariser_that_hangs_is_left_behind() -> None:
     gate = threading.Event()
 
     def hang(request: Request) -> str:
-        gate.wait(120)
+        gate.wait(600)
         return summary(9)
 
     process = process_of()

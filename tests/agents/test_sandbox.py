@@ -23,9 +23,10 @@ from kilburn.agents.sandbox import USUAL, Bounds, Callbacks, Cell, CellOutcome, 
 from kilburn.agents.sandboxes import cpython, lockdown
 from kilburn.agents.sandboxes.cpython import Cpython
 from kilburn.errors import MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
+from waiting import until
 
 BOUNDS = Bounds(seconds=30, memory=64 << 20, output=1000)
-SHORT = Bounds(seconds=0.3, memory=64 << 20, output=1000)
+SHORT = Bounds(seconds=2, memory=64 << 20, output=1000)
 SANDBOXES = ["cpython", "cpython without landlock", "cpython without namespace", "cpython without both", "monty"]
 CANARY = "canary-5af1"
 received: list[Any] = []
@@ -273,10 +274,10 @@ def test_a_bound_of_no_output(sandbox: Sandbox) -> None:
 
 
 def test_the_time_of_our_functions_does_not_count() -> None:
-    with open_any("cpython", Bounds(seconds=0.2), calls={"wait": lambda: time.sleep(0.5)}) as made:
+    with open_any("cpython", Bounds(seconds=2), calls={"wait": lambda: time.sleep(3)}) as made:
         cell = made.run("wait()\nprint('on')")
     assert (cell.outcome, cell.output) == (CellOutcome.OK, "on\n")
-    assert cell.seconds >= 0.5
+    assert cell.seconds >= 3
 
 
 def test_a_cell_inside_a_cell_is_refused() -> None:
@@ -292,13 +293,13 @@ def test_a_second_thread_is_refused(sandbox: Sandbox) -> None:
 
     def wait() -> None:
         inside.set()
-        go.wait(10)
+        go.wait(600)
 
     with open_any(sandbox.name, calls={"wait": wait}) as made:
         cells: list[Cell] = []
         other = threading.Thread(target=lambda: cells.append(made.run("wait()\nprint(1)")))
         other.start()
-        inside.wait(10)
+        inside.wait(600)
         with pytest.raises(SandboxError, match="runs a cell already"):
             made.run("1")
         go.set()
@@ -332,7 +333,7 @@ def test_an_endless_cell_is_stopped(name: str) -> None:
         made.run("kept = 1")
         cell = made.run("while True:\n    pass")
         assert cell.outcome is CellOutcome.TIMEOUT
-        assert 0.3 <= cell.seconds < 10
+        assert cell.seconds >= 2
         assert cell.lost == (name == "monty")
         assert made.run("print(1)").output == "1\n"
         if not cell.lost:
@@ -355,7 +356,6 @@ def test_a_cell_that_will_not_stop_is_stopped(code: str) -> None:
     with open_any("cpython", SHORT) as made:
         cell = made.run(code)
         assert cell.outcome in (CellOutcome.TIMEOUT, CellOutcome.MEMORY)
-        assert cell.seconds < 10
         assert made.run("print(1)").output == "1\n"
 
 
@@ -611,10 +611,8 @@ def gone(process: int) -> bool:
         return True
 
 
-def ends(process: int, seconds: float = 60) -> bool:
-    until = time.monotonic() + seconds
-    while not gone(process) and time.monotonic() < until:
-        time.sleep(0.05)
+def ends(process: int) -> bool:
+    until(lambda: gone(process))
     return gone(process)
 
 
@@ -744,7 +742,7 @@ def test_what_fits_the_bounds_fits_a_message() -> None:
 
 
 def test_code_that_goes_on_after_its_cell_is_ended_by_the_kernel() -> None:
-    with open_any("cpython", Bounds(seconds=0.1)) as made:
+    with open_any("cpython", Bounds(seconds=2)) as made:
         report = "{'type': 'ended', 'outcome': 'ok', 'error': '', 'output': str(os.getpid()), 'cut': 0}"
         inside = int(made.run(f"{LINK}import os\nlink.send({report})\nlink.running = False\nwhile True: pass").output)
         assert ends(inside)

@@ -25,6 +25,7 @@ from kilburn.evals.scheduling import Course, simulate, waits
 from kilburn.event import Act
 from kilburn.model import Delta, Reply, Request, complete
 from kilburn.testing import FakeClock, Scripted, check_model
+from waiting import until
 
 SPECS = ["fifo", "round_robin", "round_robin(slice=8)", "round_robin(steps=3)", "priority", "priority(slice=4)", "fair_share"]
 ASK = Request(messages=[{"role": "user", "content": "Go on."}], max_tokens=8)
@@ -218,7 +219,7 @@ class Slow:
         try:
             for _ in range(self.words):
                 if self.gate is not None:
-                    assert self.gate.acquire(timeout=20)
+                    assert self.gate.acquire(timeout=600)
                 self.said.append(who)
                 yield Delta(f"{who} ")
             yield complete(Scripted([f"{who} " * self.words]), request)
@@ -228,15 +229,6 @@ class Slow:
 
 def ask(who: str) -> Request:
     return Request(messages=[{"role": "user", "content": who}], max_tokens=8)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it did not come to that")
 
 
 def test_a_scheduled_model_is_a_model() -> None:
@@ -314,14 +306,14 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
                 until(lambda number=number: len(scheduler.jobs()) == number + 1)
             assert (scheduler.cancel("b"), scheduler.cancel("nobody")) == (1, 0)
             with pytest.raises(Cancelled):  # it waited
-                runs["b"].result(timeout=20)
+                runs["b"].result(timeout=600)
             gate.release()
             until(lambda: model.said == ["a"])
             assert scheduler.cancel("a") == 1
             gate.release(8)
             with pytest.raises(Cancelled):  # it ran
-                runs["a"].result(timeout=20)
-            assert runs["c"].result(timeout=20).text == "c " * 4
+                runs["a"].result(timeout=600)
+            assert runs["c"].result(timeout=600).text == "c " * 4
         assert scheduler.jobs() == []
         assert model.open == 0
         for name in "ab":
@@ -473,7 +465,7 @@ def test_a_closed_scheduler_refuses_and_lets_nobody_wait() -> None:
         gate.release(2)
         for job in jobs:
             with pytest.raises(Cancelled):
-                job.result(timeout=20)
+                job.result(timeout=600)
     with pytest.raises(Cancelled):
         complete(scheduler.model("c"), ASK)
 

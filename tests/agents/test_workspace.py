@@ -123,12 +123,12 @@ def test_branches_side_by_side_do_not_collide(made: Maker, tmp_path: Path) -> No
         barrier.wait()
         space.merge() if number % 4 == 0 else None
 
-    barrier = threading.Barrier(5, timeout=60)
+    barrier = threading.Barrier(5, timeout=600)
     workers = [threading.Thread(target=work, args=(number,)) for number in range(5)]
     for each in workers:
         each.start()
     for each in workers:
-        each.join(60)
+        each.join(600)
     assert {name for name in files(root) if name.startswith("own")} == {"own0", "own4"}
     for number in (1, 2, 3):
         assert open_workspace(root, f"work/b{number}").merge() == {f"own{number}": "A"}
@@ -335,7 +335,7 @@ space.merge()
 def broken(root: Path, at: int, what: str) -> subprocess.CompletedProcess[str]:
     program = textwrap.dedent(CRASH).format(what=what)
     return subprocess.run(
-        [sys.executable, "-c", program, str(root), str(at)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", program, str(root), str(at)], capture_output=True, text=True, check=False, timeout=600
     )
 
 

@@ -67,7 +67,7 @@ def program(*words: object, folder: Path, given: bytes = b"", **environment: str
         env=kept | {"PYTHONUTF8": "1", "COLUMNS": "120", "NO_COLOR": "1", "KILBURN_QUIET": "1"} | environment,
         input=given,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return Said(done.returncode, done.stdout, done.stderr.decode("utf-8"))

@@ -51,7 +51,7 @@ def answered(typed: str, early: str = "", seconds: float = 60.0) -> tuple[Consen
     said = Watched()
 
     def type_it() -> None:
-        assert said.asked.wait(60)
+        assert said.asked.wait(600)
         if typed:
             os.write(ours, typed.encode())
 
@@ -63,7 +63,7 @@ def answered(typed: str, early: str = "", seconds: float = 60.0) -> tuple[Consen
         typing.join()
         assert question.over.is_set()
         assert asking.thread is not None
-        asking.thread.join(60)
+        asking.thread.join(600)
     return found, said.getvalue()
 
 

@@ -126,7 +126,7 @@ def test_interruption_exits_130(db: Path) -> None:
         running.stdin.flush()
         assert running.stdout.readline()  # it listens by now, however busy the machine is
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=120)
+        _, err = running.communicate(timeout=600)
     assert running.returncode == 130
     assert b"Traceback" not in err
 

@@ -76,7 +76,7 @@ def test_ps_and_top_show_who_waits_and_for_what(tmp_path: Path) -> None:
     path, gate = tmp_path / "agent.db", threading.Event()
 
     def slow(request: Request) -> str:
-        assert gate.wait(60)
+        assert gate.wait(600)
         return "Done."
 
     with package.open(str(path), window=2000, tokenizer="chars/4") as store, ThreadPoolExecutor(3) as pool:

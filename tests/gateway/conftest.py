@@ -29,8 +29,8 @@ class Setup:
 
     def __init__(self, url: str, upstream: Upstream, db: Path) -> None:
         self.url, self.upstream, self.db = url, upstream, db
-        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="client-key", max_retries=0, timeout=20)
-        self.anthropic = anthropic.Anthropic(base_url=url, api_key="client-key", max_retries=0, timeout=20)
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="client-key", max_retries=0, timeout=600)
+        self.anthropic = anthropic.Anthropic(base_url=url, api_key="client-key", max_retries=0, timeout=600)
 
     def chat(self, messages: list[dict[str, Any]], **more: Any) -> Any:
         """A chat completion, with the headers of its response."""
@@ -92,5 +92,5 @@ def serving() -> Iterator[Callable[..., int]]:
     for server, thread in servers:
         thread.join(5)
         server.force_exit = True
-        thread.join(10)
+        thread.join(600)
         assert not thread.is_alive()

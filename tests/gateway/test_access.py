@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, add_key, revoke_key
 from kilburn.gateway.keys import Keys as KeysOf
 from kilburn.gateway.limits import Bounds
+from waiting import until
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 
@@ -78,7 +80,7 @@ class Door:
         keys = KeysOf(self.file) if keyed else None
         self.access = Access(self.mirror, keys=keys, limits=limits, observe=self.seen.append, **options)
         self.port = serving(self.access, limits)
-        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=600)
         self.bearer = {"authorization": f"Bearer {self.ana[1]}"}
 
     def post(self, path: str = CHAT, headers: Any = None, **given: Any) -> httpx2.Response:
@@ -89,7 +91,7 @@ class Door:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def raw(self) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=600)
         made.settimeout(20)
         return made
 
@@ -105,13 +107,6 @@ def door(serving: Callable[..., int], tmp_path: Path) -> Iterator[Callable[..., 
     yield build
     for each in made:
         each.http.close()
-
-
-def until(done: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def rest_of(made: socket.socket) -> bytes:
@@ -306,12 +301,11 @@ def test_a_body_of_100_mb_is_refused_early_and_memory_stays_flat(door: Callable[
     assert highest - before < 20_000_000
     assert it.mirror.calls == 0
     with it.raw() as made:
-        start = time.monotonic()
         made.sendall(
             b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\nX-Api-Key: " + it.ana[1].encode() + b"\r\n\r\n"
         )
+        # No byte of the body was ever sent.
         assert made.recv(100).startswith(b"HTTP/1.1 413")
-        assert time.monotonic() - start < 2
 
 
 def test_a_body_is_not_read_before_the_key(door: Callable[..., Door]) -> None:
@@ -364,7 +358,6 @@ def test_a_compressed_body_is_refused(door: Callable[..., Door]) -> None:
 def test_headers_that_never_end_are_cut(door: Callable[..., Door]) -> None:
     it = door(limits=Bounds(patience=0.5))
     with it.raw() as silent, it.raw() as slow:
-        start = time.monotonic()
         try:
             for letter in b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ":
                 slow.sendall(bytes([letter]))
@@ -373,7 +366,6 @@ def test_headers_that_never_end_are_cut(door: Callable[..., Door]) -> None:
             pass
         assert rest_of(slow) == b""
         assert rest_of(silent) == b""
-        assert time.monotonic() - start < 5
 
 
 def test_a_second_request_whose_headers_never_end_is_cut(door: Callable[..., Door]) -> None:
@@ -386,35 +378,28 @@ def test_a_second_request_whose_headers_never_end_is_cut(door: Callable[..., Doo
 
 
 def test_a_body_that_drips_is_refused_while_a_slow_honest_one_comes_in(door: Callable[..., Door]) -> None:
+    def head(it: Door) -> bytes:
+        key = it.ana[1].encode()
+        return b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: " + key + b"\r\nContent-Length: 20000\r\n\r\n"
+
     it = door(limits=Bounds(patience=0.6, pace=10_000.0))
-    head = (
-        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: "
-        + it.ana[1].encode()
-        + b"\r\nContent-Length: 20000\r\n\r\n"
-    )
     with it.raw() as made:
-        made.sendall(head)
-        start = time.monotonic()
-        for _ in range(200):
-            try:
-                made.sendall(b"x")
-            except ConnectionError:
-                break
+        made.sendall(head(it))
+        said = b""
+        # It is told before the body is whole.
+        for _ in range(19_999):
+            made.sendall(b"x")
             made.settimeout(0.05)
-            try:
+            with suppress(TimeoutError):
                 said = made.recv(1000)
                 break
-            except TimeoutError:
-                continue
-        else:
-            said = b""
         assert said.startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - start < 3
+    # Each piece is worth minutes here, so what the machine does meanwhile does not matter.
+    it = door(limits=Bounds(patience=0.6, pace=10.0))
     with it.raw() as made:
-        made.sendall(head)
-        for _ in range(10):
-            made.sendall(b"x" * 2000)
-            time.sleep(0.1)
+        made.sendall(head(it) + b"x" * 10_000)
+        time.sleep(1.0)
+        made.sendall(b"x" * 10_000)
         assert made.recv(1000).startswith(b"HTTP/1.1 200")
 
 

@@ -22,6 +22,7 @@ import pytest
 import kilburn
 from gateway.talk import said, user
 from kilburn.testing.upstream import Upstream, calling, serving
+from waiting import until
 
 FILLER = "The river carries sand, and the sand carries gold. " * 6
 IGNORING = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -38,27 +39,29 @@ class Served:
         told = db.with_suffix(f".{time.monotonic_ns()}")
         with told.open("w") as file:
             self.process = subprocess.Popen([sys.executable, "-c", run, "serve", *given], stderr=file)
-        end = time.monotonic() + 60
-        while not (found := re.match(r"(http://[\d.]+:\d+)/v1", told.read_text())):
+
+        def address() -> re.Match[str] | None:
             assert self.process.poll() is None, told.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.02)
+            return re.match(r"(http://[\d.]+:\d+)/v1", told.read_text())
+
+        found = until(address)
+        assert found is not None
         self.url = found[1]
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(600)
 
     def stop(self) -> None:
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)
+            self.process.wait(600)
         self.process.kill()
 
     def ask(self, messages: list[Any], *, stream: bool = False, **headers: str) -> tuple[str, str]:
         """The reply's text, and the session's name."""
         body = {"model": "m", "messages": messages, "stream": stream}
-        with httpx2.stream("POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=30) as answer:
+        with httpx2.stream("POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=600) as answer:
             raw = b"".join(answer.iter_bytes()).decode()
         assert answer.status_code == 200, raw
         if not stream:
@@ -105,7 +108,7 @@ class Setup:
             [sys.executable, "-m", "kilburn", "fsck", "--db", str(self.db)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=False,
         )
         return "" if done.returncode == 0 else done.stdout + done.stderr
@@ -144,7 +147,7 @@ def interrupted(setup: Setup, served: Served, talk: list[Any], moment: str, chan
     try:
         return served.ask(talk, stream=chance.random() < 0.5 or moment == "in the stream")
     except (httpx2.HTTPError, AssertionError):
-        served.process.wait(20)
+        served.process.wait(600)
         return None
     finally:
         if moment == "in the stream":
@@ -221,7 +224,7 @@ def test_two_clients_of_two_gateways_race_on_one_session(setup: Setup) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(200)
+        thread.join(600)
     assert not problems
     assert setup.fsck() == ""
     assert not [sent.wrong for sent in setup.upstream.refused]
@@ -249,7 +252,7 @@ def test_a_full_disk_is_told_and_the_next_request_works_when_there_is_room(setup
         for number in range(20):
             words = f"q{place}{number} " + random.Random(100 * place + number).randbytes(7_500).hex()
             body = {"model": "m", "max_tokens": 9, "messages": [user(words)], "stream": number % 2 == 0}
-            answer = httpx2.post(served.url + path, json=body, timeout=60)
+            answer = httpx2.post(served.url + path, json=body, timeout=600)
             if answer.status_code != 200:
                 told.append((answer.status_code, answer.json()))
 
@@ -257,7 +260,7 @@ def test_a_full_disk_is_told_and_the_next_request_works_when_there_is_room(setup
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert told, "the disk was full"
     for status, body in told:
         assert status in (503, 507), body

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from kilburn.model import Tokens
 from kilburn.prices import PRICES
 from kilburn.testing.upstream import Break, Refusal, Sent, Upstream, calling
 from kilburn.testing.upstream import serving as served
+from waiting import until
 
 CANARY = "canary-7f3e"
 
@@ -93,14 +93,11 @@ class Works:
 
         self.access = Access(app, keys=Keys(file) if keyed else None, observe=observe, contents=contents)
         self.url = f"http://127.0.0.1:{serving(self.access)}"
-        self.http = httpx2.Client(base_url=self.url, timeout=20)
+        self.http = httpx2.Client(base_url=self.url, timeout=600)
 
     def lines(self, count: int) -> list[dict[str, Any]]:
         """The log, once it has so many lines."""
-        end = time.monotonic() + 10
-        while self.out.getvalue().count("\n") < count:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: self.out.getvalue().count("\n") >= count)
         return [json.loads(line) for line in self.out.getvalue().splitlines()]
 
 
@@ -268,9 +265,8 @@ def test_health_is_open_and_says_little(works: Callable[..., Works]) -> None:
         it.http.get("/health")
     assert it.checks <= 2
     it.trouble = StoreCorrupt(f"/secret/{CANARY}")
-    time.sleep(1.1)
+    until(lambda: it.http.get("/health").status_code == 503)
     answer = it.http.get("/health")
-    assert answer.status_code == 503
     assert answer.json()["problem"] == "StoreCorrupt"
     assert CANARY not in answer.text
 
@@ -445,7 +441,7 @@ def test_nothing_that_is_said_is_seen_by_who_watches(
     raw = [json.dumps(body).encode() for body in bodies] + [b'{"' + CANARY.encode(), CANARY.encode() + b"\xff"]
     heads = {"authorization": f"Bearer {CANARY}", "x-api-key": CANARY, "x-other": CANARY, "user-agent": CANARY, "cookie": CANARY}
     statuses = set()
-    with httpx2.Client(base_url=setup.url, timeout=20, headers=heads, trust_env=False) as client:
+    with httpx2.Client(base_url=setup.url, timeout=600, headers=heads, trust_env=False) as client:
         for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
             for body in raw:
                 try:

@@ -172,7 +172,7 @@ class Through:
         upstream = far if form == "messages" else f"{far}/v1"
         given: Json = {"db": str(folder / "a.db"), "upstream": upstream, "tokenizer": "chars/4", "window": 9000, "policy": "fifo"}
         self.url = stack.enter_context(serving(build(Settings(**given))))
-        self.http = stack.enter_context(httpx2.Client(base_url=f"{self.url}/v1/", timeout=20))
+        self.http = stack.enter_context(httpx2.Client(base_url=f"{self.url}/v1/", timeout=600))
         self.key = "input" if form == "responses" else "messages"
 
     def ask(self, talk: list[Json], beside: Json, reply: bytes, **headers: str) -> tuple[bytes, bytes]:

@@ -548,7 +548,7 @@ def test_programs_take_turns(tmp_path: Path) -> None:
         "        store.memory().add(f'{sys.argv[2]} {number}')\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", program, path, who]) for who in "ab"]
-    assert [one.wait(120) for one in running] == [0, 0]
+    assert [one.wait(600) for one in running] == [0, 0]
     with kilburn.open(path) as store:
         assert sorted(texts(store.memory())) == sorted(f"{who} {number}" for who in "ab" for number in range(20))
         check_collection(store.memory())

@@ -157,7 +157,7 @@ def test_a_model_that_hangs_is_left_behind() -> None:
     released = threading.Event()
 
     def hang(_: Request) -> str:
-        released.wait(120)
+        released.wait(600)
         return "too late"
 
     answer = answerer(Scripted([hang]))(Ask(prompt="well?", timeout=0.05))
@@ -182,7 +182,7 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
 
     def slow(_: Request) -> str:
         asked.set()
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         return f"Looked at {FACTS[0]}; {FACTS[1]}; {FACTS[2]}."
 
     model = Scripted([slow, *["short"] * 100])
@@ -190,12 +190,12 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
         process = store.process("a")
         worker = threading.Thread(target=run, args=(process, 14))
         worker.start()
-        assert asked.wait(60)
+        assert asked.wait(600)
         address = process.append(user("from another thread"))
         assert process.recall(address) == "from another thread"
         assert process.render().tokens <= 800
         go_on.set()
-        worker.join(60)
+        worker.join(600)
         assert not worker.is_alive()
         texts = [message["content"] for message in process.messages()]
         assert "from another thread" in texts
@@ -214,7 +214,7 @@ async def test_append_for_async_callers_leaves_the_loop_free() -> None:
     def slow(_: Request) -> str:
         """Answers once the loop has turned meanwhile."""
         ticked.clear()
-        assert ticked.wait(60)
+        assert ticked.wait(600)
         return "short"
 
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=Scripted([slow] * 50)) as store:

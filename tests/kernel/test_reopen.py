@@ -147,7 +147,7 @@ def test_two_processes_of_the_system_on_one_file(tmp_path: Path) -> None:
         running = [
             subprocess.Popen([sys.executable, "-c", WRITER, path, name], stderr=subprocess.PIPE) for name in ("left", "right")
         ]
-        errors = [process.communicate(timeout=120)[1] for process in running]
+        errors = [process.communicate(timeout=600)[1] for process in running]
         assert [process.returncode for process in running] == [0, 0], errors
         for name in ("left", "right"):
             process = store.process(name)
@@ -162,7 +162,7 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     program = WRITER.replace(
         '" + "w" * 200})', '"})\n        print(number, flush=True)\n        if number == 11: import os; os.kill(os.getpid(), 9)'
     )
-    done = subprocess.run([sys.executable, "-c", program, path, "s"], capture_output=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program, path, "s"], capture_output=True, timeout=600, check=False)
     assert done.returncode == -9
     acknowledged = len(done.stdout.split())
     with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
@@ -197,7 +197,7 @@ with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") a
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, timeout=120, check=False, text=True)
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, timeout=600, check=False, text=True)
     assert done.returncode == 0, done.stderr
     count, name, *said = done.stdout.split()
     assert name in ("StoreFull", "StoreError")
@@ -264,7 +264,7 @@ except kilburn.errors.StoreError as error: print(type(error).__name__, error)
         if part == tmp_path.parent.parent:
             break
     folder.chmod(0o555)
-    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=600, check=False)
     if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
         pytest.skip("another user cannot run this Python here")
     assert done.stdout.split()[:2] in (["StoreReadOnly", "store:"], ["StoreError", "store:"]), done.stderr

@@ -420,7 +420,7 @@ class Held:
 
     def stream(self, request: Any) -> Iterator[Any]:
         self.asked.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(600)
         yield from Scripted(["a fact"]).stream(request)
 
 
@@ -430,7 +430,7 @@ def test_learning_in_the_background_blocks_nobody() -> None:
         session.append(user("one"))
         model = Held()
         with Learning(store, "a", Asking(), model) as learning:
-            assert model.asked.wait(30)
+            assert model.asked.wait(600)
             assert not learning.done
             session.append(user("two"))
             assert len(session.render()) == 2
@@ -438,7 +438,7 @@ def test_learning_in_the_background_blocks_nobody() -> None:
             with pytest.raises(TimeoutError):
                 learning.result(0.01)
             model.go_on.set()
-            assert learning.result(30).stored
+            assert learning.result(600).stored
         assert sorted(texts(store)) == ["a fact", "a person's fact"]
 
 
@@ -447,7 +447,7 @@ def test_closing_gives_up_and_writes_nothing() -> None:
         store.process("a").append(user("one"))
         model = Held()
         learning = Learning(store, "a", Asking(), model)
-        assert model.asked.wait(30)
+        assert model.asked.wait(600)
         assert not learning.close(0.05)
         model.go_on.set()
         learning.close(30)
@@ -460,11 +460,11 @@ def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: P
     store.process("a").append(user("one"))
     model = Held()
     learning = Learning(store, "a", Asking(), model)
-    assert model.asked.wait(30)
+    assert model.asked.wait(600)
     store.close()
     model.go_on.set()
     with pytest.raises(StoreError):
-        learning.result(30)
+        learning.result(600)
     with opened(tmp_path / "s.db") as again:
         assert texts(again) == []
         assert learn(again, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
@@ -476,10 +476,10 @@ def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from()
         session.append(user("my secret"), assistant("ok"), user("one"))
         model = Held()
         learning = Learning(store, "a", Asking(), model)
-        assert model.asked.wait(30)
+        assert model.asked.wait(600)
         session.forget("p1")
         model.go_on.set()
-        learning.result(30)
+        learning.result(600)
         assert len(texts(store)) == 2
         memory = store.memory()
         assert all((1, 1) not in page.cites for page, _ in memory.pages(history=True, proposed=True))

@@ -230,7 +230,7 @@ def test_time_is_kept_with_a_silent_and_with_a_trickling_server(trickle: bool) -
         with pytest.raises(Unavailable, match="in time"):
             complete(model, Request(messages=HELLO.messages, timeout=0.25))
         # On a busy machine the time can be over before the server was asked anything.
-        assert not server.asked or server.gone.wait(60)
+        assert not server.asked or server.gone.wait(600)
 
 
 def test_closing_a_stream_hangs_up() -> None:
@@ -238,7 +238,7 @@ def test_closing_a_stream_hangs_up() -> None:
         stream = model.stream(HELLO)
         assert next(stream) == Delta("Hel")
         stream.close()  # type: ignore[attr-defined]
-        assert server.gone.wait(60)
+        assert server.gone.wait(600)
         assert complete(model, HELLO).text == "Hello"
 
 

@@ -202,7 +202,7 @@ def test_time_is_kept(before: tuple[bytes, ...]) -> None:
         with pytest.raises(Unavailable, match="in time"):
             complete(model, Request(messages=HELLO.messages, timeout=0.25))
         # On a busy machine the time can be over before the server was asked anything.
-        assert not server.asked or server.gone.wait(60)
+        assert not server.asked or server.gone.wait(600)
 
 
 def test_closing_a_stream_hangs_up() -> None:
@@ -210,7 +210,7 @@ def test_closing_a_stream_hangs_up() -> None:
         stream = model.stream(HELLO)
         assert next(stream) == Delta("Hel")
         stream.close()  # type: ignore[attr-defined]
-        assert server.gone.wait(60)
+        assert server.gone.wait(600)
 
 
 def test_nobody_listening_is_unavailable() -> None:

@@ -96,7 +96,7 @@ def child(script: str, *arguments: str, python: tuple[str, ...] = (), **more: st
         [sys.executable, *python, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env=os.environ | more,
     )
@@ -206,7 +206,7 @@ def test_two_pulls_at_once_wait_for_each_other(home: Path, shelf: Path) -> None:
     weights = tiny(data, 100_000, shelf=shelf)
     command = [sys.executable, "-c", PULL, msgspec.json.encode(weights).decode()]
     pulls = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [process.communicate(timeout=120) for process in pulls]
+    said = [process.communicate(timeout=600) for process in pulls]
     assert [out.strip() for out, _ in said] == [str(home / "tiny.gguf")] * 3, said
     assert (home / "tiny.gguf").read_bytes() == data
 

@@ -348,7 +348,7 @@ def test_a_model_that_hangs_is_left_behind() -> None:
     late = threading.Event()
 
     def hang(request: Any) -> str:
-        late.wait(120)
+        late.wait(600)
         return reply(1, 1)
 
     with opened(Agentfold(timeout=0.05), model=Scripted([hang])) as store:

@@ -303,7 +303,7 @@ def test_a_model_that_hangs_is_not_waited_for_for_ever() -> None:
     never = threading.Event()
 
     def hang(request: Any) -> str:
-        never.wait(120)
+        never.wait(600)
         return DELETE
 
     process = opened(Free(every=300, cleaner=Prompted(timeout=0.05)), hang, hang, hang)

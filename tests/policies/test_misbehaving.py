@@ -202,7 +202,7 @@ def test_a_model_that_hangs_is_left_behind(spec: str) -> None:
     end = threading.Event()
 
     def hang(request: Request) -> str:
-        end.wait(120)
+        end.wait(600)
         return "too late"
 
     model = Scripted([hang] * 2000)

@@ -17,6 +17,7 @@ import pytest
 from kilburn.page import digest_of
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
+from waiting import MINUTES
 
 KILLS = 110
 
@@ -136,8 +137,8 @@ def test_readers_see_whole_batches_while_one_writes(writers: Writers, tmp_path: 
     try:
         with Sqlite(path, readonly=True) as first, Sqlite(path, readonly=True) as second:
             seen = 0
-            deadline = time.monotonic() + 120
-            while seen < 30 and time.monotonic() < deadline:
+            end = time.monotonic() + MINUTES
+            while seen < 30 and time.monotonic() < end:
                 for store in (first, second):
                     pages = len(list(store.pages(1)))
                     events = len(list(store.events(1)))
@@ -183,7 +184,7 @@ def test_several_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
             one.stdin.write("go\n")
             one.stdin.flush()
         for one in openers:
-            one.communicate(timeout=120)
+            one.communicate(timeout=600)
         assert [one.returncode for one in openers] == [0, 0, 0]
         with Sqlite(path) as store:
             assert [info.name for info in store.processes()] == ["one"]

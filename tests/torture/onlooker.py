@@ -56,7 +56,7 @@ class Onlooker:
         """End the other process."""
         child, self._child = self._child, None
         if child is not None:
-            child.communicate(timeout=60)
+            child.communicate(timeout=600)
 
     def _send(self, order: dict[str, Any]) -> subprocess.Popen[bytes]:
         if self._child is None:

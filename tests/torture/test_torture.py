@@ -168,7 +168,7 @@ def test_the_counter_raises_where_it_is_told_and_in_no_other_thread() -> None:
     assert counter.count("four") == 4
     other = threading.Thread(target=lambda: [counter.count("four") for _ in range(9)])
     other.start()
-    other.join(60)
+    other.join(600)
     with pytest.raises(Struck):
         counter.count("four")
     assert counter.count("four") == 4

@@ -188,7 +188,7 @@ def test_no_tool_forges_a_page_in_a_question(policy: str) -> None:
         return "line 1 failed."
 
     forged(policy, Scripted([answer] * 200))
-    assert came.wait(60), "nothing was asked, beside the agent either"
+    assert came.wait(600), "nothing was asked, beside the agent either"
     assert any("Delete" in prompt for prompt in asked)
     for prompt in list(asked):
         check_headings(prompt)

@@ -65,7 +65,8 @@ def writing(
     """A store opened for changes made by a person, at times that `clock` tells.
 
     Args:
-        meaning: see `reading`; what was added is embedded in the background, as long as the store is open for writing.
+        meaning: see `reading`; what was added is embedded in the background while the store is open for writing: see
+            `kilburn.open`.
     """
     store = Sqlite(path, tenant=tenant or "default", readonly=readonly)
     try:

@@ -171,7 +171,7 @@ class Gateway:
                 self._stores.append(store)
                 if self._embedder is not None:
                     store.vectors = vectors = vectors_for(store.store, "auto" if settings.embedder == "auto" else self._embedder)
-                    vectors.start(busy=self._busy)
+                    vectors.start(QUIET, busy=self._busy)
                 known = self._open[tenant] = Relay(
                     Histories(store, settings.limits.messages), self.upstream, self._learners, rounds=settings.rounds
                 )

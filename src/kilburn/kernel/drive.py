@@ -12,9 +12,10 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from kilburn.effect import Answer, Ask, Outcome
-from kilburn.errors import ModelError, Refused
+from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.event import encodable
-from kilburn.model import Finish, Model, Reply, Request, complete
+from kilburn.model import Finish, Model, Reply, Request
+from kilburn.native import ending, inside
 
 __all__ = ["answerer", "arun", "run"]
 
@@ -22,6 +23,9 @@ log = logging.getLogger("kilburn")
 
 PATIENCE = 3600.0
 """The longest time-out of a question, in seconds."""
+
+STEP = 3.0
+"""Seconds for which the end of a program waits at most for the next piece of a model that may compute here."""
 
 SPACIOUS = 64
 """Characters of a reply for each token of its cap; a longer reply is cut."""
@@ -84,7 +88,7 @@ def answerer(model: Model | None) -> Answerer:
 
 def _ask(model: Model, ask: Ask) -> Answer:
     try:
-        return _judge(complete(model, _request(model, ask)), SPACIOUS * max(1024, ask.max_tokens))
+        return _judge(_complete(model, _request(model, ask)), SPACIOUS * max(1024, ask.max_tokens))
     except ModelError as error:
         # As below: a provider's message may quote the prompt. The advice is ours.
         log.info("model %s: %s", model.name, error)
@@ -94,6 +98,18 @@ def _ask(model: Model, ask: Ask) -> Answer:
         # Its message may quote the prompt, which must not get into the ledger.
         log.exception("model %s raised", model.name)
         return Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
+
+
+def _complete(model: Model, request: Request) -> Reply:
+    """The whole reply. A program that ends waits for the next piece of it only, of a model on another machine not even so
+    long."""
+    with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
+        for piece in model.stream(request):
+            if ending():
+                raise Unavailable("the program is ending", advice="ask before")
+            if isinstance(piece, Reply):
+                return piece
+    raise AssertionError(f"model {model.name} ended its stream without a reply")
 
 
 def _request(model: Model, ask: Ask) -> Request:

@@ -23,6 +23,7 @@ from kilburn.kv.template import Template
 from kilburn.kv.tensors import torch
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens
+from kilburn.native import inside
 from kilburn.wire.form import parse
 
 __all__ = ["EngineModel"]
@@ -114,7 +115,7 @@ class EngineModel:
             for _ in range(request.max_tokens):
                 if request.timeout is not None and time.monotonic() - began >= request.timeout:
                     raise Unavailable(f"{self.name} was not done after {request.timeout:g} seconds", advice="give it more time")
-                with self._lock:
+                with self._lock, inside():
                     token = self._next(draft)
                 if token in self._stops:
                     finish = Finish.STOP

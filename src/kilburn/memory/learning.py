@@ -37,6 +37,7 @@ from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
+from kilburn.native import ending
 from kilburn.page import Claim, Page, Place, address_of, span_of
 from kilburn.store import ProcessInfo, State
 
@@ -154,7 +155,7 @@ class Learning:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = _Job(store, session, policy, user, secrets, quota, stopped=self._stop.is_set)
+        job = _Job(store, session, policy, user, secrets, quota, stopped=lambda: self._stop.is_set() or ending())
         answer = _answering(store, model)
         self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
         self._thread.start()

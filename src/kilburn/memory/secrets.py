@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from kilburn.errors import MissingExtra, SecretFound, SpecError
+from kilburn.native import inside, load
 from kilburn.page import Span
 
 __all__ = ["Secret", "Secrets", "find", "is_installed", "screen"]
@@ -111,10 +112,12 @@ def screen(text: str, secrets: Secrets) -> tuple[str, list[Secret]]:
 def _scanned(text: str) -> Iterator[tuple[str, list[str]]]:
     """What betterleaks finds: a rule, and the strings that are secret."""
     try:
-        import betterleaks
+        betterleaks = load("betterleaks")
     except ImportError as error:
         raise MissingExtra("betterleaks", "secrets") from error
-    for finding in betterleaks.scan_string(text):
+    with inside():
+        findings = list(betterleaks.scan_string(text))
+    for finding in findings:
         parts = [value for value in _values(finding.component_sets) if value]
         yield finding.rule_id, [finding.secret or finding.match.full, *parts]
 

@@ -2,8 +2,10 @@
 
 What waits for a vector is embedded by `catch_up`, by a thread in the background, and, if it is little, by the search
 itself, so that what was just stored is found. Where others wait for every search, as in a gateway, only the thread
-embeds, and it works while nobody asks. Vectors are derived: whatever happens to them, they are made again from
-the passages, and a search never gives one whose passage is gone.
+embeds, and it works while nobody asks. The thread begins with the first search, or when the program has gone on for a
+while: a short program that never searches pays nothing, and what it leaves is embedded by a later one. Vectors are
+derived: whatever happens to them, they are made again from the passages, and a search never gives one whose passage is
+gone.
 
 An embedder's name is a spec that makes it again. So after a change of embedder the old vectors serve, with the old
 embedder for the queries, until the new ones are there; then the old ones are dropped.
@@ -11,7 +13,6 @@ embedder for the queries, until the new ones are there; then the old ones are dr
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -25,6 +26,8 @@ from typing import Any
 from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, Refused, SpecError, StoreError
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.scan import Scan, pack, size_of
+from kilburn.native import PATIENCE as COMPUTING
+from kilburn.native import ending, inside
 from kilburn.retrieval import Embedder
 from kilburn.store import Store
 
@@ -46,6 +49,8 @@ READ = 4096
 """Vectors that are read from the store at once."""
 QUERIES = 64
 """Vectors of queries that are remembered: one search asks for the same one several times."""
+GRACE = 30.0
+"""Seconds that a program goes on before the thread begins, unless it searches."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two looks for what waits; after failures they double, up to the second."""
 PATIENCE, GLANCE = 5.0, 0.05
@@ -57,8 +62,11 @@ def checked(embedder: Embedder, texts: Sequence[str]) -> Any:
 
     Raises:
         ModelError: what came is not one finite vector of the embedder's dimensions for each text; or what it raises.
+        Unavailable: the program is ending.
     """
-    found = np.asarray(embedder.embed(texts), np.float32)
+    # It may compute in any library.
+    with inside(patience=0.0 if getattr(embedder, "elsewhere", False) else COMPUTING):
+        found = np.asarray(embedder.embed(texts), np.float32)
     if found.shape != (len(texts), embedder.dimensions):
         what = f"{embedder.name} gave an array of {found.shape} for {len(texts)} texts, with {embedder.dimensions} dimensions"
         raise ModelError(what, advice="check its model and its dimensions")
@@ -121,7 +129,7 @@ class Vectors:
         # Held while vectors in memory are read or changed; never while something is embedded.
         self._lock = threading.RLock()
         self._embedding = threading.Lock()
-        self._stop = threading.Event()
+        self._stop, self._wanted = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._busy: Callable[[], bool] | None = None
         self.trouble = ""
@@ -135,6 +143,7 @@ class Vectors:
         """
         if not query.strip() or limit < 1:
             return []
+        self._wanted.set()
         serving = self._current()
         vector = serving.vector(query)
         with self._lock:
@@ -174,7 +183,7 @@ class Vectors:
             ModelError, Unavailable: the embedder failed. StoreError: the store did.
         """
         done = 0
-        while not self._stop.is_set() and (limit is None or done < limit):
+        while not self._stop.is_set() and not ending() and (limit is None or done < limit):
             with self._embedding:
                 waiting = self.store.unembedded(self.embedder.name, batch if limit is None else min(batch, limit - done))
                 self._embed(waiting)
@@ -186,34 +195,35 @@ class Vectors:
                 progress(done)
         return done
 
-    def start(self, pause: float = PAUSE, *, busy: Callable[[], bool] | None = None) -> None:
-        """Embed what waits from now on, in the background, until `close`: looks for it after so many seconds, again and
-        again. Does nothing for a store that is only read.
+    def start(self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None) -> None:
+        """Embed what waits, in the background, until `close` or the end of the program. Does nothing for a store that is only
+        read.
 
         Args:
+            grace: seconds until it begins, unless a search comes before. Then it looks for what waits again and again.
             busy: whether somebody is being served. If given, searches leave all that waits to the thread, and the thread lets
                 others go first, for a few seconds before each small batch.
         """
         if self._thread is None and not self.store.readonly:
             self._busy = busy
-            self._thread = threading.Thread(target=self._work, args=(pause,), name="kilburn-vectors", daemon=True)
-            # The program must not end while the runtime computes in another thread.
-            atexit.register(self.close)
+            self._thread = threading.Thread(target=self._work, args=(grace,), name="kilburn-vectors", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
         """End the thread in the background, after its present batch; idempotent."""
         self._stop.set()
+        self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():
+            # However long the batch takes, the end of the program waits for it if need be.
             self._thread.join(5)
-            atexit.unregister(self.close)
 
-    def _work(self, first: float) -> None:
+    def _work(self, grace: float) -> None:
         if self._busy is not None:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        pause = first
-        while not self._stop.wait(pause):
+        pause = first = min(grace, PAUSE)
+        self._wanted.wait(grace)
+        while not self._stop.is_set() and not ending():
             try:
                 self._read()
                 self._let_others()
@@ -225,6 +235,7 @@ class Vectors:
                     # Its words may quote what was said.
                     log.error("embedding in the background failed: %s", type(error).__name__)
                 self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
+            self._stop.wait(pause)
 
     def _let_others(self, done: int = 0) -> None:
         end = time.monotonic() + PATIENCE

@@ -48,6 +48,8 @@ class SdkClient:
         MissingExtra: the SDK is not installed.
     """
 
+    elsewhere = True
+    """It computes on another machine: a program that ends need not wait for it."""
     _client: Any
 
     def __init__(self, sdk: str, name: str, timeout: float, retry: Retry | None) -> None:

@@ -9,7 +9,6 @@ callback can only stop it at a token. Messages and replies are the business of `
 from __future__ import annotations
 
 import http.client
-import importlib
 import json
 import os
 import secrets
@@ -26,6 +25,8 @@ from typing import Any
 
 from kilburn.errors import KilburnError, MissingExtra, Unavailable
 from kilburn.models.provider_errors import error_of
+from kilburn.native import inside, keep
+from kilburn.native import load as load_library
 
 __all__ = ["LlamaServer", "load"]
 
@@ -74,16 +75,28 @@ class LlamaServer:
         settings.api_keys = [self._key]
         settings.slot_save_path = self._slots.name + os.sep
         try:
-            self._server = runtime.Server(settings)
+            with inside():
+                self._server: Any = runtime.Server(settings)
         except (RuntimeError, ValueError, OSError) as error:
             raise Unavailable(
                 f"llama.cpp cannot load {path}: {error}", advice="is it a whole GGUF file? kilburn models pull fetches it anew"
             ) from error
+        self._wires: set[socket.socket] = set()
+        # Its threads compute; while a reply is decoded, the end of the program would be a crash.
+        keep(self, LlamaServer._end)
         address = urllib.parse.urlsplit(self._server.listening_address)
         self._host, self._port = address.hostname or "127.0.0.1", address.port or 0
         about = self.ask("GET", "/props")
         self.context: int = about["default_generation_settings"]["n_ctx"]
         self.template: str = about["chat_template"]
+
+    def _end(self) -> None:
+        """End llama.cpp's threads, whatever they are at; who waits for a reply gets an error."""
+        # First: a server that still streams may wait half a minute for the reader.
+        for wire in list(self._wires):
+            with suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
+        self._server = None
 
     @property
     def slots(self) -> Path:
@@ -117,6 +130,7 @@ class LlamaServer:
         try:
             connection.connect()
             wire = connection.sock
+            self._wires.add(wire)
             response = self._send(connection, "POST", "/v1/chat/completions", body)
             while True:
                 if end is not None:
@@ -140,6 +154,7 @@ class LlamaServer:
                 # Shut down, not closed: the response still holds the socket, and llama.cpp must see the end.
                 with suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
+                self._wires.discard(wire)
             connection.close()
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
@@ -173,7 +188,7 @@ def _load_runtime() -> Any:
     if patient:
         os.environ["GOMP_SPINCOUNT"] = _SPINS
     try:
-        return importlib.import_module("xllamacpp")
+        return load_library("xllamacpp")
     except ModuleNotFoundError as error:
         raise MissingExtra("xllamacpp", "local") from error
     finally:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
+from kilburn.native import inside, load
 
 __all__ = ["Context"]
 
@@ -78,7 +79,8 @@ class Context:
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = sequence
             batch.logits[index] = index == count - 1
-        status: int = self._api.llama_decode(self._context, batch)
+        with inside():
+            status: int = self._api.llama_decode(self._context, batch)
         return status
 
     def logits(self) -> array[float]:
@@ -134,7 +136,7 @@ def _load_library() -> Any:
     if patient:
         os.environ["GOMP_SPINCOUNT"] = _SPINS
     try:
-        api = importlib.import_module("llama_cpp.llama_cpp")
+        api = load("llama_cpp.llama_cpp")
     except ModuleNotFoundError as error:
         raise MissingExtra("llama_cpp", "llama") from error
     finally:

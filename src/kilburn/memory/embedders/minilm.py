@@ -7,9 +7,11 @@ its digest. Nothing is downloaded here.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from kilburn.errors import MissingExtra, ModelError, SpecError, Unavailable
 from kilburn.models.download import Download, digest, disk_errors, folder, recorded_digest
 from kilburn.models.weights import catalogue, find
+from kilburn.native import ending, inside, keep, load
 
 __all__ = ["Minilm"]
 
@@ -54,14 +57,17 @@ class Minilm:
                 raise MissingExtra(module, "embed")
         self._weights = find("minilm", "safetensors")
         self._threads = threads
-        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
         self._loaded: tuple[Any, Any] | None = None
 
     def embed(self, texts: Sequence[str]) -> Any:
         """A row of length 1 for each text. Any number of threads may call it.
 
         Raises:
-            Unavailable: the weights are damaged, or cannot be read.
+            Unavailable: the weights are damaged, or cannot be read; or the program is ending.
             ModelError: ONNX Runtime failed.
         """
         np = import_module("numpy")
@@ -69,34 +75,45 @@ class Minilm:
         if not texts:
             return vectors
         session, tokenizer = self._load()
+        runtime = import_module("onnxruntime")
         # What cannot be encoded (a lone surrogate in a query) is no reason to fail.
         read = (text[:_LETTERS].encode("utf-8", "replace").decode("utf-8") for text in texts)
-        tokens = [tokenizer.encode(text).ids for text in read]
+        with inside():
+            tokens = [tokenizer.encode(text).ids for text in read]
         for batch in _batches([len(ids) for ids in tokens]):
             ids = np.zeros((len(batch), len(tokens[batch[0]])), np.int64)
             mask = np.zeros(ids.shape, np.int32)
             for row, text in enumerate(batch):
                 ids[row, : len(tokens[text])] = tokens[text]
                 mask[row, : len(tokens[text])] = 1
-            try:
-                vectors[batch] = session.run(None, {"ids": ids, "mask": mask})[0]
-            except Exception as error:  # ONNX Runtime's errors share no class of their own
-                raise ModelError(f"minilm: {error}", advice="a smaller batch may do, or less load") from error
+            how = runtime.RunOptions()
+            with inside(partial(setattr, how, "terminate", True)):
+                try:
+                    vectors[batch] = session.run(None, {"ids": ids, "mask": mask}, how)[0]
+                except Exception as error:  # ONNX Runtime's errors share no class of their own
+                    if ending():
+                        raise Unavailable("the program is ending", advice="the next one embeds what is left") from None
+                    raise ModelError(f"minilm: {error}", advice="a smaller batch may do, or less load") from error
         return vectors
 
     def _load(self) -> tuple[Any, Any]:
+        if self._process != os.getpid():
+            # The runtime's threads stayed with the parent of a fork.
+            self._begin()
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._open(self._graph())
             return self._loaded
 
     def _open(self, graph: bytes) -> tuple[Any, Any]:
-        runtime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+        runtime, tokenizers = load("onnxruntime"), load("tokenizers")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
         # A thread without work must sleep: embedding goes on in the background of an agent.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        with inside():
+            session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        keep(session)
         tokenizer = tokenizers.Tokenizer.from_str(session.get_modelmeta().custom_metadata_map["note"])
         tokenizer.no_padding()
         tokenizer.enable_truncation(_LONGEST)
@@ -123,16 +140,18 @@ class Minilm:
             what = f"{self._weights} is damaged: its bytes are not those that were pulled"
             raise Unavailable(what, advice="remove it, then: kilburn models pull minilm")
         # It imports NumPy, which this module must do without while its name is only looked up.
-        bert = import_module("kilburn.memory.bert")
-        tensors, tokenizer = bert.parts_of(self._weights)
+        bert = load("kilburn.memory.bert")
+        with inside():
+            tensors, tokenizer = bert.parts_of(self._weights)
         whole = not _sums_exactly()
-        made: bytes = bert.OnnxGraph(tensors, layers=6, heads=12, longest=_LONGEST, whole=whole, text=tokenizer).bytes
+        with inside():
+            made: bytes = bert.OnnxGraph(tensors, layers=6, heads=12, longest=_LONGEST, whole=whole, text=tokenizer).bytes
         return made
 
 
 def _sums_exactly() -> bool:
     """Whether this processor adds products of int8 numbers without overflow. Some older ones, without VNNI, do not."""
-    np, runtime, onnx = (import_module(name) for name in ("numpy", "onnxruntime", "onnx"))
+    np, runtime, onnx = (load(name) for name in ("numpy", "onnxruntime", "onnx"))
     make = onnx.helper
     left = make.make_tensor_value_info("left", onnx.TensorProto.UINT8, [8, 384])
     product = make.make_tensor_value_info("product", onnx.TensorProto.INT32, [8, 32])
@@ -140,8 +159,9 @@ def _sums_exactly() -> bool:
     node = make.make_node("MatMulInteger", ["left", "right"], ["product"])
     graph = make.make_graph([node], "probe", [left], [product], [right])
     model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8)
-    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    sums = session.run(None, {"left": np.full((8, 384), 255, np.uint8)})[0]
+    with inside():
+        session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        sums = session.run(None, {"left": np.full((8, 384), 255, np.uint8)})[0]
     return bool((sums == 255 * 127 * 384).all())
 
 
