@@ -23,6 +23,7 @@ from kilburn.kernel.process import HitRateWarning, Process
 from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
 from kilburn.message import Message, Part, Role
+from kilburn.submodules import attach
 
 __all__ = ["Budget", "Hierarchy", "HitRateWarning", "KilburnError", "Message", "Part", "Process", "Role", "open"]
 
@@ -84,3 +85,6 @@ def open(
     if vectors is not None:
         vectors.start()
     return hierarchy
+
+
+attach(__name__)
