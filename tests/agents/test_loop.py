@@ -524,3 +524,19 @@ def test_a_reply_without_usage_is_charged_whole() -> None:
     spoken = sum(process.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
     assert outcome.money == pytest.approx(spoken, abs=0.01)
     assert outcome.tokens > 2 * process.budget.overhead, "the tools' schemas are part of every prompt"
+
+
+def test_a_model_is_named_as_where_a_store_is_opened() -> None:
+    """One resolver: what `kilburn.open(model=...)` takes and refuses."""
+    assert Agent("scripted(['it is 8'])", [], opened()).run("twice four?").text == "it is 8"
+    model = Scripted(["yes"])
+    assert Agent(model, [], opened()).model is model
+    for wrong in ("gpt-5", "gpt-4.1", "nope", "echo(context='x')", "fifo", None, 7, Scripted, object()):
+        said = []
+        for take in (lambda spec: Agent(spec, [], opened()), lambda spec: kilburn.open(":memory:", model=spec or 0)):
+            with pytest.raises(SpecError) as raised:
+                take(wrong)
+            said.append(str(raised.value).replace("0 is", "None is"))
+        assert said[0] == said[1]
+    with pytest.raises(SpecError, match=r"known: chat, .*; a provider's model is chat\('gpt-5'\) or messages\('gpt-5'\)"):
+        Agent("gpt-5", [], opened())
