@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, judged
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
@@ -96,3 +96,4 @@ def answers(
     if out is not None:
         say(f"written: {out}")
     show(report, json)
+    judged(report)

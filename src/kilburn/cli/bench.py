@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.evaluate import shown
+from kilburn.cli.evaluate import judged, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
@@ -92,6 +92,7 @@ def session(
     with progress("replaying") as done:
         report = _evaluate("gateway_session")(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
     show(report, json)
+    judged(report)
 
 
 def _evaluate(name: str) -> Callable[..., Any]:

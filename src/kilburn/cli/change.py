@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, judged
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.change import MODES, STREAMS, TOKENS, evaluate
@@ -56,3 +56,4 @@ def change(
             file.writelines(msgspec.json.encode(one) + b"\n" for one in report.asked)
         say(f"written: {out}")
     show(report, json)
+    judged(report)

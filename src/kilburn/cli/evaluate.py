@@ -24,7 +24,7 @@ from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
 
-__all__ = ["Axis", "Plot", "PriceTables", "check_plot", "evals", "paging", "shown"]
+__all__ = ["Axis", "Plot", "PriceTables", "check_plot", "evals", "judged", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
@@ -47,11 +47,21 @@ def group() -> None:
 
 
 def shown(report: EvalReport, json: bool, plot: Path | None, picture: Callable[..., None], *, force: bool) -> None:
-    """Print a report, and draw it if a picture is wanted."""
+    """Print a report, and draw it if a picture is wanted; see `judged`."""
     show(report, json)
     if plot is not None:
         picture(plot, report, force=force)
         say(f"written: {plot}")
+    judged(report)
+
+
+def judged(report: EvalReport) -> None:
+    """End with status 1 where a policy failed: its figures are the kernel's, which made room in its place."""
+    failures = report.failures()
+    for policy, count in failures.items():
+        say(f"policy {policy} failed {count} times: its figures are not its own")
+    if failures:
+        raise typer.Exit(1)
 
 
 def check_plot(plot: Path | None, axis: str, rates: Rates, *, force: bool) -> None:

@@ -87,13 +87,14 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
                 "acted": str(row.acts),
                 "asked": str(row.asks),
                 "refused": str(row.refused),
+                "failed": str(row.failed),
             }
             for row in self.rows
         )
 
     def _further_costs(self) -> str:
         regret = "+: cost over the optimum's; " if any(row.cost_regret for row in self.rows) else ""
-        return f"{regret}times that the policy itself acted, questions to a model, plans that broke a law"
+        return f"{regret}times that the policy itself acted, questions to a model, plans that broke a law,\nplans that failed"
 
     def _specs(self) -> list[str]:
         """The specs of labels that are not specs themselves."""

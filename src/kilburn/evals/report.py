@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import fill
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,18 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """All figures as one line of JSON."""
         return msgspec.json.encode(self).decode()
+
+    def judged(self) -> Sequence[Any]:
+        """The rows that have a `policy`, and how often it `failed`; none where no policy takes part."""
+        return getattr(self, "rows", ())
+
+    def failures(self) -> dict[str, int]:
+        """Policies that failed while they were measured, each with how often: what their rows show is the kernel's work."""
+        found: dict[str, int] = {}
+        for row in self.judged():
+            if count := getattr(row, "failed", 0):
+                found[row.policy] = found.get(row.policy, 0) + count
+        return found
 
 
 def row_of(rows: Iterable[T], **fields: object) -> T:

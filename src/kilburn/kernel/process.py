@@ -633,9 +633,10 @@ class Process:
             if not kernel.store.readonly:
                 kernel.flush_observed()
             stats = kernel.ledger.report(use=kernel.use, window=kernel.capacity)
-        if stats.warnings and not self._warned:
+        low = next((warning for warning in stats.warnings if warning.startswith("hit rate")), None)
+        if low is not None and not self._warned:
             self._warned = True
-            warnings.warn(stats.warnings[0], HitRateWarning, stacklevel=2)
+            warnings.warn(low, HitRateWarning, stacklevel=2)
         return stats
 
     def pages(self) -> list[tuple[Page, State]]:
