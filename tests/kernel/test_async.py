@@ -1,4 +1,4 @@
-"""What async callers have: the store as an async context, and reads in a worker thread; and what stores and sessions look like."""
+"""What async callers have: the store as an async context, and reads in a thread; and what stores and sessions look like."""
 
 from __future__ import annotations
 
