@@ -157,7 +157,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
             best_words("share solved", self.rows),
             table_of(body),
-            f"{units_of(self.rates)}; prompts over the window; plans that failed",
+            f"{units_of(self.rates)};\nprompts over the window, plans of the policy that failed",
             table_of(
                 {**cost_columns(row, self.rates), "over": str(row.overflow), "failed": str(row.failed)} for row in self.rows
             ),
