@@ -71,6 +71,8 @@ def test_an_address_is_named(tmp_path: Path) -> None:
     assert said == 'pip install "kilburn[embed] @ git+https://host.example/kilburn.git@abc"'
     said = installed(tmp_path / "2", git | {"subdirectory": "code"})
     assert said == 'pip install "kilburn[embed] @ git+https://host.example/kilburn.git@abc#subdirectory=code"'
+    here = {"url": tmp_path.as_uri(), "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    assert installed(tmp_path / "4", here) == f'pip install "git+{tmp_path.as_uri()}@abc#egg=kilburn[embed]"'
     archive = {"url": "https://host.example/kilburn.zip", "archive_info": {}}
     assert installed(tmp_path / "3", archive) == 'pip install "kilburn[embed] @ https://host.example/kilburn.zip"'
 

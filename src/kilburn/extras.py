@@ -46,10 +46,15 @@ def _origin(note: str | None, extra: str) -> str:
             if place.is_dir() and "vcs_info" not in told:
                 flag = "-e " if told.get("dir_info", {}).get("editable") else ""
                 return f'{flag}"{place}[{extra}]"'
+        below = f"subdirectory={told['subdirectory']}" if told.get("subdirectory") else ""
         if "vcs_info" in told:
+            local = url.startswith("file:")
             url = f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}"
-        if folder := told.get("subdirectory"):
-            url += f"#subdirectory={folder}"
+            if local:
+                # Before an @ such an address must have a host.
+                return f'"{url}#{"&".join(filter(None, [f"egg=kilburn[{extra}]", below]))}"'
+        if below:
+            url += f"#{below}"
     except (ValueError, TypeError, AttributeError, KeyError):
         return ""
     return f'"kilburn[{extra}] @ {url}"' if "://" in url else ""
