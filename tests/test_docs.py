@@ -304,7 +304,7 @@ def promised_by(program: Path) -> str:
 def test_examples_run(program: Path, nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if program.name in FRAMEWORKS:
         module, extra = FRAMEWORKS[program.name]
-        pytest.importorskip(module, reason=f"its framework is not installed: pip install 'kilburn[{extra}]'")
+        pytest.importorskip(module, reason=f"its framework is not installed: pip install '.[{extra}]' in the checkout")
         monkeypatch.delenv("PYTHONWARNINGS")  # frameworks warn of their own parts
     done = subprocess.run(
         [sys.executable, str(program)],

@@ -665,5 +665,5 @@ def test_without_the_sdk_the_extra_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 1
-    assert 'pip install "kilburn[mcp]"' in done.stderr
+    assert "[mcp]" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 import kilburn
 from kilburn.cli import app
 from kilburn.errors import MissingExtra
+from kilburn.submodules import exports
 from startup import cost_of_import
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +52,52 @@ def test_import_is_little_work_and_takes_no_heavy_package() -> None:
     assert set(modules) & HEAVY == set()
     assert len(modules) <= MODULES_AT_MOST
     assert 0 < calls <= CALLS_AT_MOST
+
+
+def test_submodules_are_attributes_of_their_packages() -> None:
+    """In an interpreter of its own: here they are imported already."""
+    inner = [info.name for info in pkgutil.walk_packages(kilburn.__path__, "kilburn.") if info.ispkg]
+    assert {"kilburn.adapters", "kilburn.kv.presses"} <= set(inner)
+    code = "import kilburn, importlib, sys\nfor path in sys.argv[1:]:\n  found = kilburn\n"
+    code += "  for name in path.split('.')[1:]: found = getattr(found, name)\n  assert found.__name__ == path, path\n"
+    code += "  assert not hasattr(found, 'nothing_of_this_name') and not hasattr(found, '__wrapped__'), path\n"
+    subprocess.run([sys.executable, "-c", code, *inner, "kilburn.agents.loop", "kilburn.errors"], check=True)
+
+
+def test_what_a_package_lacks_has_an_address() -> None:
+    with pytest.raises(AttributeError, match=r"write `from kilburn\.agents\.loop import Agent`"):
+        _ = kilburn.Agent
+    with pytest.raises(ImportError, match=r"write `from kilburn\.agents\.tool import Tool`"):
+        from kilburn import Tool  # noqa: F401
+    with pytest.raises(ImportError, match=r"kilburn\.gateway\.chat import Chat` or `from kilburn\.models\.chat import Chat`"):
+        from kilburn.agents import Chat  # noqa: F401
+    with pytest.raises(AttributeError, match=r"write `from kilburn\.kernel\.process import Process`"):
+        _ = kilburn.kernel.Proces
+    with pytest.raises(AttributeError, match=r"kilburn has no .connect.; it has .* open"):
+        _ = kilburn.connect
+    guesses = {
+        "Agent": "agents.loop",
+        "Gateway": "gateway.app",
+        "Local": "models.local",
+        "Scripted": "models.scripted",
+        "SpecError": "errors",
+        "Sqlite": "stores.sqlite",
+        "wrap": "adapters.clients",
+    }
+    assert {name: exports()[name] for name in guesses} == {name: [f"kilburn.{where}"] for name, where in guesses.items()}
+
+
+def test_every_address_is_true() -> None:
+    wrong = []
+    for name, modules in exports().items():
+        for path in modules:
+            try:
+                found = importlib.import_module(path)
+            except MissingExtra:
+                continue
+            wrong += [] if hasattr(found, name) and not path.startswith("kilburn.cli") else [f"{path}.{name}"]
+    assert len(exports()) > 1000
+    assert not wrong
 
 
 def verbs() -> list[tuple[str, TyperCommand]]:

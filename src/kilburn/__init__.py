@@ -23,6 +23,8 @@ from kilburn.kernel.process import HitRateWarning, Process
 from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
 from kilburn.message import Message, Part, Role
+from kilburn.submodules import attach
+from kilburn.tokens.choice import counter_named
 
 __all__ = ["Budget", "Hierarchy", "HitRateWarning", "KilburnError", "Message", "Part", "Process", "Role", "open"]
 
@@ -52,7 +54,7 @@ def open(
         policy: what decides at the window: a spec such as "hybrid", "lru", "chain(mask(keep=3), fifo)",
             "your.module:Policy", or an object with `plan(view)`.
         tenant: the partition; nothing of one tenant is ever seen by another.
-        tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, or "chars/4".
+        tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, "chars/4", or an object that counts.
         reserve: tokens of the window that are kept free for the reply.
         model: answers when a policy asks for a text: a spec such as "local" or an object; None for no model.
         embedder: finds by meaning, besides by words: a spec such as "minilm" or "remote('text-embedding-3-small', 1536)", or
@@ -73,6 +75,8 @@ def open(
         MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
     budget = Budget(window, reserve)
+    if tokenizer != "auto":
+        tokenizer = counter_named(tokenizer)
     store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
     try:
         vectors = vectors_for(store, embedder, foreign=foreign)
@@ -85,3 +89,6 @@ def open(
     if vectors is not None:
         vectors.start()
     return hierarchy
+
+
+attach(__name__)

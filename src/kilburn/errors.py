@@ -57,6 +57,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kilburn.extras import command
+
 __all__ = [
     "AccessDenied",
     "BudgetTooSmall",
@@ -393,4 +395,4 @@ class MissingExtra(KilburnError):
     def __init__(self, module: str, extra: str) -> None:
         self.module = module
         self.extra = extra
-        super().__init__(f"{module} is not installed", advice=f'pip install "kilburn[{extra}]"')
+        super().__init__(f"{module} is not installed", advice=command(extra))

@@ -12,7 +12,7 @@ import pytest
 
 import kilburn
 
-pytest.importorskip("agents.run", reason="the OpenAI Agents SDK is not installed: pip install 'kilburn[agents]'")
+pytest.importorskip("agents.run", reason="the OpenAI Agents SDK is not installed: pip install '.[agents]' in the checkout")
 
 from agents.run import ModelInputData
 from agents.testing import ScriptedModel

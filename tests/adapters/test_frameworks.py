@@ -23,7 +23,7 @@ def store() -> Iterator[kilburn.Hierarchy]:
 
 
 async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
-    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install '.[pydantic-ai]' in the checkout")
     from pydantic_ai import Agent
     from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -70,7 +70,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
 
 
 def test_pydantic_ai_keeps_files_and_the_names_of_tools(store: kilburn.Hierarchy) -> None:
-    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install '.[pydantic-ai]' in the checkout")
     from pydantic_ai import Agent, AudioUrl, BinaryContent, DocumentUrl, ImageUrl
     from pydantic_ai.messages import FilePart, ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import FunctionModel
@@ -151,7 +151,7 @@ def scripted(responses: list[Any]) -> tuple[Any, list[list[Any]]]:
 
 
 def test_langgraph(store: kilburn.Hierarchy) -> None:
-    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
+    pytest.importorskip("langchain", reason="LangChain is not installed: pip install '.[langgraph]' in the checkout")
     from langchain.agents import create_agent
     from langchain_core.messages import AIMessage
     from langgraph.checkpoint.memory import InMemorySaver
@@ -188,7 +188,7 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
 
 
 async def test_llamaindex(store: kilburn.Hierarchy) -> None:
-    pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'kilburn[llamaindex]'")
+    pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install '.[llamaindex]' in the checkout")
     from llama_index.core.base.llms.types import AudioBlock, ChatMessage, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 
     from kilburn.adapters.llamaindex import ProcessMemory
@@ -222,7 +222,9 @@ async def test_llamaindex(store: kilburn.Hierarchy) -> None:
 
 async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
     """What Claude's program sends to hooks, by the SDK's types; the program itself is not here."""
-    pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install 'kilburn[claude-agent]'")
+    pytest.importorskip(
+        "claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install '.[claude-agent]' in the checkout"
+    )
     from claude_agent_sdk import ClaudeAgentOptions
 
     from kilburn.adapters.claude_agent import keep
@@ -248,7 +250,7 @@ async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
 
 async def test_a_tool_that_raises_between_call_and_result(store: kilburn.Hierarchy) -> None:
     """Each framework goes on with its session, and the provider would take what it sends."""
-    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install '.[pydantic-ai]' in the checkout")
     from pydantic_ai import Agent
     from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import FunctionModel
@@ -277,7 +279,7 @@ async def test_a_tool_that_raises_between_call_and_result(store: kilburn.Hierarc
 
 
 def test_langgraph_goes_on_after_a_tool_that_raises(store: kilburn.Hierarchy) -> None:
-    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
+    pytest.importorskip("langchain", reason="LangChain is not installed: pip install '.[langgraph]' in the checkout")
     from langchain.agents import create_agent
     from langchain_core.messages import AIMessage, ToolMessage
     from langgraph.checkpoint.memory import InMemorySaver
@@ -305,7 +307,9 @@ def test_langgraph_goes_on_after_a_tool_that_raises(store: kilburn.Hierarchy) ->
 
 async def test_claude_hooks_at_once(store: kilburn.Hierarchy) -> None:
     """Claude runs tools side by side, and may be stopped before a result."""
-    pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install 'kilburn[claude-agent]'")
+    pytest.importorskip(
+        "claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install '.[claude-agent]' in the checkout"
+    )
     from kilburn.adapters.claude_agent import keep
 
     process = store.process("s")

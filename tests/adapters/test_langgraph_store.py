@@ -15,7 +15,7 @@ from kilburn.budget import Budget
 from kilburn.stores.memory import Memory
 from kilburn.testing.clock import FakeClock
 
-pytest.importorskip("langgraph.store.base", reason="LangGraph is not installed: pip install 'kilburn[langgraph]'")
+pytest.importorskip("langgraph.store.base", reason="LangGraph is not installed: pip install '.[langgraph]' in the checkout")
 
 from langgraph.store.base import GetOp, InvalidNamespaceError, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore

@@ -544,3 +544,19 @@ def test_a_session_of_which_all_is_forgotten_asks_no_model_and_goes_on() -> None
     assert agent.run("Are you there?").text == "Again."
     assert [message["content"] for message in process.render()] == ["Are you there?", "Again."]
     check_laws(process)
+
+
+def test_a_model_is_named_as_where_a_store_is_opened() -> None:
+    """One resolver: what `kilburn.open(model=...)` takes and refuses."""
+    assert Agent("scripted(['it is 8'])", [], opened()).run("twice four?").text == "it is 8"
+    model = Scripted(["yes"])
+    assert Agent(model, [], opened()).model is model
+    for wrong in ("gpt-5", "gpt-4.1", "nope", "echo(context='x')", "fifo", None, 7, Scripted, object()):
+        said = []
+        for take in (lambda spec: Agent(spec, [], opened()), lambda spec: kilburn.open(":memory:", model=spec or 0)):
+            with pytest.raises(SpecError) as raised:
+                take(wrong)
+            said.append(str(raised.value).replace("0 is", "None is"))
+        assert said[0] == said[1]
+    with pytest.raises(SpecError, match=r"known: chat, .*; a provider's model is chat\('gpt-5'\) or messages\('gpt-5'\)"):
+        Agent("gpt-5", [], opened())

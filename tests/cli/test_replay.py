@@ -33,6 +33,7 @@ FIGURES = {
     "faults",
     "asks",
     "refused_moves",
+    "policy_failures",
     "fallbacks",
     "peak",
     "overflow",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +236,77 @@ def test_any_text_is_a_policy_or_a_typed_error(spec: str) -> None:
         said, made = str(error), None
     assert len(said) < 3000
     assert said or callable(made.plan)
+
+
+REQUIRED = {"model": "'m'", "dimensions": "64"}
+SPECIFIED = ["policies", "memory", "memory.rankings", "memory.embedders", "kv.presses", "agents.disciplines", "models"]
+WRONG = {
+    "int": ["'x'", "True", "1e999", "1.5", "[1]"],
+    "float": ["'x'", "True", "1e999", "{}"],
+    "bool": ["'x'", "1", "[]"],
+    "str": ["7", "[1]", "True"],
+}
+
+
+def arguments(kind: str) -> Iterator[tuple[str, inspect.Parameter, str]]:
+    """Every argument of every class of a kind that has a plain type, and the arguments that the class needs before it."""
+    for name in names(kind):
+        parameters = inspect.signature(locate(kind, name)).parameters.values()
+        needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+        if set(needed) <= set(REQUIRED) and name != "editing":
+            before = "".join(f"{each}={REQUIRED[each]}, " for each in needed)
+            for one in parameters:
+                if one.default is not one.empty and str(one.annotation).removesuffix(" | None") in WRONG:
+                    yield name, one, before
+
+
+@pytest.mark.parametrize("kind", SPECIFIED)
+def test_an_argument_of_another_type_is_refused_by_its_name(kind: str) -> None:
+    seen = 0
+    for name, one, before in arguments(kind):
+        for value in WRONG[one.annotation.removesuffix(" | None")]:
+            with pytest.raises(SpecError, match=rf"{one.name} is {re.escape(one.annotation)}, not ") as raised:
+                resolve(kind, f"{name}({before}{one.name}={value})")
+            assert f"{name} takes " in raised.value.advice
+            seen += 1
+        with pytest.raises(SpecError, match="unexpected keyword argument 'nothing'"):
+            resolve(kind, f"{name}({before}nothing=1)")
+    assert seen
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SPECIFIED if kind != "models"])
+def test_a_number_that_cannot_be_is_refused(kind: str) -> None:
+    for name, one, before in arguments(kind):
+        if one.annotation.removesuffix(" | None") in ("int", "float"):
+            with pytest.raises(SpecError):
+                resolve(kind, f"{name}({before}{one.name}=-1000000)")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("lru(spare='x')", "spare is int | None, not 'x'"),
+        ("chain(fifo, 3)", "policies is Policy, not 3"),
+        ("mask(exclude='read')", "exclude is Sequence[str], not 'read'"),
+        ("mask(exclude=['read', 3])", "exclude is Sequence[str], not ['read', 3]"),
+        ("lru(1, 2)", "too many positional arguments"),
+        ("lru(spar=1)", "lru takes spare: int | None = None"),
+    ],
+)
+def test_a_wrong_argument_is_said_when_a_store_is_opened(spec: str, said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        kilburn.open(":memory:", policy=spec)
+
+
+def test_a_foreign_class_need_not_be_annotated(trap: Path) -> None:
+    (trap / "trap.py").write_text(
+        "from kilburn.policies.fifo import Fifo\n"
+        "class Plain(Fifo):\n    def __init__(self, a, b='x', *c, **d): pass\n"
+        "class Odd(Fifo):\n    def __init__(self, a: 'Nowhere'): pass\n"
+        "class Many(Fifo):\n    def __init__(self, *a: int, **b: str): pass\n"
+    )
+    for spec in ("trap:Plain(1, [2], 3, e=4)", "trap:Odd('x')", "trap:Many(1, 2, c='x')"):
+        assert callable(resolve("policies", spec).plan)
+    for spec in ("trap:Plain()", "trap:Many(1, 'x')", "trap:Many(c=1)"):
+        with pytest.raises(SpecError):
+            resolve("policies", spec)

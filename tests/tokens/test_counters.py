@@ -15,8 +15,10 @@ import toktok
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kilburn
 from kilburn.budget import Counter
 from kilburn.errors import MissingExtra, SpecError
+from kilburn.models.scripted import Scripted
 from kilburn.tokens import Characters, Claude, Ctok, Encoding, Estimate, counter_for
 from kilburn.tokens.claude import generation_of
 from kilburn.tokens.estimate import ANY, OPEN
@@ -92,6 +94,22 @@ def test_known_counts() -> None:
 @pytest.mark.parametrize("name", ["mistral-large", "gpt-6", "gpt-2", "smollm2", "o1x", "some model", "gemini-3-pro"])
 def test_an_unknown_model_gets_an_estimate(name: str) -> None:
     assert isinstance(counter_for(name), Estimate)
+
+
+@pytest.mark.parametrize("name", ["nope", "chars", "gtp-5", "my tokenizer", "charactersgpt"])
+def test_a_name_that_a_person_gives_is_known_or_refused(name: str) -> None:
+    with pytest.raises(SpecError, match=r"no tokenizer named .* \(give \"auto\".* \"chars/4\", .* gemini, .* qwen"):
+        kilburn.open(":memory:", tokenizer=name)
+    with kilburn.open(":memory:", model=Scripted(tokenizer=name), embedder=None) as store:
+        assert isinstance(store.counter, Estimate), "a model may be called anything"
+
+
+@pytest.mark.parametrize("name", ["mistral-large", "gpt-6", "smollm2", "gemini-3-pro", "us.amazon.nova-pro-v1:0", *NAMES])
+def test_a_model_of_a_known_family_is_counted(name: str) -> None:
+    with kilburn.open(":memory:", tokenizer=name, embedder=None) as store:
+        assert store.counter.name == name
+        with kilburn.open(":memory:", tokenizer=store.counter, embedder=None) as other:
+            assert other.counter is store.counter
 
 
 @pytest.mark.parametrize("name", ["", "  ", "chars/", "chars/0", "chars/x", "chars/-4", 7, None, b"auto"])

@@ -16,9 +16,10 @@ import msgspec
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.agents.loop import shrink
 from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
+from kilburn.extras import command
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Events
-from kilburn.gateway.form import Form, Reading
+from kilburn.gateway.form import Asked, Form, Reading
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.responses import Responses
 from kilburn.kernel.memory_tools import OFFERED
@@ -38,7 +39,7 @@ __all__ = ["ROUNDS", "wrap"]
 ROUNDS = 5
 """Times that a model may use its memory before it has to reply."""
 
-CLIENTS = {"OpenAI", "AsyncOpenAI", "Anthropic", "AsyncAnthropic"}
+CLIENTS = {"openai.OpenAI", "openai.AsyncOpenAI", "anthropic.Anthropic", "anthropic.AsyncAnthropic"}
 
 FORMS: tuple[Form, ...] = (Chat(), Responses(), Messages())
 
@@ -51,27 +52,60 @@ Client = TypeVar("Client")
 def wrap(client: Client, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> Client:
     """A copy of an `OpenAI`, `AsyncOpenAI`, `Anthropic` or `AsyncAnthropic` client whose conversation goes through a process.
 
-    Hand over the whole history in each call, as the APIs want it. Kilburn's own errors are raised as they are.
+    Hand over the whole history in each call, as the APIs want it. One that is not the session's (a title, a judge with a few
+    messages of its own) goes to the provider byte for byte, and the session does not change: see `KeptHistory.is_foreign`.
+    Kilburn's own errors are raised as they are.
 
     Args:
         recollections: long-term memory to put before the user's messages.
         tools: whether the model is offered `recall` and `search_memory`, which are answered here.
 
     Raises:
-        SpecError: not one of these clients; one for another cloud has its own kind of requests. The calls raise it where the
-            provider keeps the conversation (`previous_response_id`), so that there is no window to send.
+        SpecError: not one of these clients, or one that is wrapped; one for another cloud has its own kind of requests. Or no
+            process, or no recollections. The calls raise it where the provider keeps the conversation
+            (`previous_response_id`), so that there is no window to send.
     """
+    if not isinstance(process, Process):
+        raise SpecError(f"a process of type {_type(process)}", advice='wrap(client, store.process("name"))')
+    if not isinstance(recollections, Recollections | None):
+        raise SpecError(f"recollections of type {_type(recollections)}", advice="give Recollections(store)")
+    _check(client)
+    return _wrapped(client, KeptHistory(process, recollections), tools)
+
+
+def _check(client: object) -> None:
+    """Check that a client is one that can be wrapped.
+
+    Raises:
+        SpecError: it is none.
+    """
+    kinds = client.__mro__ if isinstance(client, type) else type(client).__mro__
+    known = [kind.__name__ for kind in kinds if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in CLIENTS]
+    if isinstance(client, type) and known:
+        raise SpecError(f"the class {client.__name__}, not a client", advice=f"wrap an object: {client.__name__}(...)")
+    if not known:
+        module = getattr(client if isinstance(client, type) else type(client), "__module__", "")
+        advice = "wrap OpenAI, Anthropic or their async clients, of the libraries openai and anthropic"
+        raise SpecError(f"a client of type {_type(client)}, from {module}", advice=advice)
+    inner = getattr(client, "_client", None)
+    if not isinstance(inner, httpx2.Client | httpx2.AsyncClient):
+        said = f"a client of type {_type(client)} that this Kilburn does not know"
+        raise SpecError(said, advice=f"another version of its library may do: {command(known[-1].removeprefix('Async').lower())}")
+    if isinstance(inner._transport, _Through | _AsyncThrough):
+        raise SpecError("a client that is wrapped already", advice="wrap the plain client, once for each process")
+
+
+def _type(value: object) -> str:
+    return "type" if isinstance(value, type) else type(value).__name__
+
+
+def _wrapped(client: Client, history: KeptHistory, tools: bool) -> Client:
     source: Any = client
-    inner = getattr(source, "_client", None)
-    if not CLIENTS & {kind.__name__ for kind in type(client).__mro__} or not isinstance(
-        inner, httpx2.Client | httpx2.AsyncClient
-    ):
-        raise SpecError(f"a client of type {type(client).__name__}", advice="wrap OpenAI, Anthropic or their async clients")
+    inner = source._client
 
     def begin(form: Form, body: bytes) -> _Turn:
         return _Turn(history, form, body, tools)
 
-    history = KeptHistory(process, recollections)
     http: httpx2.Client | httpx2.AsyncClient
     if isinstance(inner, httpx2.Client):
         http = httpx2.Client(transport=_Through(inner, begin))
@@ -85,7 +119,7 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
         return own if own is not None else refused(message, body=body, response=response)  # type: ignore[no-any-return]
 
     def again(**options: Any) -> Any:
-        return wrap(source.copy(**options), process, recollections=recollections, tools=tools)
+        return _wrapped(source.copy(**options), history, tools)
 
     made._make_status_error = raised
     made.copy = made.with_options = again
@@ -93,7 +127,7 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
 
 
 class _Turn:
-    """One request of the client, with all its rounds.
+    """One request of the client, with all its rounds. A `foreign` one is none of the session's, and goes on as it is.
 
     Args:
         tools: whether ours may be offered.
@@ -111,7 +145,11 @@ class _Turn:
         messages = [message for raw in asked.messages for message in form.read(raw)]
         if form.name == "responses":
             messages = _joined(messages)
-        self._put(history.prompt(messages, form.rendered, beside.decode()))
+        with history.process.lock:
+            self.foreign = history.is_foreign(messages, _lead_of(form, asked))
+            if self.foreign:
+                return
+            self._put(history.prompt(messages, form.rendered, beside.decode()))
         self._left, self._shortened = ROUNDS, False
         self.stream = asked.stream
         self.reading: Reading = form.reading(bool(self._offered))
@@ -170,6 +208,15 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
+def _lead_of(form: Form, asked: Asked) -> str:
+    """The system prompt that stands before a conversation."""
+    told = [part.text for raw in asked.lead for message in form.read(raw) for part in message.parts]
+    for key in ("system", "instructions"):
+        blocks = wire.as_blocks(msgspec.json.decode(asked.fields[key])) if key in asked.fields else None
+        told += [str(block.get("text", "")) for block in blocks or () if isinstance(block, dict)]
+    return "\n".join(told)
+
+
 def _form_of(request: httpx2.Request) -> Form | None:
     return next((form for form in FORMS if request.method == "POST" and request.url.path.endswith(form.path)), None)
 
@@ -207,6 +254,8 @@ class _Through(httpx2.BaseTransport):
             return self._inner.send(request, stream=True)
         try:
             turn = self._begin(form, request.read())
+            if turn.foreign:
+                return self._inner.send(request, stream=True)
             while True:
                 answer = self._inner.send(_with_body(request, turn.body), stream=True)
                 if turn.stream and answer.status_code < 400:
@@ -264,6 +313,8 @@ class _AsyncThrough(httpx2.AsyncBaseTransport):
             return await self._inner.send(request, stream=True)
         try:
             turn = await asyncio.to_thread(self._begin, form, await request.aread())
+            if turn.foreign:
+                return await self._inner.send(request, stream=True)
             while True:
                 answer = await self._inner.send(_with_body(request, turn.body), stream=True)
                 if turn.stream and answer.status_code < 400:

@@ -4,10 +4,15 @@ Frameworks hand over their whole history before each call of a model. Messages a
 by reasoning, which frameworks and providers rewrite. So a program that starts again goes on where it was, and a call that is
 tried again appends nothing twice. If the framework took back the end of its history (a cancelled turn, a reply that is asked
 for again), these pages are retired: the model no longer sees them, and they stay readable.
+
+A program may ask other things by the same client: a title, a judge, another agent. Such a history is foreign (see
+`KeptHistory.is_foreign`), and goes past the process.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
@@ -15,7 +20,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kilburn.budget import Budget
+from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes
 from kilburn.gateway.form import hidden
+from kilburn.gateway.sessions import chained, last_reply
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -28,7 +35,15 @@ from kilburn.wire.form import parse
 
 __all__ = ["KeptHistory", "Recollections"]
 
+log = logging.getLogger("kilburn")
+
 GONE = (Place.RETIRED, Place.DROPPED)
+
+LEADS = 8
+"""System prompts that are remembered: agents that take turns have one each."""
+
+PASSED = 256
+"""Foreign histories that are remembered, to tell which of them go on."""
 
 
 class Recollections(NamedTuple):
@@ -75,6 +90,12 @@ class KeptHistory:
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._shown: set[bytes] = set()
         self._recalled: dict[str, tuple[int, ...]] = {}
+        self._leads: deque[str] = deque(maxlen=LEADS)
+        """What stood before the last histories that were the session's own."""
+        self._began = False
+        """Whether the session began here: another history may then turn out to be the conversation."""
+        self._passed: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
+        """Foreign histories by their chained digests: what stood before them, and whether it was said that they go on."""
 
     def prompt(self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, rewinds: bool = True) -> Prompt:
         """Append what is new of a history, and render the window.
@@ -92,6 +113,114 @@ class KeptHistory:
             self._leave_room(beside)
             self.take(messages, rewinds=rewinds)
             return self.render(form)
+
+    def is_foreign(self, messages: Iterable[Any], lead: str = "") -> bool:
+        """Whether a history is none of this session's: then it has to go on as it is, and nothing was changed here.
+
+        The session's own history begins as the session does, and takes back no more than its last exchange. Or it keeps the
+        session's end and puts something else in place of what came before, as clients do that sum up. Or it answers a call
+        that waits here. One that begins alike and takes back more is the session's where it would not fit the window, or once
+        it goes on. Under another system prompt it must share the first exchange at least.
+
+        Of a session that begins here, the first history need not be the conversation. If it never goes on, and one that was
+        foreign does, that one takes its place.
+
+        Args:
+            messages: the whole history, as for `prompt`.
+            lead: the system prompt that stands before it and is not among the messages.
+        """
+        given = [message for message in apart(parse(list(messages))) if message.role is not Role.SYSTEM]
+        with self.process.lock:
+            self.process.refresh()
+            known = [(entry, self.process.window.pages[entry.first].role) for entry in self._known()]
+            known = [(entry, role) for entry, role in known if role is not Role.SYSTEM]
+            said = [digest(message) for message in given]
+            chain = list(chained(said))
+            # How much of it was foreign before, and came back.
+            before = next((at for at in reversed(range(1, len(chain))) if self._went_past(chain[at - 1], lead)), 0)
+            if not known:
+                self._began = True
+            elif not self._is_own(known, given, said, lead, before):
+                roles = [role for _, role in known]
+                answered = roles.index(Role.ASSISTANT) if Role.ASSISTANT in roles else len(roles)
+                went_on = any(role is not Role.ASSISTANT for role in roles[answered:])
+                if not before or went_on or not self._began:
+                    self._pass(chain, lead, before)
+                    return True
+                mine = [page.id for page, _ in self.process.pages() if page.id > 0 and page.role is not Role.SYSTEM]
+                self.process.take_back(mine)
+            if lead not in self._leads:
+                self._leads.append(lead)
+            return False
+
+    def _is_own(
+        self, known: Sequence[tuple[_Known, Role]], given: Sequence[Message], said: Sequence[bytes], lead: str, before: int
+    ) -> bool:
+        """Whether a history is this session's by what both say; see `is_foreign`."""
+        if self._answers(given):
+            return True
+        alike = [each in entry.digests for (entry, _), each in zip(known, said, strict=False)]
+        same = alike.index(False) if False in alike else len(alike)
+        near = not self._leads or any(_alike(each, lead) for each in self._leads)
+        if same == len(known) and (near or same > 1 or same < len(said)):
+            return True
+        last = max((at for at, (_, role) in enumerate(known) if role is Role.USER), default=0)
+        if same > (not near) and (same >= last or before > same or not self._fits(given)):
+            return True
+        return near and (self._keeps_the_end(known, last, given, said, same) or self._sums_up(given))
+
+    def _keeps_the_end(
+        self, known: Sequence[tuple[_Known, Role]], last: int, given: Sequence[Message], said: Sequence[bytes], same: int
+    ) -> bool:
+        """Whether a history has the session's last request beside something else, or enough of what was said at its end."""
+        if len(said) > 1 and not {*known[last][0].digests}.isdisjoint(said):
+            return True
+        there = set(said)
+        session = [next(filter(there.__contains__, entry.digests), b"") for entry, _ in known]
+        places: dict[bytes, list[int]] = {}
+        for at, each in enumerate(said):
+            places.setdefault(each, []).append(at)
+        end = end_of(session, said, places, same)
+        return is_own(given[end.start : end.stop])
+
+    def _sums_up(self, given: Sequence[Message]) -> bool:
+        """Whether a history begins with a summary that the session itself gave last."""
+        reply = last_reply(self.process)
+        for message in given[:-1][:OPENING]:
+            found = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
+            if found and is_summary(reply, found, self.process.originals()):
+                return True
+        return False
+
+    def _answers(self, given: Sequence[Message]) -> bool:
+        """Whether a history has the result of a call that waits for it here, and not the call: of clients whose provider keeps
+        what was said before."""
+        window = self.process.window
+        asked = {call for message in given for call in _calls(message)}
+        results = [part.call or "" for message in given for part in message.parts if part.kind is Kind.RESULT]
+        return any(window.calls.get(call) in window.open for call in results if call not in asked)
+
+    def _fits(self, given: Sequence[Message]) -> bool:
+        """Whether a history is no longer than the window."""
+        counter, left = self.process.counter, self.process.capacity
+        for message in given:
+            left -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
+            if left < 0:
+                return False
+        return True
+
+    def _went_past(self, end: bytes, lead: str) -> bool:
+        """Whether a history that ends so was foreign, under such a system prompt."""
+        return end in self._passed and _alike(self._passed[end][0], lead)
+
+    def _pass(self, chain: Sequence[bytes], lead: str, before: int) -> None:
+        """Remember a foreign history; of one that goes on, say so once."""
+        if before and not self._passed[chain[before - 1]][1]:
+            advice = "wrap a client for it, with a process of its own"
+            log.warning("a conversation that is none of session %r goes past it, without a window: %s", self.process.name, advice)
+        self._passed.update({end: (lead, bool(before)) for end in chain[-1:]})
+        while len(self._passed) > PASSED:
+            self._passed.popitem(last=False)
 
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
@@ -249,6 +378,18 @@ class KeptHistory:
         budget = process.budget
         if overhead != budget.overhead:
             process.resize(Budget(budget.window, budget.reserve, overhead))
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two system prompts are the same but for a date, or the like: two thirds of the longer one."""
+    start = _begin_alike(one, other)
+    end = _begin_alike(one[start:][::-1], other[start:][::-1])
+    return 3 * (start + end) >= 2 * max(len(one), len(other))
+
+
+def _begin_alike(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def _calls(message: Message) -> list[str]:

@@ -25,6 +25,7 @@ from kilburn.event import Act, encodable
 from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
+from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
@@ -238,7 +239,7 @@ class Agent:
     """A model with tools that works in a process.
 
     Args:
-        model: an object with `stream`, such as `kilburn.models.local.Local()`.
+        model: a spec such as "local" or "chat('gpt-5')", as `kilburn.open` takes it, or an object with `stream`.
         tools: typed Python functions, or `Tool`s.
         process: has the agent's whole past.
         limits: what one run may spend.
@@ -250,6 +251,9 @@ class Agent:
         rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
         confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
+
+    Raises:
+        SpecError: no model, or two tools of one name. MissingExtra, Unavailable: the model that is named cannot be made.
     """
 
     returned: str | None = None
@@ -259,7 +263,7 @@ class Agent:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | str,
         tools: Sequence[Callable[..., Any] | Tool],
         process: Process,
         *,
@@ -272,7 +276,8 @@ class Agent:
         rights: Rights | None = None,
         confirm: Confirm | Confirmation | None = None,
     ) -> None:
-        self.model, self.process, self.clock, self.above = model, process, clock, above
+        self.model: Model = resolve("models", model)
+        self.process, self.clock, self.above = process, clock, above
         self.rights = rights or Rights()
         self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
         self.limits = limits or Limits()

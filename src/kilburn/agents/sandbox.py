@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 import msgspec
 
 from kilburn.errors import KilburnError, NoValue, SandboxError, SandboxRefused, SpecError
+from kilburn.extras import command
 from kilburn.kernel.resolve import locate, names
 
 __all__ = ["Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "open_sandbox"]
@@ -341,4 +342,4 @@ def open_sandbox(
             refused.append(f"{each}: {error.what}" + (f" ({error.advice})" if error.advice else ""))
         else:
             return opened
-    raise SandboxRefused("; ".join(refused), advice="use Linux on x86-64, or install kilburn[repl]")
+    raise SandboxRefused("; ".join(refused), advice=f"use Linux on x86-64, or {command('repl')}")

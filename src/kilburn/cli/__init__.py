@@ -41,5 +41,8 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     vectors,
 )
 from kilburn.cli.shell import app, main
+from kilburn.submodules import attach
 
 __all__ = ["app", "main"]
+
+attach(__name__)

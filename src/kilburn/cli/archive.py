@@ -258,7 +258,8 @@ def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSess
     version = value.get("version")
     if version != VERSION:
         raise InvalidMessage(
-            f"{where}: an export of version {version!r}, this Kilburn reads {VERSION}", advice="pip install -U kilburn"
+            f"{where}: an export of version {version!r}, this Kilburn reads {VERSION}",
+            advice="use the Kilburn that wrote it, or a newer one",
         )
     header = _converted(value, _Header, f"{where}: the header")
     return ArchivedSession(name=name or _name(where, header.session), created=header.created)

@@ -26,7 +26,7 @@ from kilburn.file import check_target, write_file
 from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
 
-__all__ = ["Axis", "Csv", "Data", "Plot", "PriceTables", "check_axis", "check_outputs", "evals", "paging", "shown"]
+__all__ = ["Axis", "Csv", "Data", "Plot", "PriceTables", "check_axis", "check_outputs", "evals", "judged", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
@@ -83,6 +83,16 @@ def shown(
     if plot is not None and picture is not None:
         picture(plot, report, force=force)
         say(f"written: {plot}")
+    judged(report)
+
+
+def judged(report: EvalReport) -> None:
+    """End with status 1 where a policy failed: its figures are the kernel's, which made room in its place."""
+    failures = report.failures()
+    for policy, count in failures.items():
+        say(f"policy {policy} failed {count} times: its figures are not its own")
+    if failures:
+        raise typer.Exit(1)
 
 
 def check_axis(plot: Path | None, axis: str, rates: Rates) -> None:

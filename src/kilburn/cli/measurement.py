@@ -44,6 +44,7 @@ class Measured(msgspec.Struct, kw_only=True):
     faults: int = 0
     asks: int = 0
     refused_moves: int = 0
+    policy_failures: int = 0
     fallbacks: int = 0
     peak: int = 0
     overflow: int = 0
@@ -94,6 +95,7 @@ def stream(
     for name in ("pages", "tokens_seen", "prompts", "tokens_shipped", "tokens_reprefilled", "evictions", "folds", "faults"):
         setattr(found, name, stats[name])
     found.asks, found.refused_moves, found.fallbacks = stats.asks, stats.refused_moves, stats.fallbacks
+    found.policy_failures = stats.policy_failures
     return found
 
 

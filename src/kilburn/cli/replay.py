@@ -112,7 +112,9 @@ def replay(
         title = f"{longest.name} through {window:,} tokens, {policy}"
         draw(plot, longest.curve, window=window - reserve, title=title, force=force)
         say(f"drawn: {plot}")
-    if total.overflow or total.lost:
+    if total.policy_failures:
+        say(f"policy {policy} failed {total.policy_failures} times: these figures are not its own")
+    if total.overflow or total.lost or total.policy_failures:
         raise typer.Exit(1)
 
 

@@ -17,6 +17,7 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.memory.choice import usual_embedder
 from kilburn.prices import prices_of
 from kilburn.terminal import say
+from kilburn.tokens.choice import counter_for
 
 __all__ = ["serve"]
 
@@ -104,7 +105,7 @@ def serve(
         prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
         log=gateway.Log(opened_log(log)),
         contents=contents,
-        tokenizer="auto" if speaker is None else speaker.tokenizer,
+        tokenizer="auto" if speaker is None else counter_for(speaker.tokenizer),
     )
     _listen(gateway, settings, host, port)
 

@@ -4,3 +4,7 @@
 and `recall`. `rivals` answer the same questions from what they kept. `job` runs everything, and `kilburn.cli.demo`
 shows it.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -19,6 +19,7 @@ from kilburn.demo.library import Library
 from kilburn.errors import ModelError
 from kilburn.kernel.process import Process
 from kilburn.model import Model, Request, complete
+from kilburn.tokens.choice import counter_for
 
 __all__ = ["Folded", "Phrase", "folds", "phrase"]
 
@@ -60,7 +61,7 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
         told: called with the folds so far and a line on what happens.
     """
     policy = f"summarize(to={SUMMARY})"
-    with kilburn.open(db, window=window, policy=policy, tokenizer=model.tokenizer or "auto", model=model) as store:
+    with kilburn.open(db, window=window, policy=policy, tokenizer=counter_for(model.tokenizer or "auto"), model=model) as store:
         process = store.process(f"folds by {model.name}")
         agent = Agent(Explorer(), Library(root).tools(), process, limits=Limits(steps=STEPS, reply=0), memory=False)
         began = time.monotonic()

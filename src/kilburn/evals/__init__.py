@@ -2,3 +2,7 @@
 
 No data is shipped, and no model judges a result.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -157,8 +157,10 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
             best_words("share solved", self.rows),
             table_of(body),
-            f"{units_of(self.rates)}; prompts over the window",
-            table_of({**cost_columns(row, self.rates), "over": str(row.overflow)} for row in self.rows),
+            f"{units_of(self.rates)};\nprompts over the window, plans of the policy that failed",
+            table_of(
+                {**cost_columns(row, self.rates), "over": str(row.overflow), "failed": str(row.failed)} for row in self.rows
+            ),
             *spent_tables((row.window, row.policy, {"agent": row.agent, "writer": row.writer}) for row in self.rows),
         ]
         return "\n\n".join(parts)
@@ -216,6 +218,8 @@ def evaluate(
             with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
                 agent = _Agent(task, contender, cell, search=search, patience=patience, model=decides)
                 outcomes.append(agent.work(asked.spent if asked is not None else Spent()))
+                if isinstance(own, KilburnCandidate):
+                    cell.failed += own.stats().policy_failures
             if progress is not None:
                 progress((len(done) - 1) * count + len(outcomes), len(jobs) * count)
     rates = rates or rates_of()

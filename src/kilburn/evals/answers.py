@@ -67,7 +67,7 @@ class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         said: the reader's answer.
         calls: of memory tools. shipped: tokens of all prompts of the question; peak: of the largest one.
-        seconds: that the reader took.
+        seconds: that the reader took. failed: plans in which the policy raised, or returned nonsense.
     """
 
     session: str
@@ -81,6 +81,7 @@ class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     shipped: int
     peak: int
     seconds: float
+    failed: int = 0
 
 
 class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
         best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
         gain: less the share of `best`, on the same questions.
         calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
-        overflow: prompts over the window.
+        overflow: prompts over the window. failed: plans in which the policy raised, or returned nonsense.
         writer: what was asked of the model that answers the policy, in all sessions.
     """
 
@@ -112,6 +113,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     shipped: float
     seconds: float
     overflow: int
+    failed: int
     writer: Spent
 
 
@@ -142,6 +144,7 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
                 "shipped": f"{row.shipped:,.0f}",
                 "s": f"{row.seconds:.2f}",
                 "over": str(row.overflow),
+                "failed": str(row.failed),
             }
             for row in self.rows
         ]
@@ -247,6 +250,7 @@ def _ask(
             if memory is None or reply.verb == ANSWER:
                 break
             results.append(memory.call(reply.verb, {ARGUMENTS[reply.verb]: reply.text}))
+        failed = own.stats().policy_failures if isinstance(own, KilburnCandidate) else 0
     lengths = [-(-len(prompt) // CHARACTERS) for prompt in prompts]
     return AnswerOutcome(
         session=interview.id,
@@ -260,6 +264,7 @@ def _ask(
         shipped=sum(lengths),
         peak=max(lengths),
         seconds=seconds,
+        failed=failed,
     )
 
 
@@ -309,6 +314,7 @@ def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent]
                 shipped=mean(one.shipped for one in own),
                 seconds=mean(one.seconds for one in own),
                 overflow=sum(one.peak > window > 0 for one in own),
+                failed=sum(one.failed for one in own),
                 writer=spent.get((policy, window), Spent()),
             )
         )

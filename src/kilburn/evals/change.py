@@ -30,7 +30,7 @@ from kilburn.evals.report import EvalReport, grid, row_of
 from kilburn.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.conflict import settle
-from kilburn.memory.learning import learn
+from kilburn.memory.learning import Learned, learn
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
@@ -123,6 +123,12 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
     policy: str
     rows: list[ChangeRow]
     asked: tuple[ChangeAnswer, ...] = ()
+    failed: int = 0
+    """Times that the memory policy raised, or returned nonsense."""
+
+    def failures(self) -> dict[str, int]:
+        """See `EvalReport`."""
+        return {self.policy: self.failed} if self.failed else {}
 
     def to_json(self) -> str:
         """All figures as one line of JSON, the single answers left out."""
@@ -200,20 +206,21 @@ def evaluate(
         raise SpecError(f"no mode {unknown[0]!r}", advice=f"known: {', '.join(MODES)}")
     jobs = [(mode, family) for mode in modes for family in (FAMILIES[:1] if mode == "claims" else families)]
     rows, every = [], []
-    done = 0
+    done = failed = 0
     for mode, family in jobs:
         asked: list[ChangeAnswer] = []
         left: list[tuple[bool, bool]] = []
         for number in range(seed, seed + streams):
-            some, gone = measure(stream(number, family), mode, tokens=tokens, policy=policy)
+            some, gone, broke = measure(stream(number, family), mode, tokens=tokens, policy=policy)
             asked += some
             left += gone
+            failed += broke
             done += 1
             if progress is not None:
                 progress(done, len(jobs) * streams)
         rows.append(_row(mode, family, asked, left))
         every += asked
-    return ChangeReport(streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every))
+    return ChangeReport(streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every), failed=failed)
 
 
 def _row(mode: str, family: str, asked: Sequence[ChangeAnswer], left: Sequence[tuple[bool, bool]]) -> ChangeRow:
@@ -246,27 +253,28 @@ def _row(mode: str, family: str, asked: Sequence[ChangeAnswer], left: Sequence[t
 
 def measure(
     told: Stream, mode: str, *, tokens: int = TOKENS, policy: str = "plain"
-) -> tuple[list[ChangeAnswer], list[tuple[bool, bool]]]:
+) -> tuple[list[ChangeAnswer], list[tuple[bool, bool]], int]:
     """One stream through one store in a folder of its own.
 
     Returns:
-        The questions with their answers; and for each value that was forgotten then, whether a route still found it, and
-        whether it was left in a file.
+        The questions with their answers; for each value that was forgotten then, whether a route still found it, and
+        whether it was left in a file; and how often the memory policy failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
         with kilburn.open(str(path), tokenizer="chars/4") as store:
+            failed = 0
             if mode == "claims":
                 for change in told.changes:
                     _give(store, change)
             else:
-                _tell(store, told.changes, policy if mode == "text" else "")
+                failed = _tell(store, told.changes, policy if mode == "text" else "")
             asked = [_ask(store, told, question, mode, tokens) for question in told.questions]
             gone = _forget(store, told, mode)
             found = {value: _found(store, user, value) for user, value in gone}
         kept = [file.read_bytes().lower() for file in sorted(Path(folder).rglob("*")) if file.is_file()]
         in_files = {value: any(value.lower().encode() in data for data in kept) for value in found}
-    return asked, [(found[value], in_files[value]) for value in found]
+    return asked, [(found[value], in_files[value]) for value in found], failed
 
 
 def _give(store: Hierarchy, change: Telling) -> None:
@@ -297,8 +305,9 @@ def _give(store: Hierarchy, change: Telling) -> None:
     memory.apply(*settle([(add, Trust.USER) for add in new], standing, now=change.time).moves)
 
 
-def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> None:
-    """Have the conversations, and learn from each session when it is over, if there is a policy."""
+def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> int:
+    """Have the conversations, and learn from each session when it is over, if there is a policy; how often that failed."""
+    failed = 0
     current: dict[str, str] = {}
     for change in changes:
         name = f"{change.user}-{change.session}"
@@ -306,12 +315,17 @@ def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> None:
         if before != name:
             current[change.user] = name
             if policy:
-                learn(store, before, policy=policy, user=change.user)
+                failed += _has_failed(learn(store, before, policy=policy, user=change.user))
         process = store.process(name, user=change.user)
         process.append({"role": "user", "content": change.text}, time=change.time)
         process.append({"role": "assistant", "content": "Understood."}, time=change.time + 5)
     for user, name in current.items() if policy else ():
-        learn(store, name, policy=policy, user=user)
+        failed += _has_failed(learn(store, name, policy=policy, user=user))
+    return failed
+
+
+def _has_failed(learned: Learned) -> bool:
+    return "the policy failed" in learned.why
 
 
 def _ask(store: Hierarchy, told: Stream, question: Inquiry, mode: str, tokens: int) -> ChangeAnswer:

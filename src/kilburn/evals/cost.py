@@ -43,6 +43,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         calls: prompts. overflow: those that were longer than the window.
+        failed: plans in which the policy raised, or returned nonsense: the kernel made room in its place.
         shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
         refilled: tokens that had to be read again only because the prompt had changed before them.
         costs: by price table, of 1,000 prompts.
@@ -57,6 +58,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     calls: int
     overflow: int
+    failed: int
     shipped: int
     cached: int
     refilled: int

@@ -239,6 +239,7 @@ def _way(home: int, spans: Sequence[tuple[int, int]], pages: Mapping[int, Page])
 def _audit(process: Process, appended: Sequence[dict[str, Any]], trial: Trial) -> None:
     """What the ledger and the page table say of the whole stream."""
     trial.lost = process.messages() != list(appended)
+    trial.failed = process.stats().policy_failures
     pages = {page.id: page for page, _ in process.pages()}
     for page in pages.values():
         if page.kind not in (Kind.FOLD, Kind.EXCERPT):

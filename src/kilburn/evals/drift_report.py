@@ -65,6 +65,7 @@ class Trial(msgspec.Struct, kw_only=True):
     resolved: int = 0
     depth: int = 0
     overflow: int = 0
+    failed: int = 0
     lost: bool = False
     outcomes: dict[str, int] = {}
     asked: dict[str, int] = {}
@@ -123,6 +124,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     resolved: float
     changed: int
     overflow: int
+    failed: int
     lost: int
     pinned: float
     pins: int
@@ -163,6 +165,10 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
         many = len({trial.replicate for trial in trials})
         return cls(window=window, passes=list(passes), replicates=many, shares=shares, losses=losses, health=health)
 
+    def judged(self) -> list[Health]:
+        """See `EvalReport`."""
+        return self.health
+
     def share(self, policy: str, kind: str, passes: int, arm: str = "") -> KeptShare:
         """One row; KeyError if it was not measured. Rules have an arm, facts have none."""
         return row_of(self.shares, policy=policy, kind=kind, passes=passes, arm=arm)
@@ -184,7 +190,7 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
             _grid(_SHARES, [_cells_of_share(row) for row in rules]),
             f"Facts lost and regained from one compaction to the next, over {max(self.passes)}",
             _grid(_LOSSES, [_cells_of_decline(row) for row in self.losses]),
-            "What must hold: summaries that resolve to originals 1.000, pinned bytes changed 0, over 0, lost 0",
+            "What must hold: summaries that resolve to originals 1.000, pinned bytes changed 0, over 0, plans failed 0, lost 0",
             _grid(_HEALTH, [_cells_of_health(row) for row in self.health]),
         ]
         return "\n\n".join(parts)
@@ -257,6 +263,7 @@ def _health(trials: Sequence[Trial], policy: str, arm: str) -> Health:
         resolved=sum(trial.resolved for trial in trials) / folds if folds else 1.0,
         changed=sum(trial.changed for trial in trials),
         overflow=sum(trial.overflow for trial in trials),
+        failed=sum(trial.failed for trial in trials),
         lost=sum(trial.lost for trial in trials),
         pinned=pinned / max(1, sum(trial.shipped for trial in trials)),
         pins=round(pinned / max(1, prompts)),
@@ -274,7 +281,20 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 _SHARES = ("policy", "rules in", "after", "seen", "window", "95%", "search", "95%", "recall", "recalls", "tokens")
 _LOSSES = ("policy", "lost a pass", "95%", "back a pass", "left after 1", "5", "20", "last", "compound")
-_HEALTH = ("policy", "rules in", "depth", "summaries", "resolve", "changed", "over", "lost", "pins", "of prompts", "outcomes")
+_HEALTH = (
+    "policy",
+    "rules in",
+    "depth",
+    "summaries",
+    "resolve",
+    "changed",
+    "over",
+    "failed",
+    "lost",
+    "pins",
+    "of prompts",
+    "outcomes",
+)
 
 
 def _cells_of_share(row: KeptShare) -> tuple[str, ...]:
@@ -317,6 +337,7 @@ def _cells_of_health(row: Health) -> tuple[str, ...]:
         f"{row.resolved:.3f}",
         str(row.changed),
         str(row.overflow),
+        str(row.failed),
         str(row.lost),
         str(row.pins),
         f"{row.pinned:.1%}",

@@ -58,7 +58,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
         shared: of these, in the prefix that an earlier prompt began with too; cached: that the provider's cache had.
         cost: dollars of all prompts, at the "hosted" prices.
         lost: bytes of the history that the model can no longer reach, neither in its last prompt nor by a tool.
-        recalls: calls of the memory tools that were answered.
+        recalls: calls of the memory tools that were answered. failed: plans in which the policy raised, or returned nonsense.
     """
 
     system: str
@@ -72,6 +72,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
     lost: int
     recalls: int
+    failed: int = 0
 
 
 class SessionReport(EvalReport, frozen=True, kw_only=True):
@@ -83,6 +84,11 @@ class SessionReport(EvalReport, frozen=True, kw_only=True):
     window: int
     policy: str
     rows: list[SessionRow]
+
+    def failures(self) -> dict[str, int]:
+        """See `EvalReport`."""
+        failed = sum(row.failed for row in self.rows)
+        return {self.policy: failed} if failed else {}
 
     def row(self, system: str) -> SessionRow:
         """One system; KeyError if it was not measured."""
@@ -290,9 +296,10 @@ def _replayed(system: str, recorded: Recorded, window: int, policy: str, step: C
             recalls += agent.looked
             step()
         gone = sum(map(_bytes, client.history)) - sum(map(_bytes, client.kept())) if system == "truncation" else 0
+        failed = 0
         stack.close()
         if system == "kilburn":
-            gone = lost(db, client.history)
+            gone, failed = lost(db, client.history), _failures(db)
     sent = upstream.prompts
     shipped, cached = sum(each.tokens for each in sent), sum(each.cached for each in sent)
     return SessionRow(
@@ -307,6 +314,7 @@ def _replayed(system: str, recorded: Recorded, window: int, policy: str, step: C
         cost=cost_of(shipped, cached, prices_of("hosted")),
         lost=gone,
         recalls=recalls,
+        failed=failed,
     )
 
 
@@ -318,6 +326,12 @@ def lost(db: str, history: Sequence[dict[str, Any]]) -> int:
         process = store.process(max(store.processes(), key=lambda info: info.pages).name)
         found = iter(process.recall(f"p1-p{process.window.last}").parts)
         return sum(len(part.text.encode()) for part in wanted if not any(_is(text, part) for text in found))
+
+
+def _failures(db: str) -> int:
+    """Plans of the policy that failed, in all sessions of a store."""
+    with kilburn.open(db, tokenizer=f"chars/{LETTERS}", embedder=None) as store:
+        return sum(store.process(info.name).stats().policy_failures for info in store.processes())
 
 
 def _is(text: str, part: Part) -> bool:

@@ -48,7 +48,7 @@ class Cell:
             not hold all of the run.
         acts: times that the policy itself moved something. asks: questions that it asked a model. unanswered: those
             without a usable answer.
-        refused: plans of the policy that broke a law.
+        refused: plans of the policy that broke a law. failed: plans in which it raised, or returned nonsense.
         fallbacks: pages that the kernel evicted because the policy had not made room.
         seconds: wall time of all runs, including the measurement itself.
     """
@@ -70,6 +70,7 @@ class Cell:
     asks: int = 0
     unanswered: int = 0
     refused: int = 0
+    failed: int = 0
     fallbacks: int = 0
     seconds: float = 0.0
 

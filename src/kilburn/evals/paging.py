@@ -194,6 +194,7 @@ def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, ce
     cell.asks += stats.asks
     cell.unanswered += stats.asks_failed
     cell.refused += stats.refused_moves
+    cell.failed += stats.policy_failures
     cell.fallbacks += stats.fallbacks
     for reference, outcome in found:
         reachable = bool(outcome.searched) or store.recalls(reference)

@@ -67,12 +67,13 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
                 "policy": row.policy,
                 "survival": f"{row.survival:.3f}",
                 "95%": f"{row.low:.3f}-{row.high:.3f}",
-                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.3f} {row.gain_high:+.3f}",
+                "to best, 95%": f"{row.gain:+.3f} {row.gain_low:+.3f} {row.gain_high:+.3f}",
                 "copies": "" if row.copied is None else f"{row.copied:.3f}",
                 "whole": "" if row.sections is None else f"{row.sections:.3f}",
                 "search": "" if row.searched is None else f"{row.searched:.3f}",
                 "fault": "" if row.reachable is None else f"{row.reachable:.3f}",
                 "over": str(row.overflow),
+                "failed": str(row.failed),
                 **({"regret": "" if row.regret is None else f"{row.regret:+.3f}"} if regret else {}),
             }
             for row in self.rows

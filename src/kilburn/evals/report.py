@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import fill
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -43,6 +43,18 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         lines.writerow(heads)
         lines.writerows([row.get(head) for head in heads] for row in rows)
         return text.getvalue()
+
+    def judged(self) -> Sequence[Any]:
+        """The rows that have a `policy`, and how often it `failed`; none where no policy takes part."""
+        return getattr(self, "rows", ())
+
+    def failures(self) -> dict[str, int]:
+        """Policies that failed while they were measured, each with how often: what their rows show is the kernel's work."""
+        found: dict[str, int] = {}
+        for row in self.judged():
+            if count := getattr(row, "failed", 0):
+                found[row.policy] = found.get(row.policy, 0) + count
+        return found
 
 
 def _flat(record: Mapping[str, object], before: str = "") -> dict[str, object]:

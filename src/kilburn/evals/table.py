@@ -231,7 +231,7 @@ class _Stream:
         moved = [event.policy for event in self.process.events() if event.act in (Act.EVICT, Act.FOLD)]
         found.alone = "kernel" in moved
         found.acts = sum(policy != "kernel" for policy in moved)
-        found.refused, found.asks = stats.refused_moves, stats.asks
+        found.refused, found.failed, found.asks = stats.refused_moves, stats.policy_failures, stats.asks
         found.seconds = time.perf_counter() - began
         return found
 

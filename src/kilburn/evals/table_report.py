@@ -79,7 +79,8 @@ class Streamed(msgspec.Struct, kw_only=True):
         full, used: prompts since the window was full for the first time, and the sum of their utilisations.
         overflow: prompts over the window.
         alone: whether the kernel had to make room.
-        acts: moves of the policy. refused: plans that broke a law. asks: questions to a model.
+        acts: moves of the policy. refused: plans that broke a law. failed: plans in which the policy raised, or returned
+            nonsense. asks: questions to a model.
     """
 
     policy: str
@@ -93,6 +94,7 @@ class Streamed(msgspec.Struct, kw_only=True):
     alone: bool = False
     acts: int = 0
     refused: int = 0
+    failed: int = 0
     asks: int = 0
     seconds: float = 0.0
 
@@ -122,6 +124,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     shipped: int
     acts: int
     refused: int
+    failed: int
     asks: int
     seconds: float
 
@@ -245,6 +248,7 @@ def _row(policy: str, done: Sequence[Streamed], seed: int) -> TableRow:
         shipped=sum(one.shipped for one in done),
         acts=sum(one.acts for one in done),
         refused=sum(one.refused for one in done),
+        failed=sum(one.failed for one in done),
         asks=sum(one.asks for one in done),
         seconds=sum(one.seconds for one in done),
     )
@@ -269,7 +273,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 _ROWS = (
     "policy", "utilisation", "95%", "latency", "p95", "accuracy", "95%", "+search", "earlier off", "on", "alone", "overflow",
-    "moves", "refused", "s",
+    "moves", "refused", "failed", "s",
 )  # fmt: skip
 _PUBLISHED = ("policy", "utilisation", "ours", "latency", "ours", "accuracy", "ours", "overflow", "alone", "with the kernel")
 _MARGINS = ("column", "is", "ahead of", "by", "95%", "is it")
@@ -299,6 +303,7 @@ def _cells(row: TableRow) -> tuple[str, ...]:
         _share(row.overflow),
         f"{row.acts:,}",
         str(row.refused),
+        str(row.failed),
         f"{row.seconds:.0f}",
     )
 

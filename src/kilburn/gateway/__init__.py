@@ -3,3 +3,7 @@
 `app.build` makes the ASGI application, `kilburn serve` runs it. A client's history becomes appends to a process of its tenant
 (`history`), a prompt within the window goes upstream (`relay`, `upstream`), and the model's memory calls are answered here.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
+from kilburn.kernel.drive import aside
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.versions import Version, Versions
@@ -81,6 +83,10 @@ class Collection:
         # Its originals, of so many pages in all, as last counted.
         self._originals = self._counted = 0
         self._observed: list[Event] = []
+
+    def __repr__(self) -> str:
+        """What was last read of it: nothing is read for this, and no text of a page is in it."""
+        return f"<Collection {self.name!r} of tenant {self.store.tenant!r}: {self.info.pages} pages>"
 
     @property
     def name(self) -> str:
@@ -492,6 +498,10 @@ class Collection:
         texts = self.store.texts({page.digest for page in pages})
         self.observe(Act.FAULT, numbers, cause="fault", missed=numbers)
         return Recalled(pages, tuple(texts[page.digest] for page in pages), self)
+
+    async def arecall(self, address: str) -> Recalled:
+        """`recall` for async callers, in a worker thread."""
+        return await aside(partial(self.recall, address))
 
     # The ledger
 

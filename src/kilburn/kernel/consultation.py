@@ -26,7 +26,7 @@ from kilburn.page import Page, Place
 from kilburn.policy import Cause, Policy, View
 from kilburn.store import State
 
-__all__ = ["EFFECTS", "MOVES", "SECONDS", "Consultation", "checked", "guarded"]
+__all__ = ["EFFECTS", "MOVES", "SECONDS", "Consultation", "checked", "guarded", "tell_failure"]
 
 log = logging.getLogger("kilburn")
 
@@ -39,6 +39,11 @@ a plan that never yields cannot be stopped."""
 
 MOVES = 10_000
 """Moves that one plan may return."""
+
+FAILURES = 1000
+"""Distinct failures of policies that are remembered, so that each is told once."""
+
+_told: set[tuple[str, str, str, int]] = set()
 
 SPARED = Answer(outcome=Outcome.FAILED, detail="the model failed too often; it is asked again some turns later")
 
@@ -56,6 +61,7 @@ class _Course(msgspec.Struct):
     later: Outcome | None = None
     moves: int = 0
     broke: Outcome | None = None
+    raised: str = ""
     why: str = ""
     waits: bool = True
     overtaken: bool = False
@@ -108,10 +114,11 @@ class Consultation:
             if not isinstance(moves, list | tuple) or len(moves) > MOVES:
                 raise SpecError(f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} moves")
             moves = list(moves)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- it is told, and is an outcome
             # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
-            log.exception("policy %s failed", self.name)
-            course.broke, course.why = Outcome.FAILED, f"the policy failed: {type(error).__name__}"
+            tell_failure(self.name, error)
+            course.raised = type(error).__name__
+            course.broke, course.why = Outcome.FAILED, f"the policy failed: {course.raised}"
             return ()
         return moves
 
@@ -148,6 +155,8 @@ class Consultation:
         data: dict[str, Any] = {**figures, "outcome": outcome, "freed": freed, "moves": course.moves}
         if course.asked:
             data["asked"] = course.asked
+        if course.raised:
+            data["raised"] = course.raised
         why = "; ".join(reason for reason in [course.why, *(note.why for note in course.notes)] if reason)
         self.kernel.record(Act.COMPACT, policy=self.name, cause=course.cause, why=why[:300], **data)
 
@@ -250,6 +259,21 @@ class Consultation:
             for page, span in [(one.candidate.page, one.candidate.span)]
         )
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
+
+
+def tell_failure(name: str, error: Exception) -> None:
+    """Log that a policy failed: with the traceback where it failed so for the first time in this program, else without."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    key = (name, type(error).__name__, place.tb_frame.f_code.co_filename if place else "", place.tb_lineno if place else 0)
+    if key in _told:
+        log.debug("policy %s failed again: %s", name, type(error).__name__)
+        return
+    if len(_told) >= FAILURES:
+        _told.clear()
+    _told.add(key)
+    log.error("policy %s failed; where it fails so again, this is not repeated", name, exc_info=error)
 
 
 def guarded(step: Callable[[], Any]) -> Any:

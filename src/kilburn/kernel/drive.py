@@ -17,7 +17,7 @@ from kilburn.event import encodable
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn.native import ending, inside
 
-__all__ = ["answerer", "arun", "run"]
+__all__ = ["answerer", "arun", "aside", "run"]
 
 log = logging.getLogger("kilburn")
 
@@ -60,6 +60,14 @@ async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> R
         return result
     finally:
         operation.close()
+
+
+async def aside(work: Callable[[], Result]) -> Result:
+    """What `work` returns, which may wait for a disk or a lock: done in a worker thread. If the wait is cancelled, the work is
+    done all the same."""
+    import asyncio  # as above
+
+    return await asyncio.to_thread(work)
 
 
 def answerer(model: Model | None) -> Answerer:

@@ -19,7 +19,7 @@ from kilburn.event import Act
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
-from kilburn.kernel.drive import answerer
+from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
 from kilburn.kernel.forgetting import Holder, closure
 from kilburn.kernel.found import DamageWarning, Found, Recollection
@@ -99,6 +99,11 @@ class Hierarchy:
         self._names: dict[int, str] = {}
         self._lock = threading.RLock()
         self._closed = False
+
+    def __repr__(self) -> str:
+        """What is known in memory: nothing is read for it."""
+        known = f"window={self.budget.window}, policy={self.policy_name!r}, {len(self._processes)} sessions open"
+        return f"<Hierarchy on {self.store!r}: {'closed' if self._closed else known}>"
 
     @property
     def tenant(self) -> str:
@@ -317,6 +322,32 @@ class Hierarchy:
         self._record(user, hits if sure >= ENOUGH else [])
         return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 
+    async def asearch(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int | None = 20,
+        *,
+        where: str | Iterable[str] = "all",
+        user: str | None = None,
+        at: float | None = None,
+    ) -> list[Found]:
+        """`search` for async callers, in a worker thread."""
+        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at))
+
+    async def arecall(
+        self,
+        query: str,
+        tokens: int = 1000,
+        *,
+        where: str | Iterable[str] = "all",
+        user: str | None = None,
+        at: float | None = None,
+        limit: int | None = None,
+    ) -> Recollection:
+        """`recall` for async callers, in a worker thread."""
+        return await aside(partial(self.recall, query, tokens, where=where, user=user, at=at, limit=limit))
+
     def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
         kinds = kinds_of(where)
         known = self.store.processes()
@@ -486,6 +517,12 @@ class Hierarchy:
             # An earlier error says more than the one that it caused here.
             if error is None:
                 raise
+
+    async def __aenter__(self) -> Hierarchy:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await aside(partial(self.__exit__, kind, error, trace))
 
 
 def _check_user(info: ProcessInfo, user: str) -> None:

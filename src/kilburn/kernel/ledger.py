@@ -37,7 +37,8 @@ class Stats(msgspec.Struct, kw_only=True):
     most 10 turns ago. `utilisation` is the mean share of the capacity that prompts used. `lost` counts observations
     that could not be written (a full disk, a lock) and are in no other figure. `tokens_reprefilled` counts the tokens
     after the first difference from the previous prompt, as far as they were in an earlier prompt: an engine with a
-    prefix cache processes them again because of an edit. `overflow` counts prompts over the window and must be 0.
+    prefix cache processes them again because of an edit. `refused_moves` counts plans that broke a law, `policy_failures` those
+    in which the policy itself raised or returned nonsense. `overflow` counts prompts over the window and must be 0.
     """
 
     turns: int = 0
@@ -62,6 +63,7 @@ class Stats(msgspec.Struct, kw_only=True):
     asks: int = 0
     asks_failed: int = 0
     refused_moves: int = 0
+    policy_failures: int = 0
     fallbacks: int = 0
     overflow: int = 0
     lost: int = 0
@@ -136,6 +138,8 @@ class Ledger:
                 stats.asks_failed += event.data.get("outcome") != Outcome.DONE
             case Act.REFUSE:
                 stats.refused_moves += 1
+            case Act.COMPACT:
+                stats.policy_failures += bool(event.data.get("raised"))
             case Act.USAGE:
                 stats.tokens_reported += event.data["prompt"] if is_count(event.data.get("prompt")) else 0
             case Act.NOTE:
@@ -173,6 +177,11 @@ class Ledger:
             stats.warnings.append(
                 f"hit rate {stats.hit_rate:.0%} is under {ALARM:.0%}: the window is too small for this task, "
                 "or the policy evicts what is needed (try another policy, a larger window, or pins)"
+            )
+        if stats.policy_failures:
+            stats.warnings.append(
+                f"the policy failed {stats.policy_failures} times, and the kernel kept the window without it: "
+                "the log has the traceback, `receipts` where it was"
             )
         if stats.overflow:
             stats.warnings.append(f"{stats.overflow} prompts exceeded the window: please report this")

@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ from kilburn.errors import (
 )
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
-from kilburn.kernel.drive import answerer, arun, run
+from kilburn.kernel.drive import answerer, arun, aside, run
 from kilburn.kernel.forgetting import Holder, addresses, closure, forget, named_closure
 from kilburn.kernel.found import Found
 from kilburn.kernel.kernel import Kernel
@@ -101,6 +102,12 @@ class Process:
         self.release: Callable[[], None] = lambda: None
         # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
+
+    def __repr__(self) -> str:
+        """What is known in memory: nothing is read, and no text of a page is in it."""
+        window, budget = self.kernel.window, self.kernel.budget
+        known = f"{len(window.pages)} pages, {window.use} of {budget.capacity} tokens"
+        return f"<Process {self.name!r} of tenant {self.tenant!r}: {known}>"
 
     @property
     def name(self) -> str:
@@ -382,6 +389,10 @@ class Process:
                 raise
             return prompt
 
+    async def arender(self, format: str = "chat") -> Prompt:
+        """`render` for async callers, in a worker thread."""
+        return await aside(partial(self.render, format))
+
     def sent_whole(self) -> None:
         """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
         that need not be rendered. If the store was opened for reading, nothing happens."""
@@ -430,6 +441,10 @@ class Process:
             return self, address
         path, _, rest = address.strip().rpartition("/")
         return self.branch(path), rest
+
+    async def arecall(self, address: str) -> Recalled:
+        """`recall` for async callers, in a worker thread."""
+        return await aside(partial(self.recall, address))
 
     def _read(self, address: str) -> tuple[list[int], Recalled]:
         kernel = self.kernel
@@ -525,6 +540,19 @@ class Process:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
                 kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
         return hits
+
+    async def asearch(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        unseen: bool = False,
+        among: Sequence[ProcessInfo] | None = None,
+    ) -> list[Found]:
+        """`search` for async callers, in a worker thread."""
+        return await aside(partial(self.search, query, tokens, limit, record=record, unseen=unseen, among=among))
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages that are out come back first.
@@ -659,9 +687,10 @@ class Process:
             if not kernel.store.readonly:
                 kernel.flush_observed()
             stats = kernel.ledger.report(use=kernel.use, window=kernel.capacity)
-        if stats.warnings and not self._warned:
+        low = next((warning for warning in stats.warnings if warning.startswith("hit rate")), None)
+        if low is not None and not self._warned:
             self._warned = True
-            warnings.warn(stats.warnings[0], HitRateWarning, stacklevel=2)
+            warnings.warn(low, HitRateWarning, stacklevel=2)
         return stats
 
     def pages(self) -> list[tuple[Page, State]]:

@@ -1,9 +1,9 @@
 """From a name to an object: `"lru"`, `"summarize(keep=4)"`, `"chain(mask(keep=3), fifo)"`, `"pkg.mod:Name"`.
 
 A name is a path: `"lru"` at kind `policies` is class `Lru` of `kilburn.policies.lru`; else an entry point of group
-`kilburn.policies`; else `pkg.mod:Name`. Arguments are literals or nested specs. There is no registry and no factory,
-and nothing in a spec is evaluated as code. Only a class of the right kind is called: a policy has `plan`, a model has
-`stream`, a store has a store's verbs.
+`kilburn.policies`; else `pkg.mod:Name`. Arguments are literals or nested specs, of the types that the class annotates.
+There is no registry and no factory, and nothing in a spec is evaluated as code. Only a class of the right kind is called: a
+policy has `plan`, a model has `stream`, a store has a store's verbs.
 
 `pkg.mod:Name` imports a module, which runs its code. If a spec comes from someone else (a gateway's request, a shared
 file), say `foreign=False`.
@@ -14,8 +14,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import pkgutil
+import types
+import typing
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from kilburn.errors import KilburnError, SpecError
@@ -120,13 +124,89 @@ def _build(kind: str, node: ast.expr, spec: str, name: str, foreign: bool) -> An
             raise SpecError(f"{_short(spec)} unpacks arguments", advice="write every argument out")
     made = locate(kind, name, foreign=foreign)
     if made is None:
-        raise SpecError(f"no {kind} named {_short(name)}", advice=f"known: {', '.join(names(kind))}; or give pkg.mod:Name")
+        hint = f"a provider's model is chat({_short(name)}) or messages({_short(name)})" if kind == "models" else ""
+        known = f"known: {', '.join(names(kind))}; {hint or 'or give pkg.mod:Name'}"
+        raise SpecError(f"no {kind} named {_short(name)}", advice=known)
+    _check_arguments(made, positional, named, spec, name)
     try:
         return made(*positional, **named)
     except KilburnError:
         raise
     except Exception as error:
-        raise SpecError(f"{_short(spec)}: {error}", advice=f"see the arguments of {_short(name)} in docs/reference") from error
+        raise SpecError(f"{_short(spec)}: {error}", advice=_takes_what(made, name)) from error
+
+
+def _check_arguments(made: type, positional: list[Any], named: dict[str, Any], spec: str, name: str) -> None:
+    """Check arguments against what a class annotates.
+
+    Raises:
+        SpecError: one that it does not have, or lacks, or of another type.
+    """
+    try:
+        signature = inspect.signature(made)
+        hints = typing.get_type_hints(made.__init__)  # type: ignore[misc]
+    except (TypeError, ValueError, NameError, AttributeError):
+        return  # a foreign class need not say what it takes
+    try:
+        given = signature.bind(*positional, **named).arguments
+    except TypeError as error:
+        raise SpecError(f"{_short(spec)}: {error}", advice=_takes_what(made, name)) from None
+    for key, value in given.items():
+        parameter = signature.parameters[key]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            value = tuple(value.values())
+        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for one in value if several else (value,):
+            if not _is_a(one, hints.get(key, Any)):
+                wanted = _annotation(parameter)
+                raise SpecError(f"{_short(spec)}: {key} is {wanted}, not {_short(one)}", advice=_takes_what(made, name))
+
+
+def _takes_what(made: type, name: str) -> str:
+    """What a class takes, as a sentence."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except (TypeError, ValueError):
+        return f"see the arguments of {_short(name)}"
+    told = []
+    for one in parameters:
+        kind, usual = _annotation(one), "" if one.default is one.empty else f" = {one.default!r}"
+        told.append(one.name + (f": {kind}" if kind else "") + usual)
+    return f"{name} takes {', '.join(told) or 'no arguments'}"
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    empty = parameter.annotation is parameter.empty
+    return "" if empty else inspect.formatannotation(parameter.annotation).strip("'")
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says. What cannot be told from outside counts as right."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    kind = origin or (type(None) if hint is None else hint)
+    if hint is Any:
+        return True
+    if kind is typing.Annotated:
+        return _is_a(value, inner[0])
+    if kind in (typing.Union, types.UnionType):
+        return any(_is_a(value, each) for each in inner)
+    if kind is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in inner)
+    if not isinstance(kind, type):
+        return True
+    if kind in (int, float):
+        # To Python True is a number, and 1e999 is one that is not finite.
+        fits = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
+        return fits and (isinstance(value, int) or math.isfinite(value))
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, each) for each in vars(kind) if not each.startswith("_"))
+    if not isinstance(value, kind) or (origin is not None and isinstance(value, str)):
+        return False  # a text is no list of texts
+    if isinstance(value, Mapping):
+        parts = [(key, inner[0]) for key in value] + [(each, inner[1]) for each in value.values()] if inner else []
+    else:
+        parts = [(each, inner[0]) for each in value] if inner and isinstance(value, list | tuple | set | frozenset) else []
+    return all(_is_a(each, what) for each, what in parts)
 
 
 def _argument(kind: str, node: ast.expr, spec: str, foreign: bool) -> Any:

@@ -35,6 +35,10 @@ class Additive:
     tokens: int = 1024
     timeout: float = 120.0
 
+    def __post_init__(self) -> None:
+        if self.nearest < 0 or not 0 <= self.alike <= 1 or self.tokens < 1 or self.timeout <= 0:
+            raise ValueError(f"{self}: nearest is 0 or more, alike 0 to 1, tokens and timeout above 0")
+
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add]]:
         """The facts of the exchange that are not known yet."""
         answer = yield Find(query="\n".join(said.text for said in view.new)[:2000], limit=self.nearest)

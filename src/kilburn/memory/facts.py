@@ -67,6 +67,10 @@ class Facts:
     tokens: int = 1024
     timeout: float = 120.0
 
+    def __post_init__(self) -> None:
+        if self.nearest < 0 or self.tokens < 1 or self.timeout <= 0:
+            raise ValueError(f"{self}: nearest is 0 or more, tokens and timeout above 0")
+
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """The facts of the exchange, with what they supersede."""
         found = yield from extracted(view, tokens=self.tokens, timeout=self.timeout)

@@ -27,7 +27,7 @@ from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
-from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
+from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded, tell_failure
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -534,9 +534,9 @@ class _Job:
             course.moves = tuple(moves)
         except StoreError:
             raise  # what the policy looks for is read from the store: that is no failure of the policy
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- it is told, and is an outcome
             # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
-            log.exception("policy %s failed", self.name)
+            tell_failure(self.name, error)
             course.noted, course.why = Outcome.FAILED, f"the policy failed: {type(error).__name__}"
         if course.moves:
             course.noted = None

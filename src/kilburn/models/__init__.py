@@ -8,3 +8,7 @@
 The other modules are shared by them: where weights come from, how errors are named, when a call is repeated. No SDK
 or runtime is imported until a model is created.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -2,3 +2,7 @@
 
 `kilburn.kernel.resolve` finds them by name: "lru" is class `Lru` of `kilburn.policies.lru`.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -25,6 +25,10 @@ class Fifo:
 
     spare: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.spare is not None and self.spare < 0:
+            raise ValueError(f"spare={self.spare} is not a number of tokens; give 0 or more, or None")
+
     def plan(self, view: View) -> Sequence[Move]:
         """One eviction, or nothing while the window has room."""
         if not view.excess:

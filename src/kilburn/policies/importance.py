@@ -114,6 +114,8 @@ class Importance:
     def __post_init__(self) -> None:
         if self.half_life <= 0 or self.turns <= 0:
             raise ValueError(f"half_life={self.half_life} and turns={self.turns} must be above 0")
+        if min(self.explicit, self.recency, self.frequency, self.nearness, self.spare or 0) < 0:
+            raise ValueError(f"{self}: the weights and spare must be 0 or more")
 
     def plan(self, view: View) -> Sequence[Move]:
         """One eviction, or nothing while the window has room."""

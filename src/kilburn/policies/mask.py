@@ -33,8 +33,8 @@ class Mask:
     exclude: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.keep < 0 or self.least < 0:
-            raise ValueError(f"keep={self.keep} and least={self.least} must be 0 or more")
+        if self.keep < 0 or self.least < 0 or (self.trigger or 0) < 0:
+            raise ValueError(f"keep={self.keep}, least={self.least} and trigger={self.trigger} must be 0 or more")
 
     def plan(self, view: View) -> Sequence[Move]:
         """Evict the results whose calls stay; nothing if that would free less than `least`."""

@@ -34,6 +34,10 @@ class Preprocess:
     exclude: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        for name in ("limit", "to"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} is not a number of tokens; give 1 or more, or None")
         if self.limit is not None and self.to is not None and self.to >= self.limit:
             raise ValueError(f"to={self.to} must be less than limit={self.limit}")
 

@@ -31,6 +31,12 @@ class Tiered:
     core: int | None = None
     spare: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("core", "spare"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value} is not a number of tokens; give 0 or more, or None")
+
     def plan(self, view: View) -> Sequence[Move]:
         """One eviction: the oldest pages outside of the core, then the core's own oldest."""
         if not view.excess:

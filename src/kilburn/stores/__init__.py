@@ -2,3 +2,7 @@
 
 Each file is a store, or a part of the SQLite store.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -42,6 +42,10 @@ class _Process(msgspec.Struct):
 class Memory:
     """A store in memory, for one tenant; another object shares nothing with it."""
 
+    def __repr__(self) -> str:
+        """For whom it is, and how much it holds."""
+        return f"<Memory of tenant {self.tenant!r}: {len(self._processes)} processes>"
+
     def __init__(self, tenant: str = "default") -> None:
         self.tenant = check_name(tenant, "tenant")
         self.readonly = False

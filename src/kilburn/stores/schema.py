@@ -407,6 +407,7 @@ def _identity(db: apsw.Connection, path: str) -> int:
         raise StoreCorrupt(f"{path} is an SQLite file, but not a Kilburn store", advice="give another path")
     if version > len(MIGRATIONS):
         raise StoreVersion(
-            f"{path} has format {version}, this Kilburn knows up to {len(MIGRATIONS)}", advice="pip install -U kilburn"
+            f"{path} has format {version}, this Kilburn knows up to {len(MIGRATIONS)}",
+            advice="use the Kilburn that wrote it, or a newer one",
         )
     return version

@@ -87,6 +87,10 @@ class Sqlite:
         SpecError: no name of a tenant.
     """
 
+    def __repr__(self) -> str:
+        """Where it is and for whom; nothing is read for it."""
+        return f"<Sqlite {self.path!r} of tenant {self.tenant!r}{', for reading' * self.readonly}>"
+
     def __init__(
         self,
         path: str | os.PathLike[str],

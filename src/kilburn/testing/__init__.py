@@ -18,6 +18,7 @@ from __future__ import annotations
 from kilburn.models.echo import Echo
 from kilburn.models.scripted import Scripted
 from kilburn.stores.memory import Memory
+from kilburn.submodules import attach
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.faults import FAULTS, FaultVFS
 from kilburn.testing.laws import check_laws, counted
@@ -41,3 +42,5 @@ __all__ = [
     "page_of",
     "trace",
 ]
+
+attach(__name__)

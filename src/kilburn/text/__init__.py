@@ -4,3 +4,7 @@ Pure functions, which policies, agents and measurements share. `selection` choos
 lines for `extract` (of many pages) and `condense` (of one long output). `judge` holds a model's summary to its sources.
 What is kept of a text is byte-identical.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

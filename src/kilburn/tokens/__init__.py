@@ -5,6 +5,7 @@ Nothing heavy is imported before the first count. Counters return numbers only, 
 
 from __future__ import annotations
 
+from kilburn.submodules import attach
 from kilburn.tokens.calibrated import Calibrated
 from kilburn.tokens.characters import Characters
 from kilburn.tokens.choice import counter_for
@@ -25,3 +26,5 @@ __all__ = [
     "image_size",
     "image_tokens",
 ]
+
+attach(__name__)

@@ -1,6 +1,7 @@
 """Chooses the counter for a model's name.
 
-An unknown name is not an error: it gets a safe over-estimate.
+An unknown name is not an error, since models have any: it gets a safe over-estimate. Only what a person gives as a
+tokenizer's name has to be one.
 """
 
 from __future__ import annotations
@@ -14,15 +15,23 @@ from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
 from kilburn.tokens.estimate import ANY, OPEN, Estimate
 
-__all__ = ["counter_for"]
+__all__ = ["counter_for", "counter_named"]
 
 RULER = re.compile(r"chars/(\d{1,6})")
 O200K = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|codex-mini|computer-use|o[134](?![a-z0-9]))")
 CL100K = re.compile(r"gpt-(4|3\.5|35)(?![\d.])")
 SMALL = re.compile(r"(gpt-4\.1|gpt-5[.\d]*)-(mini|nano)|o4-mini")
-OTHERS = re.compile(
-    r"(code|open)?(llama|smollm|qwen|qwq|mi[sx]tral|ministral|magistral|devstral|phi|deepseek|granite|yi|falcon|gpt)"
-)
+OPEN_FAMILIES = (
+    "llama", "smollm", "qwen", "qwq", "mistral", "mixtral", "ministral", "magistral", "devstral", "phi", "deepseek", "granite",
+    "yi", "falcon", "gpt",
+)  # fmt: skip
+OTHER_FAMILIES = (
+    "chatgpt", "claude", "codex", "command", "computer-use", "gemini", "gemma", "glm", "grok", "kimi", "minimax", "nova", "o1",
+    "o3", "o4",
+)  # fmt: skip
+OTHERS = re.compile(rf"(code|open)?({'|'.join(OPEN_FAMILIES)})")
+FAMILIES = re.compile(rf"(?<![a-z])(code|open)?({'|'.join(OPEN_FAMILIES + OTHER_FAMILIES)})")
+RULERS = ("ctok/3", "ctok/4.7", "ctok/4.8")
 
 
 def counter_for(name: str | Counter) -> Counter:
@@ -49,13 +58,33 @@ def counter_for(name: str | Counter) -> Counter:
         if ruler is None:
             raise SpecError(f"{name!r} is no ruler", advice='write "chars/4"')
         return Characters(int(ruler[1]))
-    if name in ("ctok/3", "ctok/4.7", "ctok/4.8"):
+    if name in RULERS:
         return Ctok(name)
     return _of_model(name)
 
 
+def counter_named(name: str | Counter) -> Counter:
+    """The same for a name that a person gives: one that is of no known family of models is refused.
+
+    Raises:
+        SpecError, MissingExtra: see `counter_for`. SpecError: nothing is known of the name.
+    """
+    counter = counter_for(name)
+    if isinstance(name, str) and name != "auto" and isinstance(counter, Estimate) and not FAMILIES.search(_plain(name)):
+        families = ", ".join(sorted({*OPEN_FAMILIES, *OTHER_FAMILIES}))
+        advice = (
+            f'give "auto", which is safe for any model, "chars/4", one of {", ".join(RULERS)}, or a model\'s name: {families}'
+        )
+        raise SpecError(f"no tokenizer named {name[:200]!r}", advice=advice)
+    return counter
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().rpartition("/")[2].removeprefix("ft:")
+
+
 def _of_model(name: str) -> Counter:
-    model = name.strip().lower().rpartition("/")[2].removeprefix("ft:")
+    model = _plain(name)
     if "claude" in model:
         return Claude(name) if available() else Estimate(name, ANY)
     family = _images_of(model)

@@ -2,3 +2,7 @@
 
 `exact` says where llama.cpp is not exact. Calls that would end the process raise instead.
 """
+
+from kilburn.submodules import attach
+
+attach(__name__)

@@ -10,6 +10,7 @@ from kilburn.errors import SpecError
 from kilburn.kernel.resolve import names as known
 from kilburn.kernel.resolve import resolve
 from kilburn.kv.observation import Press
+from kilburn.submodules import attach
 
 __all__ = ["names", "press"]
 
@@ -38,3 +39,6 @@ def names() -> list[str]:
         MissingExtra: torch is not installed.
     """
     return known(KIND)
+
+
+attach(__name__)

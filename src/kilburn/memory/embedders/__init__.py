@@ -1,1 +1,5 @@
 """Embedders: what makes vectors of texts. One file each."""
+
+from kilburn.submodules import attach
+
+attach(__name__)

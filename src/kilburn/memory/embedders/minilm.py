@@ -51,6 +51,8 @@ class Minilm:
     def __init__(self, version: int = 1, *, threads: int = 2) -> None:
         if version != 1:
             raise SpecError(f"minilm has no version {version!r}", advice="use version 1")
+        if threads < 1:
+            raise SpecError(f"minilm with {threads} threads", advice="give 1 or more")
         # Looked for, and imported when they are needed: that takes a second.
         for module in ("numpy", "onnx", "tokenizers", "onnxruntime"):
             if find_spec(module) is None:

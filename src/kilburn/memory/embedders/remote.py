@@ -44,8 +44,10 @@ class Remote(SdkClient):
         timeout: float = 60.0,
         retry: Retry | None = None,
     ) -> None:
-        if not isinstance(dimensions, int) or not 0 < dimensions <= 65_536 or batch < 1:
-            raise SpecError(f"{dimensions!r} dimensions, {batch!r} texts in a call", advice="give numbers above 0")
+        if not isinstance(dimensions, int) or not 0 < dimensions <= 65_536 or batch < 1 or timeout <= 0:
+            raise SpecError(
+                f"{dimensions!r} dimensions, {batch!r} texts in a call, {timeout} seconds", advice="give numbers above 0"
+            )
         if base_url is not None and urlsplit(base_url).password is not None:
             raise SpecError("a base URL with a password", advice="give it as api_key, or in OPENAI_API_KEY")
         super().__init__("openai", model, timeout, retry)

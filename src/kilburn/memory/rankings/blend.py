@@ -53,6 +53,8 @@ class Blend:
     ) -> None:
         self.words, self.meaning, self.near, self.session = words, meaning, near, session
         self.speaker, self.length, self.time, self.importance = speaker, length, time, importance
+        if below := [f"{name}={weight}" for name, weight in vars(self).items() if weight < 0]:
+            raise ValueError(f"{', '.join(below)}: a weight is 0 or more")
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """All candidates, best first; of equals, the newer one."""

@@ -16,10 +16,12 @@ class Rrf:
     """Fuses by ranks.
 
     Args:
-        k: the larger, the less the first places count.
+        k: the larger, the less the first places count; 0 or more.
     """
 
     def __init__(self, k: int = 60) -> None:
+        if k < 0:
+            raise ValueError(f"k={k} is below 0")
         self.k = k
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:

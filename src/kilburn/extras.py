@@ -1,0 +1,75 @@
+"""How an extra is installed beside this Kilburn, wherever it is from: no package index is known to have it.
+
+Installers note where a package came from (`direct_url.json`, PEP 610): a folder, a repository, an archive. Without such a note
+the extra's own requirements are named, which any index has.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+__all__ = ["command"]
+
+
+@cache
+def command(extra: str) -> str:
+    """The command that installs an extra."""
+    # Only where something is missing.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from pathlib import Path
+
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "src" / "kilburn").is_dir() and (checkout / "pyproject.toml").is_file():
+        return f'pip install -e "{checkout}[{extra}]"'
+    try:
+        installed = distribution("kilburn")
+    except PackageNotFoundError:
+        return f'pip install ".[{extra}]" in the checkout'
+    origin = _origin(installed.read_text("direct_url.json"), extra)
+    return f"pip install {origin}" if origin else " ".join(["pip install", *_requirements(installed.requires or [], extra)])
+
+
+def _origin(note: str | None, extra: str) -> str:
+    """What to install an extra from, by an installer's note of where the package came from; "" where that is gone, or unknown."""
+    import json
+    from pathlib import Path
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        told = json.loads(note or "{}")
+        url = told.get("url", "")
+        if url.startswith("file:"):
+            place = Path(url2pathname(urlsplit(url).path))
+            if not place.exists():
+                return ""
+            if place.is_dir() and "vcs_info" not in told:
+                flag = "-e " if told.get("dir_info", {}).get("editable") else ""
+                return f'{flag}"{place}[{extra}]"'
+        below = f"subdirectory={told['subdirectory']}" if told.get("subdirectory") else ""
+        if "vcs_info" in told:
+            local = url.startswith("file:")
+            url = f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}"
+            if local:
+                # Before an @ such an address must have a host.
+                return f'"{url}#{"&".join(filter(None, [f"egg=kilburn[{extra}]", below]))}"'
+        if below:
+            url += f"#{below}"
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return ""
+    return f'"kilburn[{extra}] @ {url}"' if "://" in url else ""
+
+
+def _requirements(requires: list[str], extra: str) -> list[str]:
+    """The requirements of an extra, in quotes, those of extras within it among them."""
+    found: dict[str, None] = {}
+    for line in requires:
+        named, _, marker = line.partition(";")
+        if f'extra == "{extra}"' not in marker.replace("'", '"'):
+            continue
+        if named.startswith("kilburn["):
+            for inner in named.strip()[len("kilburn[") : -1].split(","):
+                found.update(dict.fromkeys(_requirements(requires, inner.strip())))
+        else:
+            found[f'"{named.strip()}"'] = None
+    return list(found)
