@@ -35,10 +35,48 @@ OWN = {
     "messages": {"name": "read", "input_schema": {"type": "object", "properties": {}}},
     "responses": {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False},
 }
-RIVERS = (
-    "Arno Besos Clyde Douro Ebro Forth Garonne Hudson Indus Jordan Kama Loire Meuse Niger Oder Plate Rhone Severn Tiber Ural Volga "
-    "Weser Yukon Zambezi Aare Bug Cam Dee Elbe Fal Glomma Han Isar Jhelum Kasai Lena Main Neman Ohio Piave"
-).split()
+RIVERS = [
+    "Arno",
+    "Besos",
+    "Clyde",
+    "Douro",
+    "Ebro",
+    "Forth",
+    "Garonne",
+    "Hudson",
+    "Indus",
+    "Jordan",
+    "Kama",
+    "Loire",
+    "Meuse",
+    "Niger",
+    "Oder",
+    "Plate",
+    "Rhone",
+    "Severn",
+    "Tiber",
+    "Ural",
+    "Volga",
+    "Weser",
+    "Yukon",
+    "Zambezi",
+    "Aare",
+    "Bug",
+    "Cam",
+    "Dee",
+    "Elbe",
+    "Fal",
+    "Glomma",
+    "Han",
+    "Isar",
+    "Jhelum",
+    "Kasai",
+    "Lena",
+    "Main",
+    "Neman",
+    "Ohio",
+    "Piave",
+]
 
 
 def takes_none(said: Any = "Noted.", words: str = VLLM, status: int = 400) -> Upstream:
