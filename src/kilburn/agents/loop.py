@@ -412,7 +412,8 @@ class Agent:
         messages = brought.behind(prompt, found.text) if found is not None else None
         if messages is None:
             return prompt, None
-        return Prompt(messages, system=prompt.system, tokens=prompt.tokens, form=prompt.form), found
+        prompt[:] = messages
+        return prompt, found
 
     def _unused(self, found: Brought | None) -> int:
         """Of the room for what a search brings, the tokens that are not in the prompt."""

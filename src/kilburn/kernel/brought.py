@@ -190,8 +190,9 @@ def keep(process: Process, message: Message, pages: Sequence[Key], *more: Messag
 
 def citing(message: Message, pages: Sequence[Key], own: int) -> Message:
     """A message that cites pages, in the process of number `own`."""
-    sources = (*message.sources, *(page for number, page in pages if number == own))
-    return msgspec.structs.replace(message, sources=sources, cites=(*message.cites, *(key for key in pages if key[0] != own)))
+    sources = dict.fromkeys([*message.sources, *(page for number, page in pages if number == own)])
+    cites = dict.fromkeys([*message.cites, *(key for key in pages if key[0] != own)])
+    return msgspec.structs.replace(message, sources=tuple(sources), cites=tuple(cites))
 
 
 def _left(process: Process, pages: Sequence[Key]) -> list[Key]:
