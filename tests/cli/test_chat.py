@@ -111,7 +111,7 @@ def test_with_its_defaults_it_answers(weights: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_with_its_defaults_it_answers_when_the_window_is_full(weights: Path, tmp_path: Path) -> None:
     """The replies are short, because the machine has to make them; all else is as it comes."""
-    filler = "The boats carry salt past the mill. " * 210
+    filler = "The boats carry salt past the mill. " * 245
     lines = [f"The river Besra{number} ends in the lake of Tarn{number}. {filler}" for number in range(4)]
     given = "\n".join([*lines, "In which lake does the river Besra0 end?", ""]).encode()
     done = program("chat", "--reply", "8", folder=tmp_path, given=given, seconds=1800)

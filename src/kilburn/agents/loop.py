@@ -374,8 +374,8 @@ class Agent:
         """One call of the model; an over-long prompt is compacted and tried once more, and memory tools are left out if the
         model takes none."""
         prompt, found = self._prompt()
-        shortened = False
-        while True:
+        shortened, reply = False, None
+        while reply is None:
             try:
                 reply = yield from self._stream(self._request(prompt))
             except Overlong as error:
@@ -389,9 +389,8 @@ class Agent:
                     raise
                 self._go_without()
                 set_up(self.process, "", self._beside())
-            else:
-                break
-            prompt, found = self._prompt()
+            if reply is None:
+                prompt, found = self._prompt()
         fresh = self._with_fresh_calls(reply)
         counted = prompt.tokens + self.process.budget.overhead - self._unused(found)
         usage = reply.usage
