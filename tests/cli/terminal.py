@@ -58,7 +58,7 @@ def kilburn(*words: object, commands: Typer = app, name: str = "kilburn") -> Sai
     return Said(status, buffer.getvalue(), err.getvalue())
 
 
-def program(*words: object, folder: Path, given: bytes = b"", **environment: str) -> Said:
+def program(*words: object, folder: Path, given: bytes = b"", seconds: float = 600, **environment: str) -> Said:
     """Run the command line as a process of its own, with a home that is empty."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KILBURN_")}
     done = subprocess.run(
@@ -67,7 +67,7 @@ def program(*words: object, folder: Path, given: bytes = b"", **environment: str
         env=kept | {"PYTHONUTF8": "1", "COLUMNS": "120", "NO_COLOR": "1", "KILBURN_QUIET": "1"} | environment,
         input=given,
         capture_output=True,
-        timeout=600,
+        timeout=seconds,
         check=False,
     )
     return Said(done.returncode, done.stdout, done.stderr.decode("utf-8"))

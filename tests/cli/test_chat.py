@@ -1,4 +1,5 @@
-"""A chat asks on the terminal before a call that needs a yes; without a terminal the answer is no."""
+"""A chat answers with its defaults, also when the window is full. It asks on the terminal before a call that needs a yes; without
+a terminal the answer is no."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ import threading
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 
 import pytest
 
+from cli.terminal import kilburn, program
 from kilburn.agents.access import Confirmation, Consent, Question
 from kilburn.cli.chat import confirm
+from kilburn.testing.upstream import Refusal, Upstream, serving
 
 
 @contextmanager
@@ -90,3 +94,47 @@ def test_without_a_terminal_the_answer_is_no() -> None:
         assert confirm(Question(session="s", tool="send", arguments="{}", why="x", seconds=60.0)) is False
     finally:
         sys.stdin = before
+
+
+NOTICE = "takes no tools: what has left the window is searched for the words of each line"
+
+
+@pytest.mark.slow
+def test_with_its_defaults_it_answers(weights: Path, tmp_path: Path) -> None:
+    done = program("chat", folder=tmp_path, given=b"hello\nWhat is 2+2?\n", seconds=600)
+    assert done.status == 0, done.err
+    assert done.err == f"smollm2 {NOTICE}\n", "said once"
+    shown = program("show", "chat", "--json", folder=tmp_path)
+    assert [row["role"] for row in shown.json["pages"]] == ["user", "assistant"] * 2
+
+
+@pytest.mark.slow
+def test_with_its_defaults_it_answers_when_the_window_is_full(weights: Path, tmp_path: Path) -> None:
+    """The replies are short, because the machine has to make them; all else is as it comes."""
+    filler = "The boats carry salt past the mill. " * 245
+    lines = [f"The river Besra{number} ends in the lake of Tarn{number}. {filler}" for number in range(4)]
+    given = "\n".join([*lines, "In which lake does the river Besra0 end?", ""]).encode()
+    done = program("chat", "--reply", "8", folder=tmp_path, given=given, seconds=1800)
+    assert done.status == 0, done.err
+    assert done.err == f"smollm2 {NOTICE}\n"
+    stats = program("stats", "chat", "--json", folder=tmp_path).json
+    assert stats["prompts"] == 5
+    assert stats["evictions"] + stats["folds"] > 0
+    assert stats["overflow"] == 0
+    assert stats["searches"] > 0
+
+
+@pytest.mark.parametrize("spec", ["chat('m', base_url='{}/v1', api_key='none')", "messages('m', base_url='{}', api_key='none')"])
+def test_an_endpoint_that_refuses_tools_answers_and_it_is_said_once(spec: str, tmp_path: Path) -> None:
+    words = "registry.ollama.ai/library/gemma:2b does not support tools"
+    upstream = Upstream(otherwise=lambda sent: Refusal(words=words) if sent.body.get("tools") else "Noted.")
+    before, sys.stdin = sys.stdin, io.StringIO("hello\nand again\n" + "It carries sand. " * 900 + "\nstill there?\n")
+    try:
+        with serving(upstream) as url:
+            done = kilburn("chat", "--model", spec.format(url), "--window", "4000", "--db", tmp_path / "agent.db")
+    finally:
+        sys.stdin = before
+    assert done.status == 0, done.err
+    assert done.out == "Noted.\n" * 4
+    assert done.err == f"m {NOTICE}\n"
+    assert [sent.status for sent in upstream.prompts] == [400, 200, 200, 200, 200]

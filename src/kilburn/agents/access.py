@@ -283,7 +283,12 @@ def tainted(process: Process, clean: Collection[str] = (), until: int | None = N
 
 def _is_ours(page: Page, pages: Mapping[int, Page], clean: Collection[str]) -> bool:
     """Whether a tool's result holds our own words, or words of a session that had read nothing untrusted until then."""
-    if page.role is not Role.TOOL or page.cites:
+    if page.cites:
+        return False
+    if page.role is Role.ASSISTANT and page.sources:
+        # It was answered from these.
+        return all(pages[each].trust > Trust.TOOL or _is_ours(pages[each], pages, clean) for each in page.sources)
+    if page.role is not Role.TOOL:
         return False
     if page.sources:
         return all(source > 0 or pages[source].trust > Trust.TOOL for source in page.sources)

@@ -20,14 +20,15 @@ from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, 
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
-from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError
+from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, encodable
-from kilburn.kernel import memory_tools
+from kilburn.kernel import brought, memory_tools
+from kilburn.kernel.brought import Brought
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
+from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, takes_tools
 from kilburn.prices import Prices
 from kilburn.store import ProcessKind
 from kilburn.wire.compaction import is_compaction
@@ -243,7 +244,8 @@ class Agent:
         tools: typed Python functions, or `Tool`s.
         process: has the agent's whole past.
         limits: what one run may spend.
-        memory: whether the model is offered recall, search_memory, pin and remember.
+        memory: whether the model is offered recall, search_memory, pin and remember. One that takes no tools, or refuses these,
+            is brought what has left the window by a search for the user's words instead.
         system: appended as a pinned system message if the process is new.
         clock: monotonic seconds, for `Limits.seconds`.
         above: the account of the run that this agent works for.
@@ -260,6 +262,8 @@ class Agent:
     """What a tool ended the run with; None while it goes on."""
     caller: Agent | None = None
     """The agent that this one works for: what that one may not do, this one may not do either."""
+    searches = False
+    """Whether what has left the window is brought by a search, because the model takes no tools."""
 
     def __init__(
         self,
@@ -289,7 +293,20 @@ class Agent:
             taken = sorted(spec.name for spec in self.specs[len(made) :])
             raise SpecError("two tools have the same name", advice=f"rename one; taken already: {', '.join(taken)}")
         self.memory = memory
-        set_up(process, system, process.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0)
+        if memory and not takes_tools(self.model):
+            self._go_without()
+        set_up(process, system, self._beside())
+
+    def _go_without(self) -> None:
+        """Offer no memory tools from now on: what they would bring is searched for."""
+        self.specs = tuple(spec for spec in self.specs if spec.name not in memory_tools.NAMES)
+        self.searches = True
+
+    def _beside(self) -> int:
+        """Tokens of what is sent besides the window: the tools, and what a search brings."""
+        process = self.process
+        tools = process.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
+        return tools + (brought.room_for(process.budget.window) if self.searches else 0)
 
     def run(self, text: str | dict[str, Any] | Message | None = None) -> RunResult:
         """Work until the model stops calling tools, or a limit is reached.
@@ -371,33 +388,62 @@ class Agent:
         yield from ()
 
     def _reply(self) -> Generator[RunEvent, None, Reply]:
-        """One call of the model; an over-long prompt is compacted and tried once more."""
-        prompt = to_send(self.process.render(self.model.form))
-        try:
-            reply = yield from self._stream(self._request(prompt))
-        except Overlong as error:
-            shrink(self.process, prompt.tokens, error)
-            prompt = to_send(self.process.render(self.model.form))
-            reply = yield from self._stream(self._request(prompt))
+        """One call of the model; an over-long prompt is compacted and tried once more, and memory tools are left out if the
+        model takes none."""
+        prompt, found = self._prompt()
+        shortened, reply = False, None
+        while reply is None:
+            try:
+                reply = yield from self._stream(self._request(prompt))
+            except Overlong as error:
+                if shortened:
+                    raise
+                shortened = True
+                shrink(self.process, prompt.tokens, error)
+            except ToolsRefused:
+                ours = self.memory and not self.searches and all(spec.name in memory_tools.NAMES for spec in self.specs)
+                if not ours:
+                    raise
+                self._go_without()
+                set_up(self.process, "", self._beside())
+            if reply is None:
+                prompt, found = self._prompt()
         fresh = self._with_fresh_calls(reply)
-        counted = prompt.tokens + self.process.budget.overhead
+        counted = prompt.tokens + self.process.budget.overhead - self._unused(found)
         usage = reply.usage
         if usage is None or not self.process.observe(usage, counted):
             # A limit must hold whatever the provider reports, or does not report.
             count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
         self._charge(usage)
-        self._keep(fresh.message, prompt)
+        self._keep(fresh.message, prompt, found)
         return fresh
 
-    def _keep(self, message: Message, prompt: Prompt) -> None:
-        """Admit a reply to a prompt.
+    def _keep(self, message: Message, prompt: Prompt, found: Brought | None) -> None:
+        """Admit a reply to a prompt, beside which a search has brought something or not.
 
         Raises:
             Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
                 now.
         """
-        self.process.append(made_of(message, prompt.pages))
+        brought.keep(self.process, made_of(message, prompt.pages), found.pages if found is not None else ())
+
+    def _prompt(self) -> tuple[Prompt, Brought | None]:
+        """What the model is asked, and what of it a search has brought."""
+        prompt = to_send(self.process.render(self.model.form))
+        if not self.searches or self.process.window.whole:
+            return prompt, None
+        found = brought.bring(self.process, brought.room_for(self.process.budget.window))
+        messages = brought.behind(prompt, found.text) if found is not None else None
+        if messages is None:
+            return prompt, None
+        prompt[:] = messages
+        return prompt, found
+
+    def _unused(self, found: Brought | None) -> int:
+        """Of the room for what a search brings, the tokens that are not in the prompt."""
+        room = brought.room_for(self.process.budget.window) if self.searches else 0
+        return room - (found.tokens if found is not None else 0)
 
     def _charge(self, usage: Tokens) -> None:
         """Count what a reply cost, before it is admitted."""

@@ -32,6 +32,7 @@ from kilburn.agents.sub_calls import Key, Known, Missing, Recorded, SubCalls, sp
 from kilburn.agents.variable import Source, Variable, variable
 from kilburn.errors import AccessDenied, KilburnError, NoValue, SpecError, StoreStale, ToolError
 from kilburn.event import Act
+from kilburn.kernel.brought import Brought, keep
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
@@ -485,9 +486,10 @@ class Recursive(Agent):
         self._page = self.process.window.last
         return reply
 
-    def _keep(self, message: Message, prompt: Prompt) -> None:
+    def _keep(self, message: Message, prompt: Prompt, found: Brought | None) -> None:
         """Admit a reply: its code is made of what the prompt showed, and goes with it."""
-        self.process.append(msgspec.structs.replace(message, sources=prompt.pages))
+        made = msgspec.structs.replace(message, sources=prompt.pages)
+        keep(self.process, made, found.pages if found is not None else ())
 
     def _known(self, code: int) -> int | None:
         """The page of a cell's output, if it stands in the record."""

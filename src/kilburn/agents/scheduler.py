@@ -23,7 +23,7 @@ from kilburn.agents.queue import Job, Queue, Served, Share, Stage
 from kilburn.errors import Cancelled, DeadlinePassed
 from kilburn.event import Act
 from kilburn.kernel.process import Process
-from kilburn.model import Delta, Model, Reply, Request
+from kilburn.model import Delta, Model, Reply, Request, takes_tools
 from kilburn.tokens.choice import counter_for
 
 __all__ = ["JobNote", "ScheduledModel", "Scheduler"]
@@ -231,6 +231,11 @@ class ScheduledModel:
         self.name, self.form, self.context, self.tokenizer = inner.name, inner.form, inner.context, inner.tokenizer
         self.scheduler, self.deadline, self.process = scheduler, deadline, process
         self._job = job
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model may be offered tools."""
+        return takes_tools(self.scheduler.inner)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The model's reply, when the discipline chooses this job.

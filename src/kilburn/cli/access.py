@@ -23,7 +23,7 @@ from kilburn.models.weights import Progress, catalogue, pull
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import line, say
 
-__all__ = ["WIDE", "counting", "embed", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
+__all__ = ["WIDE", "counting", "embed", "existing", "fetched", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""
@@ -133,6 +133,12 @@ def _counting(store: Hierarchy, number: int) -> Hierarchy:
 def window_of(process: Process) -> int | None:
     """Tokens that the last prompt of a session might take; None before the first prompt."""
     return process.shipped
+
+
+def fetched(spec: str) -> Any:
+    """The model of a spec, as `model_of` gives it; a file that is missing is downloaded first, with its progress shown."""
+    with progress(spec, unit="bytes") as done:
+        return model_of(spec, lambda _, have, total: done(have, total or None))
 
 
 def model_of(spec: str | None, fetch: Progress | None = None) -> Any:

@@ -16,7 +16,7 @@ import typer
 import kilburn
 from kilburn.agents.access import Permit, Question, Rights
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import model_of
+from kilburn.cli.access import fetched
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
@@ -46,19 +46,27 @@ def chat(
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
     reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 512,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt of a new session.")] = "",
-    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Offer the model the memory tools.")] = True,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Offer the model the memory tools; search for one that takes none.")
+    ] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
     """Talk with a model; its replies stream, and it can recall whatever left its window.
 
-    Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe.
+    Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe. The model's file
+    is fetched once, 98 MB for smollm2. For a model that takes no tools, such as smollm2, what has left the window is searched
+    for the words of each line.
 
-    Example:
+    Examples:
+
+        kilburn chat
 
         kilburn chat session-1 --model smollm2
+
+        echo "What is a drum memory?" | kilburn chat
     """
-    speaker = model_of(model)
+    speaker = fetched(model)
     if speaker is None:
         raise SpecError("a chat needs a model", advice="give --model smollm2, or kilburn models list")
     try:
@@ -106,6 +114,7 @@ def confirm(question: Question) -> bool:
 
 def _talk(agent: Agent) -> None:
     """Line after line, until there are none."""
+    told = _told(agent, told=False)
     if sys.stdin.isatty():
         held = f"{line(agent.process.name)}: {many(agent.process.window.last, 'page')}"
         say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
@@ -118,10 +127,18 @@ def _talk(agent: Agent) -> None:
                 tell(_own(agent, word, rest.strip()))
             elif word:
                 _answer(agent, typed)
+                told = _told(agent, told=told)
         except KilburnError as error:
             if not sys.stdin.isatty() and isinstance(error, ModelError):
                 raise
             say(f"kilburn: {error.what}{': ' + error.advice if error.advice else ''}")
+
+
+def _told(agent: Agent, *, told: bool) -> bool:
+    """Say, once, that the model takes no tools; whether it was said."""
+    if agent.searches and not told:
+        say(f"{agent.model.name} takes no tools: what has left the window is searched for the words of each line")
+    return agent.searches
 
 
 def _lines() -> Iterator[str]:

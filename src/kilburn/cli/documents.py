@@ -50,9 +50,11 @@ def add(
     Texts are told by their content; what is none is passed over, and so are links and hidden files in folders. Text from
     files is data: it has the trust of a tool's output.
 
-    Example:
+    Examples:
 
         kilburn documents add docs README.md
+
+        kilburn documents add handbook.md --name handbook
     """
     if name is not None and len(paths) > 1:
         raise SpecError("--name with several paths", advice="add them one by one")

@@ -10,11 +10,11 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from kilburn.cli.access import model_of
-from kilburn.cli.screen import progress
+from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.memory.choice import usual_embedder
+from kilburn.model import takes_tools
 from kilburn.prices import prices_of
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
@@ -58,6 +58,13 @@ def serve(
             help="Long-term memory put beside a question, and learned; 0 for none. With keys, each key says it.",
         ),
     ] = 0,
+    memory_tools: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off",
+            help="Offer the model recall and search_memory; auto: until it refuses tools, then search for the user's words.",
+        ),
+    ] = "auto",
     allow_origin: Annotated[
         list[str] | None,
         typer.Option("--allow-origin", metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
@@ -99,6 +106,7 @@ def serve(
         policy=policy,
         keys=keys,
         memory=memory,
+        memory_tools=memory_tools,
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         origins=tuple(allow_origin or ()),
         limits=gateway.limits_of(limit or (), keyed=keys is not None),
@@ -125,9 +133,7 @@ def _speaker(upstream: str | None, model: str | None) -> Any:
         raise SpecError("an upstream and a model", advice="give one of --upstream and --model")
     if upstream is not None:
         return None
-    name = model or "smollm2"
-    with progress(name, unit="bytes") as done:
-        speaker = model_of(name, lambda _, have, total: done(have, total or None))
+    speaker = fetched(model or "smollm2")
     if speaker is None:
         raise SpecError("a gateway needs a model that answers", advice="give --upstream URL or --model SPEC")
     return speaker
@@ -140,6 +146,8 @@ def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
     with _listener(host, port) as listener:
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")
+        if settings.model is not None and not takes_tools(settings.model):
+            say(f"{settings.model.name} takes no tools: what has left the window is searched for the user's words")
         try:
             usual_embedder()
         except KilburnError as error:

@@ -20,6 +20,7 @@ from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.faults import MemoryTools, Offer
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
@@ -37,6 +38,7 @@ from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, jo
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.choice import usual_embedder, vectors_for
+from kilburn.model import takes_tools
 from kilburn.prices import PRICES, Prices
 from kilburn.retrieval import Embedder
 
@@ -45,7 +47,18 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["LOOPBACK", "Bounds", "Gateway", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
+__all__ = [
+    "LOOPBACK",
+    "Bounds",
+    "Gateway",
+    "Log",
+    "MemoryTools",
+    "Settings",
+    "build",
+    "check_listening",
+    "limits_of",
+    "uvicorn_options",
+]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -65,6 +78,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         policy: what decides at the window.
         tokenizer: counts tokens: see `kilburn.open`.
         embedder: "auto" finds by meaning too, where that can be done on this machine: see `kilburn.open`; None by words alone.
+        memory_tools: whether the model is offered recall and search_memory once something has left the window: "auto" until it
+            refuses them, "on" or "off". Without them what has left is searched for the user's words.
         rounds: times that the model's memory calls are answered within one request.
         timeout: seconds of silence of the upstream before a request is given up.
         keys: the file of the keys that clients need; None for none.
@@ -85,6 +100,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     policy: Any = "cost"
     tokenizer: Any = "auto"
     embedder: Any = "auto"
+    memory_tools: str = "auto"
     rounds: int = 5
     timeout: float = 600.0
     keys: str | None = None
@@ -101,7 +117,7 @@ class Gateway:
     """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
 
     Raises:
-        SpecError: neither an upstream nor a model, or both.
+        SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -113,6 +129,7 @@ class Gateway:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
         else:
             self.upstream = InProcess(settings.model)
+        self._offer = Offer(settings.memory_tools, takes=settings.model is None or takes_tools(settings.model))
         self._lock = threading.Lock()
         self._open: dict[str, Relay] = {}
         self._stores: list[Hierarchy] = []
@@ -173,7 +190,11 @@ class Gateway:
                     store.vectors = vectors = vectors_for(store.store, "auto" if settings.embedder == "auto" else self._embedder)
                     vectors.start(QUIET, busy=self._busy)
                 known = self._open[tenant] = Relay(
-                    Histories(store, settings.limits.messages), self.upstream, self._learners, rounds=settings.rounds
+                    Histories(store, settings.limits.messages),
+                    self.upstream,
+                    self._learners,
+                    self._offer,
+                    rounds=settings.rounds,
                 )
             return known
 

@@ -1,20 +1,83 @@
-"""Page faults: the model's calls of our tools, answered from the session and from those that it goes on from."""
+"""Page faults: the model's calls of our tools, answered from the session and from those that it goes on from; and what a model
+is brought that takes no tools.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from enum import StrEnum
 
 import msgspec
 
+from kilburn.errors import SpecError
 from kilburn.gateway.sessions import Session
 from kilburn.kernel import memory_tools
+from kilburn.kernel.brought import Brought, bring
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.memory_tools import MemoryReply
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Part
 from kilburn.wire.digests import HIDDEN
 
-__all__ = ["answered"]
+__all__ = ["MemoryTools", "Offer", "answered", "brought"]
+
+log = logging.getLogger("kilburn.gateway")
+
+LONGEST_MODEL = 200
+"""Characters of a model's name in a log."""
+
+MODELS = 1_000
+"""Models of which it is kept that they refuse tools."""
+
+
+class MemoryTools(StrEnum):
+    """Whether a model is offered our tools."""
+
+    AUTO = "auto"
+    """Until it refuses them."""
+    ON = "on"
+    """Always; a refusal is the client's to see."""
+    OFF = "off"
+
+
+class Offer:
+    """Which models are offered our tools, for all tenants of a gateway.
+
+    Args:
+        how: what the operator says: one of `MemoryTools`.
+        takes: whether what answers takes tools at all, as far as is known.
+
+    Raises:
+        SpecError: it is none of these, or "on" for a model that takes no tools.
+    """
+
+    def __init__(self, how: str, *, takes: bool = True) -> None:
+        if how not in [*MemoryTools]:
+            raise SpecError(f"memory tools {how[:40]!r}", advice=f"say one of {', '.join(MemoryTools)}")
+        if how == MemoryTools.ON and not takes:
+            raise SpecError("the model takes no tools", advice="leave memory tools at auto, or use another model")
+        self.how = MemoryTools(how)
+        self._takes = takes and how != MemoryTools.OFF
+        self._refusing: set[str] = set()
+
+    def to(self, model: str) -> bool:
+        """Whether a model is offered our tools."""
+        return self._takes and model not in self._refusing
+
+    def refused(self, model: str) -> None:
+        """A model, or its server, refused them, and answered without."""
+        if model in self._refusing:
+            return
+        if len(self._refusing) >= MODELS:
+            self._refusing.clear()
+        self._refusing.add(model)
+        log.warning(
+            "the upstream takes no tools for the model %r: it is asked without recall and search_memory from now on, and what "
+            "has left the window is searched for the user's words",
+            model[:LONGEST_MODEL],
+        )
+
 
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"
 
@@ -25,13 +88,22 @@ def answered(hierarchy: Hierarchy, session: Session, calls: Sequence[Part], *, o
     Args:
         over: whether there were enough of them in this turn; then nothing is looked up.
     """
-    earlier: list[Process] = []
-    if session.earlier and not over:
-        # A session that was forgotten since has its number no longer.
-        names = {info.number: info.name for info in hierarchy.processes() if not info.damaged}
-        earlier = [hierarchy.process(names[number]) for number in session.earlier if number in names]
+    earlier = [] if over else _earlier(hierarchy, session)
     done = [MemoryReply(text=ENOUGH) if over else _called(session.process, earlier, part) for part in calls]
     return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
+
+
+def brought(hierarchy: Hierarchy, session: Session, tokens: int) -> Brought | None:
+    """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing."""
+    return bring(session.process, tokens, _earlier(hierarchy, session))
+
+
+def _earlier(hierarchy: Hierarchy, session: Session) -> list[Process]:
+    if not session.earlier:
+        return []
+    # A session that was forgotten since has its number no longer.
+    names = {info.number: info.name for info in hierarchy.processes() if not info.damaged}
+    return [hierarchy.process(names[number]) for number in session.earlier if number in names]
 
 
 def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryReply:

@@ -40,6 +40,7 @@ class Asked(msgspec.Struct, kw_only=True):
         reply: tokens that the reply may have; 0 where it does not say.
         choices: replies that it wants.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
+        tools: whether the client has tools of its own.
     """
 
     raw: bytes
@@ -52,6 +53,7 @@ class Asked(msgspec.Struct, kw_only=True):
     reply: int
     choices: int
     faults: bool
+    tools: bool
 
     @property
     def beside(self) -> list[bytes]:
@@ -95,6 +97,7 @@ class Form(ABC):
             reply=max((int(_plain(fields, key, int | None, 0) or 0) for key in self.caps), default=0),
             choices=choices,
             faults=choices == 1 and OURS.isdisjoint(self._tools(fields)),
+            tools=bytes(fields.get("tools", b"")).strip() not in (b"", b"[]", b"null"),
         )
 
     def unread(self, raw: bytes) -> bool:

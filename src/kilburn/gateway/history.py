@@ -26,6 +26,7 @@ from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_of, following, last_reply, renamed, shared
 from kilburn.kernel.branches import origin_in
+from kilburn.kernel.brought import keep
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Role
@@ -450,12 +451,17 @@ class Histories:
                     self._away.popitem(last=False)
             self._put_away(session)
 
-    def said(self, session: Session, messages: Sequence[Message]) -> None:
-        """Append what the model said and what it was answered here."""
+    def said(self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = ()) -> None:
+        """Append what the model said and what it was answered here.
+
+        Args:
+            pages: that a search brought beside the question, which the first of these messages was answered from.
+        """
         for left in reversed(range(TRIES)):
             try:
                 process = self.own(session)
-                process.append(*following(messages, process))
+                new = following(messages, process)
+                keep(process, new[0], pages, *new[1:])
                 session.turn = process.turn
                 break
             except StoreStale:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 
 from kilburn.errors import KilburnError
 from kilburn.gateway.form import Asked, Form
+from kilburn.kernel.brought import QUERY, behind
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.memory.account import quotation
@@ -27,19 +27,15 @@ __all__ = ["Learners", "Remembered", "remembered"]
 
 log = logging.getLogger("kilburn.gateway")
 
-QUERY = 2_000
-"""Characters at the end of the user's message that are searched for."""
-
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_said = msgspec.json.Decoder(msgspec.defstruct("_Said", [("role", Any, None), ("content", Any, None)])).decode
 
 
 class Remembered(msgspec.Struct, frozen=True):
     """What is put beside the user's last message.
 
     Args:
-        words: the end of that message, by which it is found again.
+        words: the end of that message, by which it is found again; "" for whatever the user said last.
         text: what is known, quoted, each piece with its address, origin and age.
         tokens: what that costs.
         trust: the lowest of what it has.
@@ -59,30 +55,9 @@ class Remembered(msgspec.Struct, frozen=True):
         if messages is None:
             both = f"{msgspec.json.decode(fields[form.key])}\n\n{self.text}"
             return msgspec.json.encode({**fields, form.key: both})
-        for at in range(len(messages) - 1, -1, -1):
-            said: Any = _said(messages[at])
-            texts = _texts(said.content) if said.role == "user" else []
-            if not texts:
-                continue
-            if not any(text.endswith(self.words) for text in texts):
-                break
-            message = _fields(messages[at])
-            if isinstance(said.content, str):
-                content: Any = f"{said.content}\n\n{self.text}"
-            else:
-                kind = "input_text" if form.name == "responses" else "text"
-                content = [*_list(message["content"]), {"type": kind, "text": self.text}]
-            messages[at] = msgspec.Raw(msgspec.json.encode({**message, "content": content}))
-            return msgspec.json.encode({**fields, form.key: messages})
-        return body
-
-
-def _texts(content: Any) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    blocks = content if isinstance(content, list) else []
-    texts = [block.get("text") for block in blocks if isinstance(block, dict)]
-    return [text for text in texts if isinstance(text, str)]
+        kind = "input_text" if form.name == "responses" else "text"
+        changed = behind(messages, self.text, self.words, kind)
+        return body if changed is None else msgspec.json.encode({**fields, form.key: changed})
 
 
 def remembered(store: Hierarchy, form: Form, asked: Asked, user: str, tokens: int) -> Remembered | None:

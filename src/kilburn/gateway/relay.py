@@ -28,12 +28,13 @@ from kilburn.errors import (
     SpecError,
     StoreError,
     StoreStale,
+    ToolsRefused,
     Unavailable,
     WireError,
 )
 from kilburn.gateway.events import Events
 from kilburn.gateway.exchange import Exchange, together
-from kilburn.gateway.faults import answered
+from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Asked, Form, Reading, hidden
 from kilburn.gateway.history import TRIES, Histories, named
@@ -41,6 +42,7 @@ from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Response, Upstream, status_of
+from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import to_send
 from kilburn.message import Kind, Message, Part, Trust
@@ -65,9 +67,6 @@ LAST = ("message_stop", "response.completed", "response.incomplete")
 LINGER = 1.0
 """Seconds that an upstream may keep its stream open after the event that ends the reply."""
 
-LONGEST_MODEL = 200
-"""Characters of a model's name in a log."""
-
 
 class Relay:
     """Answers the requests of one tenant.
@@ -77,9 +76,11 @@ class Relay:
         upstream: answers.
         rounds: times that the model's calls of our tools are answered within one request.
         learners: learn from what is said.
+        offer: which models are offered our tools.
     """
 
-    def __init__(self, histories: Histories, upstream: Upstream, learners: Learners, *, rounds: int = 5) -> None:
+    def __init__(self, histories: Histories, upstream: Upstream, learners: Learners, offer: Offer, *, rounds: int = 5) -> None:
+        self.offer = offer
         self._histories = histories
         self.figures = Figures()
         self._upstream = upstream
@@ -113,7 +114,7 @@ class Relay:
                 room = min(key.memory, session.process.budget.window // 4)
                 known = remembered(self._histories.hierarchy, form, asked, key.user, room)
                 faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-                work = _Work(form, asked, session, key, room, known, faults=faults)
+                work = _Work(self, form, asked, session, key, room, known, faults=faults)
                 work.render()
                 return session, work
             except StoreStale:
@@ -146,20 +147,44 @@ class _Work:
     """The prompt of one request, made again for each round."""
 
     def __init__(
-        self, form: Form, asked: Asked, session: Session, key: Key, room: int, known: Remembered | None, *, faults: bool
+        self,
+        relay: Relay,
+        form: Form,
+        asked: Asked,
+        session: Session,
+        key: Key,
+        room: int,
+        known: Remembered | None,
+        *,
+        faults: bool,
     ) -> None:
         self.form, self.asked, self.session = form, asked, session
-        self.key, self.known = key, known
-        self._unused = room - (0 if known is None else known.tokens)
+        self.key, self.known, self._room = key, known, room
+        self._hierarchy = relay.histories.hierarchy
+        self._automatic = relay.offer.how is MemoryTools.AUTO
         self.wanted = faults
+        self.tools = relay.offer.to(asked.model)
+        """Whether our tools may be offered; if not, what they would bring is searched for."""
         self.faults = False
+        """Whether they are in the body."""
+        self.brought: Brought | None = None
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
         self.pages: tuple[int, ...] = ()
         """Those that the upstream is shown."""
-        # Room for memory and tools is kept also where none are sent, so that the window does not change from turn to turn.
-        self._beside = sum(map(session.cost, asked.beside)) + room + (session.cost(TOOLS) if faults else 0)
+
+    @property
+    def _found(self) -> int:
+        """Tokens that are kept for what a search brings."""
+        return room_for(self.session.process.budget.window) if self.wanted and not self.tools else 0
+
+    @property
+    def _beside(self) -> int:
+        """Tokens of what is sent besides the conversation. Room for memory and tools is kept also where none are sent, so that
+        the window does not change from turn to turn."""
+        tools = self.session.cost(TOOLS) if self.wanted and self.tools else self._found
+        return sum(map(self.session.cost, self.asked.beside)) + self._room + tools
 
     def _fit(self, budget: Budget) -> None:
         """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
@@ -180,9 +205,10 @@ class _Work:
         # Where nothing is new nothing was appended; and another program may have forgotten what the client still sends.
         process.refresh()
         self._fit(process.budget)
-        self.faults = self.wanted and (not session.whole or bool(session.earlier))
+        misses = self.wanted and (not session.whole or bool(session.earlier))
+        self.faults, self.brought = misses and self.tools, None
         self.tokens = process.use
-        if session.whole and not self.faults and process.use <= process.capacity:
+        if session.whole and not misses and process.use <= process.capacity:
             process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
@@ -192,6 +218,10 @@ class _Work:
             raise StoreStale("another gateway went on with the session", advice="read it again")
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
+        if misses and not self.tools and (found := brought(self._hierarchy, session, self._found)) is not None:
+            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body)
+            if body is not self.body:
+                self.body, self.brought = body, found
 
     def _with_memory(self, body: bytes) -> bytes:
         return body if self.known is None else self.known.beside(self.form, body)
@@ -199,7 +229,18 @@ class _Work:
     @property
     def counted(self) -> int:
         """Tokens of all that was sent, as they are counted here."""
-        return self.tokens + self.session.process.budget.overhead - self._unused
+        used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
+        return self.tokens + self.session.process.budget.overhead - (self._room + self._found - used)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a refusal of tools is of ours alone, and is no error that the client should see."""
+        return self.faults and self._automatic and not self.asked.tools
+
+    def without(self) -> None:
+        """Make the prompt without our tools, after the upstream refused them."""
+        self.tools = False
+        self.render()
 
     def heard(self, message: Message) -> Message:
         """A reply, which may be believed no more than what was put beside the question. A compaction in it is made of what the
@@ -232,7 +273,7 @@ class _Turn:
         self._path, self._headers, self._exchange, self._send = path, headers, exchange, send
         self._turn = session.process.turn
         self._started = self._given = False
-        self._retried = False
+        self._retried = self._without = False
         self._reading: Reading | None = None
         self._shown: list[Part] = []
         """Texts of the rounds before."""
@@ -271,8 +312,8 @@ class _Turn:
         async with AsyncExitStack() as stack:
             try:
                 answer = await stack.enter_async_context(_waited(asking, exchange))
-            except Overlong as error:
-                if await self._made_shorter(error):
+            except (Overlong, ToolsRefused) as error:
+                if await self._mended(error):
                     return True
                 raise
             if answer.status >= 400:
@@ -313,6 +354,8 @@ class _Turn:
     def _answered(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, session = self._work, self._session
+        if self._without:
+            self._relay.offer.refused(work.asked.model)
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         if reply.usage is not None:
@@ -354,7 +397,8 @@ class _Turn:
             StoreStale: what it was made from was forgotten meanwhile.
         """
         try:
-            self._relay.histories.said(self._session, messages)
+            pages = () if self._work.brought is None else self._work.brought.pages
+            self._relay.histories.said(self._session, messages, pages)
         except Forgotten as error:
             raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:
@@ -363,7 +407,7 @@ class _Turn:
                 self._session.process.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Response) -> bool:
-        """The upstream gave an error: a prompt that was too long is made shorter, once."""
+        """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""
         body = await _gathered(answer, LONGEST_ERROR)
         work = self._work
         try:
@@ -371,7 +415,7 @@ class _Turn:
         except (msgspec.DecodeError, RecursionError):
             said = None
         error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
-        if await self._made_shorter(error):
+        if await self._mended(error):
             return True
         if self._started:
             raise error
@@ -383,8 +427,12 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": body})
         return False
 
-    async def _made_shorter(self, error: ModelError) -> bool:
-        """Whether the prompt was too long, and is shorter now: once in a request."""
+    async def _mended(self, error: ModelError) -> bool:
+        """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
+        if isinstance(error, ToolsRefused) and self._work.refuses:
+            self._without = True
+            await run_sync(self._work.without)
+            return True
         if not isinstance(error, Overlong) or self._retried:
             return False
         self._retried = True
@@ -395,10 +443,10 @@ class _Turn:
         return True
 
     async def _unsaid(self, reading: Reading, failed: dict[str, Any]) -> bool:
-        """Whether a stream that said nothing yet but that the prompt is too long can be asked for again, unnoticed."""
+        """Whether a stream that said nothing yet but what can be mended can be asked for again, unnoticed."""
         if self._started and not self._work.wanted:
             return False
-        if not await self._made_shorter(error_of("the upstream", None, failed, "")):
+        if not await self._mended(error_of("the upstream", None, failed, "")):
             return False
         if self._started:
             reading.faults, reading.failed = True, None
@@ -409,7 +457,7 @@ class _Turn:
 
     async def _stream(self, answer: Response, reading: Reading) -> bytes | None:
         """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
-        said that the prompt was too long, which is shorter now."""
+        said that the prompt was too long or had tools, and that is mended now."""
         events, over = Events(), False
         with anyio.move_on_after(math.inf) as patience:
             async for piece in answer.pieces:
@@ -444,6 +492,8 @@ class _Turn:
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
         own = {"x-kilburn-session": self._session.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
+        if self._work.brought is not None:
+            own["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
         await start(self._send, status, {**headers, **own}, length)
 
     async def _break_off(self, error: KilburnError) -> None:

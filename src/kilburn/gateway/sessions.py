@@ -66,14 +66,15 @@ class Session:
 
     @property
     def own_pages(self) -> bool:
-        """Whether it holds what a client's history does not say: calls of our own, or that something is believed less."""
-        return self.answered or any(page.trust < TRUST_OF_ROLE[page.role] for page in _live(self.process))
+        """Whether it holds what a client's history does not say: calls of our own, what something was answered from, or that
+        something is believed less."""
+        pages = _live(self.process)
+        return self.answered or any(page.sources or page.cites or page.trust < TRUST_OF_ROLE[page.role] for page in pages)
 
     @property
     def whole(self) -> bool:
         """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
-        window = self.process.window
-        return not self.answered and not window.last_derived and not window.stubs and len(window.shown) == window.last
+        return not self.answered and self.process.window.whole
 
     def cost(self, raw: bytes) -> int:
         """Tokens of what is sent beside the conversation."""

@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.store import Batch, Pieces, State
 
@@ -130,5 +130,6 @@ class Pending:
 
 
 def _is_indexed(page: Page) -> bool:
-    """Originals only, and nothing that was recalled or asked for (law 7)."""
-    return page.id > 0 and page.kind in INDEXED and not page.sources and not page.cites and page.name not in NOT_INDEXED
+    """Originals only, and nothing that was recalled or asked for (law 7). What a model wrote is new, whatever it cites."""
+    recalled = (page.sources or page.cites) and page.role is not Role.ASSISTANT
+    return page.id > 0 and page.kind in INDEXED and not recalled and page.name not in NOT_INDEXED

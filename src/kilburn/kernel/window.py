@@ -194,6 +194,11 @@ class Window:
         """The pages that stand for the user's latest message, which stays until the next one."""
         return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that was ever appended stands here as it came."""
+        return not self.last_derived and not self.stubs and len(self.shown) == self.last
+
     def waiting(self) -> list[int]:
         """Calls in the prompt that have no result yet."""
         shown, stand_ins = self.shown, self.stand_ins

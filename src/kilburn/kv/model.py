@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kilburn.errors import OutOfBlocks, Overlong, Refused, SpillFailed, Unavailable
+from kilburn.errors import OutOfBlocks, Overlong, Refused, SpillFailed, ToolsRefused, Unavailable
 from kilburn.kv.engine import Engine
 from kilburn.kv.eviction import EvictionOrder, LruK, PromptUse
 from kilburn.kv.generation import Sampling
@@ -82,6 +82,7 @@ class EngineModel:
 
     form = "chat"
     interruptible = True
+    takes_tools = False
 
     def __init__(
         self, engine: Engine, *, name: str = "engine", spill: Spill | None = None, order: EvictionOrder | None = None
@@ -104,7 +105,8 @@ class EngineModel:
         """The reply, a token a piece (several where they make one character).
 
         Raises:
-            Refused: no messages, or tools or a schema, which it cannot follow. Overlong: it does not fit the engine.
+            Refused: no messages, or a schema, which it cannot follow. ToolsRefused: tools.
+            Overlong: it does not fit the engine.
             Unavailable: the time was up, or others hold the engine's blocks.
         """
         prompt = self._prompt(request)
@@ -137,8 +139,10 @@ class EngineModel:
     def _prompt(self, request: Request) -> list[int]:
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
-        if request.tools or request.schema is not None:
-            raise Refused(f"{self.name} writes plain text only", advice="ask without tools and schema")
+        if request.tools:
+            raise ToolsRefused(f"{self.name} writes plain text only", advice="ask without tools")
+        if request.schema is not None:
+            raise Refused(f"{self.name} writes plain text only", advice="ask without a schema")
         lines = [(str(message.role), part.text) for message in parse(list(request.messages)) for part in message.parts]
         tokens = [token for role, text in lines for token in self._template.line(role, text)] + [*self._template.opening()]
         if self.context is not None and len(tokens) + request.max_tokens > self.context:

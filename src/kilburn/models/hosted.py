@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from importlib import import_module
 from typing import Any, ClassVar, Protocol, Self
 
-from kilburn.errors import MissingExtra, ModelError, Refused, Unavailable
+from kilburn.errors import MissingExtra, ModelError, Refused, ToolsRefused, Unavailable
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.deadline import Deadline
 from kilburn.models.provider_errors import error_of
@@ -111,6 +111,8 @@ class SdkModel(SdkClient, ABC):
     """
 
     form: str
+    takes_tools = True
+    """False once the endpoint has refused a request because of its tools; see `kilburn.model.takes_tools`."""
     _answer: ClassVar[str]
     """What the endpoint sends, in words."""
 
@@ -150,7 +152,9 @@ class SdkModel(SdkClient, ABC):
                 finally:
                     passed = deadline.passed
         except (self._sdk.APIError, self._network_error) as error:
-            raise self._error_of(error, passed) from error
+            made = self._error_of(error, passed)
+            self.takes_tools = self.takes_tools and not isinstance(made, ToolsRefused)
+            raise made from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no {self._answer}: {error!r}", advice="check the base URL") from error
         if passed:

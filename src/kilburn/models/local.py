@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from kilburn.errors import Refused, Unavailable
+from kilburn.errors import Refused, ToolsRefused, Unavailable
 from kilburn.model import Delta, Reply, Request, ToolSpec
 from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.llama_server import LlamaServer, load
@@ -110,7 +110,7 @@ class Local:
         """The reply, streamed while it is decoded. One reply is decoded at a time; others wait.
 
         Raises:
-            Refused: no messages, a schema that is not supported, or tools that the template has no place for.
+            Refused: no messages, or a schema that is not supported. ToolsRefused: the template has no place for tools.
             Overlong: the prompt does not fit the window.
             Unavailable: the time was up, or the model was closed.
         """
@@ -176,7 +176,8 @@ class Local:
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
         if request.tools and not self.takes_tools:
-            raise Refused(f"the chat template of {self.name} has no place for tools", advice="use a model trained for tools")
+            what = f"the chat template of {self.name} has no place for tools"
+            raise ToolsRefused(what, advice="use a model trained for tools")
         return self._loaded()
 
     def _slot(self, action: str, path: Path) -> Any:

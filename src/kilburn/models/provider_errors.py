@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
+from kilburn.errors import ModelError, Overlong, RateLimited, Refused, ToolsRefused, Unavailable
 from kilburn.models.retry import seconds_to_wait
 
 __all__ = ["MESSAGE_LETTERS", "error_of"]
@@ -25,6 +25,13 @@ _OVERLONG_WORDS = re.compile(
     r"|too many (input |prompt )?tokens|longer than the (maximum )?model",
     re.IGNORECASE,
 )
+_TOOLS = r"\b(?:tools|tool[ _](?:use|calls?|calling|choice|param)|functions|function[ _]call(?:s|ing)?)\b(?![.\[]\d|\[|-)"
+_UNKNOWN = (
+    r"(?:(?:not|n't|un)[ -]?(?:support|enable|allow|permit)\w*|requires? --|un(?:recogni[sz]ed|known|expected)|extra inputs)"
+)
+_NO_TOOLS = re.compile(rf"{_TOOLS}[^.;]{{0,30}}{_UNKNOWN}|{_UNKNOWN}[^.;]{{0,30}}{_TOOLS}|no endpoints .*support tool use", re.I)
+"""A server that takes no tools, or was started without them, says so in these words. What stands within one of the tools
+(`tools[0].name`) is another matter."""
 _CANNOT = re.compile(r"\b(is|are) not supported", re.IGNORECASE)
 _BUSY = {"overloaded_error", "api_error", "timeout_error", "server_error", "internal_error", "unavailable_error"}
 _QUOTA = {"insufficient_quota", "billing_not_active", "billing_error"}
@@ -74,6 +81,8 @@ def _made(who: str, status: int | None, body: object, words: str, headers: Mappi
     names = {code, kind}
     if names & _OVERLONG_CODES or status == 413 or (status not in (401, 403, 429) and _OVERLONG_WORDS.search(said)):
         return Overlong(what, advice="send less, ask for a shorter reply, or open a smaller window")
+    if status not in (401, 402, 403, 429) and _NO_TOOLS.search(said):
+        return ToolsRefused(what, advice="ask without tools, or use a model and a server that take them")
     if names & _QUOTA:
         return Refused(what, advice="check the account's balance")
     if status == 429 or names & {"rate_limit_error", "rate_limit_exceeded"}:

@@ -119,11 +119,13 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
         after: events that come before; None for before the headers, which holds for cut and silent. A reply that is not
             streamed is cut or torn in the middle of its body.
         reply: what it begins to say.
+        error: what an error event says.
     """
 
     how: Literal["cut", "torn", "short", "garbled", "error", "silent"]
     after: int | None = 4
     reply: Entry = "A reply that nobody hears to its end."
+    error: Refusal = Refusal(status=529)
 
 
 class Sent:
@@ -387,7 +389,7 @@ class Upstream:
         else:
             await _begin(sent, 200, "application/json", {}, send)
             await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
-            await self._fail(sent, fault.how, b"", send)
+            await self._fail(sent, fault, b"", send)
 
     async def _stream(self, sent: Sent, answer: Replied, fault: Break | None, send: Send) -> None:
         await _begin(sent, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"}, send)
@@ -397,25 +399,25 @@ class Upstream:
                 await asyncio.sleep(self.pause)
             if fault is not None and number == fault.after:
                 if fault.how != "garbled":
-                    await self._fail(sent, fault.how, data, send)
+                    await self._fail(sent, fault, data, send)
                     return
                 data = data[: len(data) // 2] + b"\n\n"
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _fail(self, sent: Sent, how: str, data: bytes, send: Send) -> None:
+    async def _fail(self, sent: Sent, fault: Break, data: bytes, send: Send) -> None:
         """End an answer that has begun. `data`: the event that would have come next."""
-        if how == "silent":
+        if fault.how == "silent":
             await asyncio.Event().wait()
-        if how == "torn":
+        if fault.how == "torn":
             wide = next((at for at, byte in enumerate(data) if byte >= 0x80), len(data) // 2)
             await send({"type": "http.response.body", "body": data[: wide + 1], "more_body": True})
-        if how in ("cut", "torn"):
+        if fault.how in ("cut", "torn"):
             await asyncio.sleep(0.01)
             raise _Cut
         last = b""
-        if how == "error":
-            error = self._error(sent, Refusal(status=529))
+        if fault.how == "error":
+            error = self._error(sent, fault.error)
             if sent.api == "responses":
                 error = {**error["error"], "type": "error", "sequence_number": 0}
             last = encoded((None if sent.api == "chat" else "error", error))
