@@ -56,6 +56,39 @@ def measured(path: str, policy: str, times: int) -> tuple[float, float, float]:
     return median(reading[0]), median(reading[1]), median(forgetting)
 
 
+def store_of(pages: int, times: int) -> Row:
+    """What it costs to open a store of so many pages in a hundred sessions, and one of these, beside an empty one."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path, many in ((f"{folder}/empty.db", 0), (f"{folder}/full.db", pages // 100)):
+            with kilburn.open(path, policy="fifo", tokenizer="chars/4", durable=False) as store:
+                for number in range(100 if many else 0):
+                    process = store.process(f"session-{number}")
+                    for first in range(0, many, 500):
+                        said = [{"role": "user", "content": f"{number} {at}"} for at in range(first, min(first + 500, many))]
+                        process.append(*said)
+                    store.release(process.name)
+
+        def opening(name: str, session: str = "") -> Callable[[], None]:
+            def work() -> None:
+                with kilburn.open(f"{folder}/{name}.db", policy="fifo", tokenizer="chars/4") as store:
+                    if session:
+                        store.process(session).recall("p1")
+
+            return work
+
+        full, one, empty = [
+            median([seconds(opening(*which)) for _ in range(times)]) for which in (("full",), ("full", "session-50"), ("empty",))
+        ]
+        return {
+            "what": f"a store of {pages:,} pages",
+            "open ms": round(1000 * full, 1),
+            "x": round(full / empty, 2),
+            "open and recall ms": round(1000 * one, 1),
+            "forget ms": "-",
+            "bytes a message beside its text": "-",
+        }
+
+
 def main() -> None:
     """Measure sessions of growing length."""
     arguments = parser(str(__doc__))
@@ -63,6 +96,7 @@ def main() -> None:
     arguments.add_argument("--at-once", type=int, default=1, help="messages of one append, in pairs beyond 1")
     arguments.add_argument("--policy", action="append", help="what decides at the window [default: fifo and hybrid]")
     arguments.add_argument("--times", type=int, default=3, help="of which the median counts")
+    arguments.add_argument("--store", type=int, action="append", default=[], help="pages of a store of a hundred sessions")
     given = arguments.parse_args()
     rows: list[Row] = []
     for policy in given.policy or ["fifo", "hybrid"]:
@@ -88,6 +122,7 @@ def main() -> None:
                         "bytes a message beside its text": round((os.path.getsize(path) - text) / count),
                     }
                 )
+    rows += [store_of(pages, given.times) for pages in given.store]
     emit("opening", rows, given.json, "processor time; x: beside a session of two messages")
 
 

@@ -38,7 +38,7 @@ TINY = {
     "calling": ["--calls", "20"],
     "branching": ["--pages", "20", "--times", "2"],
     "migration": ["--files", "2", "--lines", "3"],
-    "opening": ["--messages", "20", "--policy", "fifo", "--times", "1"],
+    "opening": ["--messages", "20", "--policy", "fifo", "--times", "1", "--store", "200"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 
