@@ -229,7 +229,10 @@ def scrub(event: Event, words: set[str]) -> Event:
     """The event without its reason, and without values in its data that contain one of these words. The keys are
     Kilburn's own and stay. So does the reason of a person who forgets, unless it contains one of the words."""
     why = _blank(event.why, words) if event.act is Act.DROP else ""
-    return msgspec.structs.replace(event, why=why, data={key: _blank(value, words) for key, value in event.data.items()})
+    # Thousands of page ids have no word.
+    ids = LISTS if event.act in STATE else frozenset()
+    data = {key: value if key in ids else _blank(value, words) for key, value in event.data.items()}
+    return msgspec.structs.replace(event, why=why, data=data)
 
 
 def _blank(value: object, words: set[str]) -> object:
