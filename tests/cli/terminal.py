@@ -64,7 +64,7 @@ def program(*words: object, folder: Path, given: bytes = b"", seconds: float = 6
     done = subprocess.run(
         [sys.executable, "-m", "kilburn", *map(str, words)],
         cwd=folder,
-        env=kept | {"PYTHONUTF8": "1", "COLUMNS": "120", "NO_COLOR": "1", "KILBURN_QUIET": "1"} | environment,
+        env=kept | {"PYTHONUTF8": "1", "COLUMNS": "200", "NO_COLOR": "1", "KILBURN_QUIET": "1"} | environment,
         input=given,
         capture_output=True,
         timeout=seconds,

@@ -38,6 +38,8 @@ def settings(db: Path, url: str, window: int) -> Settings:
     return Settings(db=str(db), upstream=url, window=window, tokenizer="chars/4", embedder=None)
 
 
+# The agent looks back at long stretches that have left the window.
+@pytest.mark.filterwarnings("ignore:hit rate")
 @pytest.mark.slow
 def test_nothing_is_lost_every_request_is_valid_and_the_prefix_stays() -> None:
     report = evaluate(runs=4, window=8000)

@@ -65,3 +65,12 @@ def test_stretches_that_make_no_sense_are_refused(runs: tuple[int, ...]) -> None
     record = msgspec.to_builtins(fold(())) | {"runs": runs}
     with pytest.raises(msgspec.DecodeError):
         page_of(msgspec.msgpack.encode(record))
+
+
+@pytest.mark.parametrize("act", [Act.FAULT, Act.SEARCH, Act.FOLD])
+def test_an_event_of_many_pages_is_read_as_it_was(act: Act) -> None:
+    data: dict[str, object] = (
+        {"missed": [*range(1, 60)]} if act is not Act.FOLD else {"to": {"folded": [*range(5, 90), 200]}, "fold": -1}
+    )
+    event = Event(number=1, act=act, time=1.0, pages=tuple(range(1, 60)), data=data)
+    assert event_of(record_of_event(event)) == event

@@ -156,6 +156,7 @@ def paging(
     Example:
 
         kilburn eval paging --data runs.jsonl.gz --window 2000 --policy hybrid --policy lru
+
         kilburn eval paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
     """
     rates = rates_of(prices, pause)

@@ -266,6 +266,9 @@ class Endpoint:
         """See `Upstream`."""
         if self._session is not None:
             await self._session.close()
+        for known in self._models.values():
+            await known.close()
+        self._models.clear()
 
 
 class InProcess:

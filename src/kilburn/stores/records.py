@@ -144,9 +144,11 @@ def event_of(record: bytes) -> Event:
         msgspec.DecodeError: it is none.
     """
     event = _events.decode(record)
-    if event.act not in STATE or (event.pages and event.data.keys().isdisjoint(LISTS)):
-        return event
-    return msgspec.structs.replace(event, pages=event.pages or _ids(record), data=_lengthened(event.data))
+    if event.act in STATE and not event.data.keys().isdisjoint(LISTS):
+        event = msgspec.structs.replace(event, data=_lengthened(event.data))
+    if not event.pages and b"runs" in record:
+        return msgspec.structs.replace(event, pages=_ids(record))
+    return event
 
 
 def _fields(record: Page | Event) -> dict[str, Any]:
