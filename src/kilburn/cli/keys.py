@@ -11,7 +11,7 @@ import typer
 
 from kilburn.cli.screen import age, table
 from kilburn.cli.shell import Json, Tenant, app
-from kilburn.gateway.keys import Key, add_key, read_keys, revoke_key
+from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
 from kilburn.terminal import emit, line, say, tell
 
 __all__ = ["add", "keys", "list_keys", "revoke"]
@@ -28,7 +28,7 @@ def add(
     note: Annotated[str, typer.Argument(metavar="NOTE", help="What the list calls it: whose it is, or what for.")] = "",
     file: File = FILE,
     tenant: Tenant = None,
-    user: Annotated[str, typer.Option(metavar="NAME", help="Whose sessions and memory these are.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="The one person whose it is; none for an application's key.")] = "",
     memory: Annotated[
         int, typer.Option(min=0, metavar="TOKENS", help="Long-term memory put before a prompt, at most; 0 for none.")
     ] = 0,
@@ -37,6 +37,9 @@ def add(
         str, typer.Option(metavar="VARIABLE", help="The environment variable with the provider's key; else the client's own.")
     ] = "",
     rate: Annotated[int, typer.Option(min=0, metavar="N", help="Requests per minute; 0 for the gateway's limit.")] = 0,
+    link: Annotated[
+        Link, typer.Option(help="Link sessions that a client compacted; auto: where it is known whose they are.")
+    ] = Link.AUTO,
     figures: Annotated[bool, typer.Option("--figures", help="It reads the metrics of all tenants, and nothing else.")] = False,
     json: Json = False,
 ) -> None:
@@ -54,6 +57,7 @@ def add(
         learn=learn,
         upstream=upstream,
         rate=rate,
+        link=link,
         figures=figures,
     )
     made, secret = add_key(file, asked)
@@ -106,6 +110,7 @@ def _row(key: Key) -> dict[str, Any]:
 
 def _options(row: dict[str, Any]) -> str:
     shown = [f"{name} {row[name]}" for name in ("memory", "upstream", "rate") if row[name]]
+    shown += [f"link {row['link']}"] if row["link"] != Link.AUTO else []
     return ", ".join([*shown, *(name for name in ("learn", "figures") if row[name])])
 
 

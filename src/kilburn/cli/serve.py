@@ -65,6 +65,13 @@ def serve(
             help="Offer the model recall and search_memory; auto: until it refuses tools, then search for the user's words.",
         ),
     ] = "auto",
+    link: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off",
+            help="Link a session to an earlier one that a client compacted; auto: where it is known whose they are.",
+        ),
+    ] = "auto",
     allow_origin: Annotated[
         list[str] | None,
         typer.Option("--allow-origin", metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
@@ -107,6 +114,7 @@ def serve(
         keys=keys,
         memory=memory,
         memory_tools=memory_tools,
+        link=link,
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         origins=tuple(allow_origin or ()),
         limits=gateway.limits_of(limit or (), keyed=keys is not None),

@@ -20,7 +20,7 @@ from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Bounds, Bucket
-from kilburn.gateway.problems import Problem, body_of
+from kilburn.gateway.problems import OF_A_USER, Problem, body_of
 
 __all__ = ["LOOPBACK", "Access", "App", "Receive", "Scope", "Send"]
 
@@ -168,7 +168,12 @@ class Access:
                 return pending.pop() if pending else await receive()
 
             state = {**scope["state"], "key": key}
-            await self.app({**scope, "headers": headers, "state": state}, receiving, send)
+            try:
+                await self.app({**scope, "headers": headers, "state": state}, receiving, send)
+            except Problem as problem:
+                if problem.code in OF_A_USER and key.name in self._buckets:
+                    self._buckets[key.name].give()
+                raise
         finally:
             self._held -= exchange.size
             self._running[key.name] -= 1

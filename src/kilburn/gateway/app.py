@@ -15,7 +15,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 import kilburn
-from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, Unavailable
+from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
@@ -23,7 +23,8 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.faults import MemoryTools, Offer
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
-from kilburn.gateway.keys import Key, Keys
+from kilburn.gateway.kept import Ids, Kept, is_kept
+from kilburn.gateway.keys import Key, Keys, Link
 from kilburn.gateway.limits import Bounds, check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
@@ -35,6 +36,7 @@ from kilburn.gateway.responses import Responses
 from kilburn.gateway.spans import spans
 from kilburn.gateway.status import routes
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, joined
+from kilburn.gateway.users import Shares, below, told
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.choice import usual_embedder, vectors_for
@@ -62,6 +64,9 @@ __all__ = [
 
 log = logging.getLogger("kilburn.gateway")
 
+LARGE = 1 << 18
+"""Bytes of a body that is read by a thread, so that nobody else waits for it."""
+
 QUIET = 1.0
 """Seconds without a new request, after which the gateway does what can wait."""
 
@@ -88,6 +93,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         limits: what clients may take.
         memory: tokens of long-term memory beside the user's last message, and facts are learned, where no key says it;
             0 for neither.
+        link: whether a session is linked to an earlier one because it says the same: "auto" where it is known whose they are,
+            "on" or "off". A key may say so too, and "off" wins.
         prices: of the upstream's tokens, for what is saved.
         log: writes a line for each request; None for none. contents: whether it says what was asked.
     """
@@ -108,6 +115,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     origins: tuple[str, ...] = ()
     limits: Bounds = Bounds()
     memory: int = 0
+    link: str = "auto"
     prices: Prices = PRICES["hosted"]
     log: Log | None = None
     contents: bool = False
@@ -117,13 +125,17 @@ class Gateway:
     """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
 
     Raises:
-        SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none.
+        SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link.
     """
 
     def __init__(self, settings: Settings) -> None:
         if (settings.upstream is None) == (settings.model is None):
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
-        self.settings = settings
+        if settings.link not in [*Link]:
+            raise SpecError(f"link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
+        self.settings, self.link = settings, Link(settings.link)
+        self.shares = Shares(settings.limits)
+        self._kept: Kept | None = None
         self.upstream: Upstream
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
@@ -198,6 +210,14 @@ class Gateway:
                 )
             return known
 
+    def kept(self) -> Kept:
+        """Whose it is what the provider keeps."""
+        store = self.relay(self.settings.tenant).histories.hierarchy
+        with self._lock:
+            if self._kept is None:
+                self._kept = Kept(store)
+            return self._kept
+
     def check(self) -> None:
         """Raise a StoreError if the store of the gateway's own tenant cannot be read."""
         self.relay(self.settings.tenant).histories.hierarchy.store.process("@health", time=0.0, create=False)
@@ -243,23 +263,59 @@ class _Endpoint:
         body = await _body(receive)
         if body is None:
             return
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch)
-            try:
-                await self._answer(scope, body, tell)
-            except KilburnError as error:
-                if began:
-                    raise
-                scope["state"]["exchange"].problem = type(error).__name__
-                await fail(self._shape, error, send)
-            finally:
-                done.set()
-            group.cancel_scope.cancel()
-
-    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        exchange: Exchange = scope["state"]["exchange"]
         headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
+        try:
+            user = await run_sync(told, headers, body, key) if len(body) > LARGE else told(headers, body, key)
+        except KilburnError as error:
+            exchange.problem = type(error).__name__
+            await fail(self._shape, error, send)
+            return
+        with self._gateway.shares.taken(key, user):
+            exchange.key = key = below(key, user, self._gateway.link)
+            answering: Send = tell
+            if scope["path"].startswith("/v1/responses"):
+                try:
+                    answering = await self._kept(scope["path"], body, key, tell)
+                except KilburnError as error:
+                    exchange.problem = type(error).__name__
+                    await fail(self._shape, error, send)
+                    return
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch)
+                try:
+                    await self._answer(scope, body, headers, key, answering)
+                except KilburnError as error:
+                    if began:
+                        raise
+                    exchange.problem = type(error).__name__
+                    await fail(self._shape, error, send)
+                finally:
+                    done.set()
+                group.cancel_scope.cancel()
+
+    async def _kept(self, path: str, body: bytes, key: Key, tell: Send) -> Send:
+        """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
+        provider keeps of the answer is its user's too."""
+        gateway, ids = self._gateway, Ids()
+        kept = await run_sync(gateway.kept)
+        await run_sync(kept.check, path, body, key)
+
+        async def telling(message: dict[str, Any]) -> None:
+            if found := ids.feed(message.get("body", b"")):
+                kept.claim(found, key)
+                try:
+                    await run_sync(kept.write)
+                except StoreError as error:
+                    # It holds as long as the gateway runs, and is written with the next one.
+                    log.warning("whose a response is was not written: %s", type(error).__name__)
+            await tell(message)
+
+        return telling if is_kept(key) else tell
+
+    async def _answer(self, scope: Scope, body: bytes, headers: dict[str, str], key: Key, send: Send) -> None:
         if not {".", ".."}.isdisjoint(scope["path"].split("/")):
             # The provider's key opens more there than what is spoken here.
             await _nothing(scope, None, None)

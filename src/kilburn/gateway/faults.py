@@ -102,7 +102,7 @@ def _earlier(hierarchy: Hierarchy, session: Session) -> list[Process]:
     if not session.earlier:
         return []
     # A session that was forgotten since has its number no longer.
-    names = {info.number: info.name for info in hierarchy.processes() if not info.damaged}
+    names = {info.number: info.name for info in hierarchy.processes() if not info.damaged and info.user == session.user}
     return [hierarchy.process(names[number]) for number in session.earlier if number in names]
 
 

@@ -24,7 +24,18 @@ from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
-from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_of, following, last_reply, renamed, shared
+from kilburn.gateway.sessions import (
+    Memo,
+    Session,
+    beginning_of,
+    chained,
+    copy_of,
+    following,
+    is_linkable,
+    last_reply,
+    renamed,
+    shared,
+)
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.hierarchy import Hierarchy
@@ -138,12 +149,13 @@ class Histories:
 
     # Which session it continues
 
-    def take(self, form: Form, asked: Asked, name: str | None, user: str) -> Session:
+    def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> Session:
         """The session that a request continues, with what is new appended; it is busy until `give`.
 
         Args:
             name: what the client calls it, or None.
             user: of the tenant, whose it is.
+            link: whether it may be linked to an earlier session because it says the same.
 
         Raises:
             WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
@@ -152,7 +164,8 @@ class Histories:
             session = None
             try:
                 found = self._remembered(form, asked, name, user) if left == TRIES - 1 else None
-                session, raws, digests = found or self._found(form, asked, name, user)
+                session, raws, digests = found or self._found(form, asked, name, user, link=link)
+                session.linked = link
                 if len(session.digests) + len(raws) > self._messages:
                     raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
                 fresh = form.together([message for raw in raws for message in form.read(raw)])
@@ -213,11 +226,13 @@ class Histories:
                 self.lose(session)
                 self.hierarchy.forget(session=session.name)
 
-    def _found(self, form: Form, asked: Asked, name: str | None, user: str) -> tuple[Session, list[bytes], list[bytes]]:
+    def _found(
+        self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool
+    ) -> tuple[Session, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         digests, ends = self.digests(form, asked.messages)
-        request = _Request(form, asked, user, digests, ends, root_of(name) if name else _root(user, digests))
+        request = _Request(form, asked, user, digests, ends, root_of(name) if name else _root(user, digests), link=link)
         session, common = self._claim(request)
         return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
 
@@ -325,10 +340,10 @@ class Histories:
             both = shared(session.chain, chain)
             if both > common:
                 parent, common = session, both
-        before, known = self._compacted(request)
-        earlier = () if parent is None else parent.earlier
+        before, known = self._compacted(request) if request.link else (None, 0)
+        earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
-            earlier = (before.number, *before.earlier)[:LINKED]
+            earlier = (before.number, *before.linked_to)[:LINKED]
         copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
         kept = beginning_of(parent.process, copied) if parent is not None and copied else []
         empty = next((each for each in family if not each.busy and not each.process.window.last), None)
@@ -368,6 +383,7 @@ class Histories:
             self._warm.add(request.user)
             self._read_newest(request.user)
         others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
+        others = [each for each in others if is_linkable(each.root, request.root)]
         ends: list[tuple[range, Session]] = []
         for session in others:
             common = shared(session.chain, request.chain)
@@ -417,7 +433,7 @@ class Histories:
         names = [f"{root}~{number}" if number > 1 else root for number in range(1, min(last, FORKS + 1) + 1)]
         if last > FORKS:
             infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
-            names = [info.name for info in infos if root_of(info.name) == root][-FORKS:]
+            names = [info.name for info in infos if info.user == user and root_of(info.name) == root][-FORKS:]
         for name in names:
             info = self._stored(name)
             if info is not None and info.user == user and name not in self._sessions:
@@ -488,7 +504,7 @@ class Histories:
             kept, old = copy_of(process, session.turn), session.name
             with self._lock:
                 branch = self._new(session.root, session.user)
-                self._begin(branch, process, session.earlier, kept, kept)
+                self._begin(branch, process, session.linked_to, kept, kept)
                 if self._sessions.get(old) is session:
                     del self._sessions[old]
                 self._forget(old)
@@ -505,11 +521,14 @@ class _Request:
     Args:
         digests, ends: what it says, and how many messages end with each digest.
         root: what its sessions are called.
+        link: whether its session may be linked to another one.
     """
 
-    def __init__(self, form: Form, asked: Asked, user: str, digests: list[bytes], ends: list[int], root: str) -> None:
+    def __init__(
+        self, form: Form, asked: Asked, user: str, digests: list[bytes], ends: list[int], root: str, *, link: bool
+    ) -> None:
         self._form, self._asked, self._ends = form, asked, ends
-        self.user, self.digests, self.root = user, digests, root
+        self.user, self.digests, self.root, self.link = user, digests, root, link
         self.chain = list(chained(digests))
 
     @cached_property

@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -24,12 +25,23 @@ from kilburn.errors import SpecError
 from kilburn.file import write_file
 from kilburn.store import check_name
 
-__all__ = ["Key", "Keys", "add_key", "read_keys", "revoke_key"]
+__all__ = ["Key", "Keys", "Link", "add_key", "read_keys", "revoke_key"]
 
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 LARGEST = 16 << 20
 """Bytes of a keys file, which is some 50,000 keys."""
+
+
+class Link(StrEnum):
+    """Whether a session is linked to an earlier one because it says the same."""
+
+    AUTO = "auto"
+    """Where it is known whose they are: the key is one person's, or the request names its user."""
+    ON = "on"
+    """Always."""
+    OFF = "off"
+    """Never."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,12 +51,14 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         name: 8 hexadecimal digits, the public part; "" for a client that needs no key.
         digest: SHA-256 of the whole key, in hexadecimal digits.
         tenant: the partition that it opens, and no other.
-        user: whose sessions and memory these are; "" for nobody in particular.
+        user: whose sessions and memory these are, if the key is one person's; "" for nobody in particular, as of an
+            application's key.
         note: what a person called it, for lists.
         memory: tokens of long-term memory that are put before a prompt; 0 for none.
         learn: whether facts are learned from what is said.
         upstream: name of the environment variable that holds the provider's key; "" to pass on the client's own.
         rate: requests per minute; 0 for the gateway's limit.
+        link: whether sessions are linked by what they say.
         figures: it reads the figures of all tenants at `/metrics`, and opens nothing else.
         created, revoked: seconds since the epoch; `revoked` is 0 for a key that is valid.
     """
@@ -58,9 +72,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     learn: bool = False
     upstream: str = ""
     rate: int = 0
+    link: Link = Link.AUTO
     figures: bool = False
     created: float = 0.0
     revoked: float = 0.0
+
+    @property
+    def person(self) -> bool:
+        """Whether it is one person's: it has a user, or it is of this machine, where no keys are needed."""
+        return bool(self.user) or not self.name
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +135,8 @@ def _check(key: Key) -> None:
     check_name(key.tenant, "tenant")
     if key.user:
         check_name(key.user, "user")
+        if key.user.startswith("/"):
+            raise SpecError(f"the user {key.user[:40]!r} begins with /", advice="these are end users below a key; give another")
     if key.upstream and not VARIABLE.fullmatch(key.upstream):
         # What was given may be the provider's key itself, so it is not repeated.
         raise SpecError("that is no name of an environment variable", advice="give the variable's name, never the provider's key")

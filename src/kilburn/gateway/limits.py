@@ -88,6 +88,10 @@ class Bucket:
         self._left -= 1
         return 0.0
 
+    def give(self) -> None:
+        """Put one back: its request was refused for somebody else's sake."""
+        self._left = min(self._most, self._left + 1)
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens there. Other names than `localhost` are not looked up."""

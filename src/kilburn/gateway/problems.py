@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Problem", "body_of", "is_anthropic"]
+__all__ = ["OF_A_USER", "Problem", "body_of", "is_anthropic"]
 
 OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC = {
@@ -17,6 +17,9 @@ ANTHROPIC = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+
+OF_A_USER = ("user_rate_limit_exceeded", "user_concurrency_limit_exceeded")
+"""Codes of refusals of one end user, for which the others below the same key do not pay."""
 
 
 class Problem(Exception):

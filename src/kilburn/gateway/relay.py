@@ -38,7 +38,7 @@ from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, 
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Asked, Form, Reading, hidden
 from kilburn.gateway.history import TRIES, Histories, named
-from kilburn.gateway.keys import Key
+from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Response, Upstream, status_of
@@ -108,7 +108,9 @@ class Relay:
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
         for left in reversed(range(TRIES)):
-            session = self._histories.take(form, asked, named(headers.get("x-kilburn-session", "")), key.user)
+            session = self._histories.take(
+                form, asked, named(headers.get("x-kilburn-session", "")), key.user, link=key.link is not Link.OFF
+            )
             try:
                 self.figures.begin(exchange, session)
                 room = min(key.memory, session.process.budget.window // 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,21 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = ["Memo", "Session", "beginning_of", "chained", "copy_of", "following", "last_reply", "renamed", "shared"]
+__all__ = [
+    "Memo",
+    "Session",
+    "beginning_of",
+    "chained",
+    "copy_of",
+    "following",
+    "is_linkable",
+    "last_reply",
+    "renamed",
+    "shared",
+]
+
+OF_WORDS = re.compile("chat-[0-9a-f]{16}")
+"""The name of a session that its client gave none."""
 
 BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
@@ -31,7 +46,9 @@ class Session:
     """
 
     def __init__(self, process: Process, root: str, earlier: Sequence[int] = ()) -> None:
-        self.process, self.root, self.earlier = process, root, tuple(earlier)
+        self.process, self.root, self.linked_to = process, root, tuple(earlier)
+        self.linked = True
+        """Whether the request that goes on now may see those."""
         self.turn = process.turn
         """Messages that it has, as far as is known here; more are of another gateway."""
         self.digests, self.gaps = _said_in(process)
@@ -53,6 +70,11 @@ class Session:
     def name(self) -> str:
         """The session's name."""
         return self.process.name
+
+    @property
+    def earlier(self) -> tuple[int, ...]:
+        """Numbers of the sessions that this one goes on from, if it may see them now."""
+        return self.linked_to if self.linked else ()
 
     @property
     def number(self) -> int:
@@ -109,6 +131,12 @@ class Memo:
         self.session, self.of, self.digests = session, of, len(session.digests)
         self.history, self.lead = asked.history, asked.lead
         self.prefix = b""
+
+
+def is_linkable(root: str, other: str) -> bool:
+    """Whether a session of one root may be linked to one of another, both of the same user. What a client named has its own
+    past and nobody else's."""
+    return root == other or bool(OF_WORDS.fullmatch(root) and OF_WORDS.fullmatch(other))
 
 
 def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:

@@ -1,0 +1,166 @@
+"""The end users of an application: who a request is for, as the client tells it, and what one of them may take.
+
+A key opens a tenant, and an application has one key for all its users. Each of them that a request names is a wall: no session,
+search, memory or limit is shared by two. The names come from the application, so they are bytes to keep apart, not to believe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.gateway.keys import Key, Link
+from kilburn.gateway.limits import Bounds, Bucket
+from kilburn.gateway.problems import Problem
+
+__all__ = ["HEADER", "Shares", "below", "told"]
+
+HEADER = "x-kilburn-user"
+"""The header that names an end user; it wins over the body."""
+
+LONGEST = 100
+"""Characters of a user in a name; of a longer one its digest stands there."""
+
+SHARE = 4
+"""An end user takes one part in so many of what the key may, so that nobody has all of it."""
+
+KNOWN = 10_000
+"""End users whose rate is remembered: those that asked last."""
+
+_CLAUDE = re.compile(r"user_([0-9a-f]{64})_account_([0-9a-f-]{36}|)_session_[0-9a-f-]{36}")
+"""What Claude Code says of itself: a device, an account, and a session, which changes every time."""
+
+
+class _Fields(msgspec.Struct):
+    safety_identifier: msgspec.Raw = msgspec.Raw(b"null")
+    user: msgspec.Raw = msgspec.Raw(b"null")
+    metadata: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_fields = msgspec.json.Decoder(_Fields).decode
+
+
+def told(headers: Mapping[str, str], body: bytes, key: Key) -> str:
+    """The end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and Anthropic's
+    `metadata.user_id`; "" for none. If several of these fields differ, together they are the user.
+
+    What Claude Code writes into `user_id` by itself names a device and a session. The session is left out; and if the key is
+    one person's, it names nobody else.
+
+    Raises:
+        SpecError: a header that is not UTF-8.
+    """
+    try:
+        named = headers.get(HEADER, "").encode("latin-1").decode().strip()
+    except UnicodeError:
+        raise SpecError(f"a {HEADER} that is not UTF-8", advice="send the bytes of its UTF-8, or letters of ASCII") from None
+    if named:
+        return _quoted(named)
+    try:
+        fields = _fields(body)
+        safety, user, metadata = (msgspec.json.decode(raw) for raw in (fields.safety_identifier, fields.user, fields.metadata))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""  # whoever reads the body refuses it; and what is not read at all has no session
+    said = [_quoted(_text(value)) for value in (safety, user)]
+    named = _text(metadata.get("user_id")) if isinstance(metadata, dict) else ""
+    device = _device(named)
+    if device is None:
+        said.append(_quoted(named))
+    elif not key.person:
+        said.append(f"device={_quoted(device)}")
+    return "&".join(dict.fromkeys(filter(None, said)))
+
+
+def _text(value: object) -> str:
+    """A text; what is none stands for itself, as its JSON."""
+    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value, order="sorted").decode()
+
+
+def _device(said: str) -> str | None:
+    """The device and the account of a `user_id` as Claude Code writes it, in its older form or its newer one; None for others."""
+    if found := _CLAUDE.fullmatch(said):
+        return f"{found[1]} {found[2]}"
+    try:
+        fields = msgspec.json.decode(said, type=dict[str, str]) if said.startswith("{") else {}
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if fields.keys() != {"device_id", "account_uuid", "session_id"}:
+        return None
+    return f"{fields['device_id']} {fields['account_uuid']}"
+
+
+def _quoted(said: str) -> str:
+    """A user as part of a name: without what separates parts, and not too long. No two users have the same."""
+    short = quote(said, safe="@:+")
+    return short if len(short) <= LONGEST else f"%-{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+
+
+def below(key: Key, user: str, asked: Link) -> Key:
+    """The key as it is for one request: its user is its own, or `/USER` or `/ITS USER/USER`, as no key has it; and `link` says
+    on or off.
+
+    Args:
+        user: that the request names, as `told` gives it.
+        asked: what the operator says of links for the whole gateway.
+    """
+    said = {asked, key.link}
+    linked = Link.OFF not in said and (Link.ON in said or key.person or bool(user))
+    own = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
+    return msgspec.structs.replace(key, user=own, link=Link.ON if linked else Link.OFF)
+
+
+class Shares:
+    """What the end users of each key take: none of them more than a share of what the key may.
+
+    It is used in the event loop alone.
+    """
+
+    def __init__(self, limits: Bounds) -> None:
+        self._limits = limits
+        self._running: Counter[tuple[str, str]] = Counter()
+        self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
+
+    @contextmanager
+    def taken(self, key: Key, user: str) -> Iterator[None]:
+        """One request of an end user, as long as it is answered.
+
+        Raises:
+            Problem: it is over the user's share.
+        """
+        if not user:
+            yield
+            return
+        most = max(1, self._limits.per_key // SHARE)
+        who = key.name, user
+        if self._running[who] >= most:
+            said = f"{most} requests of this user are being answered; wait for one to end"
+            raise Problem(429, "user_concurrency_limit_exceeded", said, retry_after=1)
+        self._check_rate(key, who)
+        self._running[who] += 1
+        try:
+            yield
+        finally:
+            self._running[who] -= 1
+            if not self._running[who]:
+                del self._running[who]
+
+    def _check_rate(self, key: Key, who: tuple[str, str]) -> None:
+        rate = key.rate or self._limits.rate
+        if not rate:
+            return
+        rate = max(1, rate // SHARE)
+        bucket = self._buckets.get(who)
+        if bucket is None or bucket.rate != rate:
+            bucket = self._buckets[who] = Bucket(rate)
+        self._buckets.move_to_end(who)
+        if len(self._buckets) > KNOWN:
+            self._buckets.popitem(last=False)
+        if wait := bucket.take():
+            raise Problem(429, "user_rate_limit_exceeded", f"over {rate:,} requests per minute of one user", retry_after=wait)
