@@ -102,8 +102,8 @@ class View:
             user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.
         importance: what `remember` set, 0 to 1, by page id.
-        uses: how pages were used, by page id; a page never recalled has its admission only. In a session that was opened
-            again, a page that is out and was never recalled has none.
+        uses: how pages were used, by page id: of those in the window and in folds, and of those that were ever recalled. A page
+            never recalled has its admission, or when it was folded.
         page: the page of an id, on any level.
         text: the exact text of a page, on any level.
         group: all pages that must move with a page, itself included, on any level.

@@ -35,7 +35,7 @@ class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         costs: of the originals, in order; `others` are those of derived pages in the window.
         folds: what each fold stands for, by its id.
         groups: the members of each group, the group's own number first.
-        uses: how pages in the window, in folds, and of those that were recalled, were used.
+        uses: how pages were used.
         ratios, factor: of the calibration.
     """
 
@@ -97,7 +97,7 @@ def checkpoint_of(window: Window, ledger: Ledger, usage: Usage) -> bytes:
             groups=[(group, *members) for group, members in window.groups.items()],
             stubs=window.stubs,
             gaps=list(window.gaps),
-            uses=_uses(window, usage.pages),
+            uses=_uses(usage.pages),
             tokenizer=usage.tokenizer,
             **usage.calibrated.state(),
             **ledger.state(window.turn),
@@ -109,12 +109,11 @@ def _runs(pages: Iterable[int]) -> Runs:
     return stretches(sorted(pages))
 
 
-def _uses(window: Window, uses: Mapping[int, Use]) -> list[tuple[int, int, float, Runs]]:
-    """How pages were used, those with the same use together. Whatever else comes back into the window is used by that."""
+def _uses(uses: Mapping[int, Use]) -> list[tuple[int, int, float, Runs]]:
+    """How pages were used, those with the same use together."""
     kept: dict[Use, list[int]] = {}
     for page, use in uses.items():
-        if use.count or page in window.shown or page in window.folded:
-            kept.setdefault(use, []).append(page)
+        kept.setdefault(use, []).append(page)
     return [(use.count, use.turn, use.time, _runs(pages)) for use, pages in kept.items()]
 
 

@@ -550,8 +550,8 @@ class Kernel:
             self.contents.keep(digest, text)
         for event in batch.events:
             self.window.enact(event, pages)
-            if event.act is Act.ADMIT:
-                self.usage.learn(event)
+            if event.act in STATE:
+                self._learn(event)
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
@@ -653,7 +653,13 @@ class Kernel:
         else:
             event = msgspec.structs.replace(event, tokens=self.window.use)
         self.pending.events.append(event)
-        self.usage.learn(event)
+        self._learn(event)
+
+    def _learn(self, event: Event) -> None:
+        """Note how an event uses pages, until it is undone."""
+        undo = self.usage.learn(event)
+        if undo is not None:
+            self.window.on_rollback(undo)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
         """Record an observation; it is written with the next batch, or when there are many.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,11 @@ ALARM = 0.60
 """A hit rate under this raises a warning, once there are `ENOUGH` accesses."""
 
 ENOUGH = 20
+
+MOVED = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP})
+
+HELD = frozenset({Place.IN, Place.STUB, Place.FOLDED})
+"""Places of pages whose use is kept though they were never recalled."""
 
 
 class Stats(msgspec.Struct, kw_only=True):
@@ -203,24 +208,50 @@ class Usage:
         made.pages, made.calibrated = self.pages.copy(), self.calibrated.copy()
         return made
 
-    def learn(self, event: Event) -> None:
-        """Update from one event."""
+    def learn(self, event: Event) -> Callable[[], None] | None:
+        """Update from one event; returns what undoes it, of an event that moves pages.
+
+        Of a page that is out and was never recalled nothing is kept: it is used anew when it comes back.
+        """
         if event.act is Act.ADMIT:
             self.pages.update({page: Use(0, event.turn, event.time) for page in event.pages})
-        elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
-            # A fold may cite thousands of pages: only those that leave with it now count as used, and pages with the
-            # same use share one entry.
-            more = int(event.act is not Act.FOLD)
-            pages = event.pages if more else event.data["to"].get(Place.FOLDED, ())
-            counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
-            entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
-            self.pages.update({page: entries[count] for page, count in counts.items()})
+        elif event.act is Act.FAULT:
+            self._use(event.pages, event)
+        elif event.act in MOVED and "to" in event.data:
+            return self._move(event, event.data["to"])
         elif event.act is Act.NOTE:
             self.tokenizer = event.data.get("tokenizer", self.tokenizer)
         elif event.act is Act.USAGE:
             counted, prompt = event.data.get("counted"), event.data.get("prompt")
             if is_count(counted) and is_count(prompt):  # another version may have written anything
                 self.calibrated.observe(counted, prompt)
+        return None
+
+    def _use(self, pages: Iterable[int], event: Event, more: int = 1) -> None:
+        """Count pages as used by an event; those with the same use share one entry."""
+        counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
+        entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
+        self.pages.update({page: entries[count] for page, count in counts.items()})
+
+    def _move(self, event: Event, to: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+        # A fold may cite thousands of pages: only those that leave with it now count as used.
+        used = event.pages if event.act is Act.LOAD else to.get(Place.FOLDED, ()) if event.act is Act.FOLD else ()
+        gone = [page for where, pages in to.items() if where not in HELD for page in pages]
+        before = {page: self.pages.get(page) for page in (*used, *gone)}
+        self._use(used, event, more=int(event.act is Act.LOAD))
+        for page in gone:
+            use = self.pages.get(page)
+            if use is not None and not use.count:
+                del self.pages[page]
+
+        def undo() -> None:
+            for page, use in before.items():
+                if use is None:
+                    self.pages.pop(page, None)
+                else:
+                    self.pages[page] = use
+
+        return undo
 
     def forget(self, pages: Iterable[Page]) -> None:
         """Remove pages whose admission was undone."""
