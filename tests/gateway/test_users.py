@@ -13,8 +13,9 @@ import httpx2
 import pytest
 
 import kilburn
-from kilburn.errors import SpecError
+from kilburn.errors import InvalidMessage, SpecError
 from kilburn.gateway.app import Settings, build
+from kilburn.gateway.chat import Chat
 from kilburn.gateway.keys import Key, Link, add_key, read_keys
 from kilburn.gateway.limits import Bounds
 from kilburn.gateway.users import below, told
@@ -216,6 +217,15 @@ def test_no_two_users_have_one_name() -> None:
     assert max(map(len, names)) < 400
 
 
+def test_what_is_no_text_is_a_user_too_or_is_refused() -> None:
+    names = [told({}, body, KEY) for body in (b'{"user": "\xff"}', b'{"\\u0075ser": "a"}', b'{"metadata": "b"}')]
+    assert names == ["%22%5Cxff%22", "a", "b"]
+    for value in (b'"\\ud800"', b'{"user_id": "\\udc00"}'):
+        body = b'{"messages": [{"role": "user", "content": "x"}], "metadata": ' + value + b"}"
+        with pytest.raises(InvalidMessage):
+            Chat().open(body)
+
+
 def test_what_claude_code_says_of_itself_is_a_device_and_under_a_persons_key_nobody() -> None:
     for both in (OLD, NEW):
         one, other = (of({"metadata": {"user_id": said}}) for said in both)
@@ -258,6 +268,15 @@ def test_a_chain_at_the_provider_belongs_to_who_began_it(house: Callable[..., Ho
                     assert ask(who, **more).status_code == 404
             referred = [{"type": "item_reference", "id": name}, open_()]
             assert ask("bob", input=referred).status_code == 404
+            for item in (
+                {"id": name},
+                {"type": "reasoning", "id": name, "summary": []},
+                {"type": "item\u005freference", "id": name},
+            ):
+                assert ask("bob", input=[item, open_()]).status_code == 404
+            odd = f'{{"input": "?", "previous_response_id": "{name}", "top_p": NaN}}'
+            given = {"x-api-key": it.secret, "x-kilburn-user": "bob", "x-kilburn": "off"}
+            assert it.http.post(it.url + RESPONSES, content=odd, headers=given).status_code == 400
             for method in ("GET", "DELETE"):
                 given = {"x-api-key": it.secret, "x-kilburn-user": "bob"}
                 assert it.http.request(method, f"{it.url}/v1/responses/{name}", headers=given).status_code == 404

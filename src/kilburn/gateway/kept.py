@@ -54,6 +54,8 @@ class Kept:
             Problem: something belongs to somebody else. StoreError: it cannot be said.
         """
         # What stands in a path may be a verb, and no id.
+        if not is_kept(key) and not self._any():
+            return
         read = [_digest(part) for part in path.removeprefix("/v1/responses").strip("/").split("/")[:1] if part]
         named = [_digest(name) for name in _named_in(body)]
         owner = _digest(f"{key.tenant}\0{key.user}")
@@ -65,6 +67,13 @@ class Kept:
                 raise Problem(404, "not_of_this_user", said)
             self.claim(named, key)
             self.write()
+
+    def _any(self) -> bool:
+        """Whether anybody owns anything."""
+        with self._lock:
+            if not self._owners:
+                self._learn()
+            return bool(self._owners)
 
     def claim(self, digests: Iterable[str], key: Key) -> None:
         """Say whose some ids are, by their digests, if nobody has them. `write` makes it last."""
@@ -126,7 +135,13 @@ def is_kept(key: Key) -> bool:
 
 
 def _named_in(body: bytes) -> Iterator[str]:
-    """The ids of what a request goes on from."""
+    """The ids of what a request goes on from.
+
+    Raises:
+        Problem: it may name something, and cannot be read.
+    """
+    if not body:
+        return
     try:
         fields = _object(body)
         for name in ("previous_response_id", "conversation"):
@@ -134,13 +149,16 @@ def _named_in(body: bytes) -> Iterator[str]:
             value = value.get("id") if isinstance(value, dict) else value
             if isinstance(value, str):
                 yield value
-        given = fields.get("input", b"")
-        items: Any = msgspec.json.decode(given) if b"item_reference" in bytes(given) else ()
+        items: Any = msgspec.json.decode(fields.get("input", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return  # it is no request, and is refused as none
+        # A provider may read it more kindly, and find a name in it.
+        raise Problem(400, "invalid_body", "the body is no JSON object that can be read") from None
     for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str):
-            yield item["id"]
+        # A provider looks reasoning up by its id, and takes an item without a type for a reference.
+        if isinstance(item, dict) and isinstance(item.get("id"), str):
+            kind = item.get("type")
+            if kind in ("item_reference", "reasoning") or (kind is None and "content" not in item):
+                yield item["id"]
 
 
 def _digest(name: str) -> str:

@@ -65,17 +65,25 @@ def told(headers: Mapping[str, str], body: bytes, key: Key) -> str:
         return _quoted(named)
     try:
         fields = _fields(body)
-        safety, user, metadata = (msgspec.json.decode(raw) for raw in (fields.safety_identifier, fields.user, fields.metadata))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""  # whoever reads the body refuses it; and what is not read at all has no session
+    safety, user, metadata = map(_value, (fields.safety_identifier, fields.user, fields.metadata))
     said = [_quoted(_text(value)) for value in (safety, user)]
-    named = _text(metadata.get("user_id")) if isinstance(metadata, dict) else ""
+    named = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
     device = _device(named)
     if device is None:
         said.append(_quoted(named))
     elif not key.person:
         said.append(f"device={_quoted(device)}")
     return "&".join(dict.fromkeys(filter(None, said)))
+
+
+def _value(raw: msgspec.Raw) -> object:
+    """What JSON says; its letters, where that is nothing that can be said, such as half of a character."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return bytes(raw).decode("utf-8", "backslashreplace")
 
 
 def _text(value: object) -> str:
