@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On a busy machine a command is long enough to tell of its progress, between the lines that a test compares.
 os.environ["KILBURN_QUIET"] = "1"
+# Workers of xdist have another one than a person's pipe, which has none.
+os.environ.pop("COLUMNS", None)
 
 LANGUAGE_MODELS = {"local", "smollm", "speaker", "weights"}
 """The fixtures that bring a language model."""

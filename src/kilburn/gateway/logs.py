@@ -11,6 +11,7 @@ from typing import IO, Any
 import msgspec
 
 from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.users import logged
 from kilburn.terminal import say, spelled
 
 __all__ = ["Log", "line_of"]
@@ -35,7 +36,7 @@ def line_of(exchange: Exchange) -> dict[str, Any]:
         "bytes": exchange.size,
     }
     if exchange.key is not None:
-        said |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": exchange.key.user}
+        said |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
     said |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
     said |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
     if exchange.usage is not None:

@@ -20,7 +20,7 @@ from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.limits import Bounds, Bucket
 from kilburn.gateway.problems import Problem
 
-__all__ = ["HEADER", "Shares", "below", "told"]
+__all__ = ["HEADER", "Shares", "below", "logged", "told"]
 
 HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
@@ -122,6 +122,14 @@ def below(key: Key, user: str, asked: Link) -> Key:
     linked = Link.OFF not in said and (Link.ON in said or key.person or bool(user))
     own = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
     return msgspec.structs.replace(key, user=own, link=Link.ON if linked else Link.OFF)
+
+
+def logged(user: str) -> str:
+    """A key's user as the log has it: an end user, whose name is what a request said, by a digest."""
+    if not user.startswith("/"):
+        return user
+    own, _, end = user[1:].rpartition("/")
+    return f"{own}/{hashlib.blake2b(end.encode(), digest_size=8).hexdigest()}"
 
 
 class Shares:
