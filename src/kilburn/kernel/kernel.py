@@ -173,6 +173,8 @@ class Kernel:
         observed = self.pending.events
         self._load()
         self.pending.add(observed)
+        for event in observed:
+            self._learn(event)
         self.stale = False
         self.changes += 1
         return True
