@@ -26,6 +26,8 @@ VENV = os.path.join(ROOT, ".venv")
 BIN = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(BIN, "python.exe" if os.name == "nt" else "python")
 EXTRAS = {"demo": "local", "test": "test", "reference": "test"}
+BESIDE = ["kv", "lab"]
+"""The folders of the distributions beside the product."""
 INCLUDES = {"demo": ["demo", "test"], "test": ["test"], "reference": ["test"]}
 """Which sets of extras serve a command: the tests' set holds the demo's."""
 
@@ -47,10 +49,10 @@ CHECKS = [
 ]
 
 
-APART = ["demo", "evals", "kv", "models", "recipes", "torture", "benchmarks", "test_benchmarks.py", "test_docs.py"]
-"""Tests of what stands on the rest, in tests/: the quick run leaves them out."""
-QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=tests/" + name for name in APART)]
-LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, most of Hypothesis's examples, and tests/{%s}"
+APART = ["tests/demo", "tests/models", "tests/torture", "tests/test_docs.py", "kv/tests", "lab/tests"]
+"""Tests of what stands on the rest: the quick run leaves them out."""
+QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=" + name for name in APART)]
+LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, most of Hypothesis's examples, and %s"
 
 
 def say(text):
@@ -75,15 +77,23 @@ def newer_python():
 
 
 def extras_of(command):
-    """What a command needs beside the package: the tests take what has to be compiled where there is a compiler."""
+    """What a command needs beside the package. What takes minutes to compile is for CI, or for who asks with CI=true."""
     extras = EXTRAS[command]
-    return extras + ",llama" if extras == "test" and any(map(shutil.which, ("c++", "g++", "clang++"))) else extras
+    return extras + ",llama" if extras == "test" and os.environ.get("CI") else extras
+
+
+def packages_of(extras):
+    """What pip installs for a set of extras: the product, and for the tests the distributions beside it."""
+    beside = [os.path.join(ROOT, name) for name in BESIDE] if extras.startswith("test") else []
+    return [word for each in ["%s[%s]" % (ROOT, extras), *beside] for word in ("--editable", each)]
 
 
 def stamp_of(extras):
     """What an environment was made from: equal stamps mean that nothing needs doing."""
-    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
-        made_from = file.read()
+    made_from = b""
+    for folder in ("", *BESIDE):
+        with open(os.path.join(ROOT, folder, "pyproject.toml"), "rb") as file:
+            made_from += file.read()
     made_from += ("%s %s %s" % (extras, ROOT, sys.version)).encode("utf-8")
     return hashlib.sha256(made_from).hexdigest()
 
@@ -153,13 +163,13 @@ def install(command):
     extras = extras_of(command)
     pip = [*make_venv(), "install", "--disable-pip-version-check", "--no-input", "--retries", "8", "--timeout", "60", "--quiet"]
     if extras == "test":
-        say("there is no C++ compiler, so the tests of llama-cpp-python will be skipped; on Debian or Ubuntu: apt install g++")
+        say("the tests of llama-cpp-python, which takes minutes to compile, will be skipped; CI=true installs it, and needs g++")
     environment = compiling()
     takes = "some minutes" if command == "test" else "a minute or two"
     say("installing kilburn[%s] into .venv; the first time this takes %s" % (extras, takes))
     began = time.time()
     for wait in (5, 20, None):
-        if subprocess.call([*pip, "--editable", "%s[%s]" % (ROOT, extras)], env=environment, stdin=subprocess.DEVNULL) == 0:
+        if subprocess.call([*pip, *packages_of(extras)], env=environment, stdin=subprocess.DEVNULL) == 0:
             break
         if wait is None:
             stop("pip could not install (its own words are above); check the network or the package index, then run this again")
@@ -196,7 +206,7 @@ def test(args):
     say("pytest " + " ".join(options))
     status = tool("pytest", *options)
     if quick:
-        say(LEFT_OUT % ",".join(APART))
+        say(LEFT_OUT % ", ".join(APART))
     return status or int(bool(failed))
 
 

@@ -24,11 +24,13 @@ import typer.main
 from typer.core import TyperGroup
 
 import kilburn
-from kilburn.cli import app
+from kilburn.cli import load
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
+BESIDE = ["kilburn_kv", "kilburn_lab"]
+"""The packages beside the product."""
 NOUNS = (
     "errors",
     "message",
@@ -226,7 +228,7 @@ def option_line(option: object) -> str:
 def command_line() -> str:
     """The page on the command line."""
     shown = examples()
-    program = typer.main.get_command(app)
+    program = load()
     options = "\n".join(option_line(item) for item in program.params if "--help" not in item.opts)
     parts = [
         "# The command line\n\nEvery verb of `kilburn`, in the order of the alphabet. `kilburn VERB --help` says the same.\n",
@@ -249,10 +251,11 @@ def pages() -> dict[str, str]:
     out = {"cli.md": command_line(), "kilburn.md": "# `kilburn`\n\n" + module_section("kilburn")}
     out["nouns.md"] = "# The nouns\n\n" + "\n".join(module_section(f"kilburn.{name}") for name in NOUNS)
     packages = sorted(info.name for info in pkgutil.iter_modules(kilburn.__path__) if info.ispkg and info.name != "cli")
+    packages += BESIDE
     for name in packages:
-        sections = [module_section(module) for module in exporting(f"kilburn.{name}")]
-        out[f"{name}.md"] = f"# `kilburn.{name}`\n\n" + (
-            "\n".join(sections) or inspect.getdoc(importlib.import_module(f"kilburn.{name}")) or ""
+        sections = [module_section(module) for module in exporting(dotted(name))]
+        out[f"{name}.md"] = f"# `{dotted(name)}`\n\n" + (
+            "\n".join(sections) or inspect.getdoc(importlib.import_module(dotted(name))) or ""
         )
     titles = ["kilburn", "cli", "nouns", *packages]
     about = {"cli": "Every verb of the command line.", "nouns": "The small data types and seams that everything else speaks."}
@@ -268,7 +271,7 @@ def pages() -> dict[str, str]:
 
 def dotted(title: str) -> str:
     """The module of a page's title."""
-    return "kilburn" if title == "kilburn" else f"kilburn.{title}"
+    return title if title == "kilburn" or title in BESIDE else f"kilburn.{title}"
 
 
 def main() -> int:

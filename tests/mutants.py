@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("src", "tests", "recipes", "benchmarks", "pyproject.toml")
+COPIED = ("src", "kv", "lab", "tests", "conftest.py", "pyproject.toml")
 SECONDS = 600
 """How long the tests of one mutant may run; a mutant that hangs is noticed."""
 

@@ -25,12 +25,11 @@ from typing import Any
 
 import click
 import pytest
-import typer
 
 import kilburn
 from cli.terminal import TALK, program
 from cli.terminal import kilburn as run
-from kilburn.cli import app
+from kilburn.cli import load
 from kilburn.gateway.app import Settings, build
 from kilburn.move import Add, Retire
 from kilburn.testing.upstream import Upstream, serving
@@ -41,40 +40,40 @@ LEFT = {
     **dict.fromkeys(
         (
             "kilburn demo --model none --plot window.html",
-            "kilburn eval answers --window 2000 --policy hybrid --policy cost",
-            "kilburn eval answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl "
+            "kilburn lab answers --window 2000 --policy hybrid --policy cost",
+            "kilburn lab answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl "
             "--resume",
-            "kilburn eval change --streams 5",
-            "kilburn eval drift",
-            "kilburn eval drift --policy summarize --policy recursive --arm plain --model smollm2",
-            "kilburn eval equivalence --sample 5 --steps 3 --window 500",
-            "kilburn eval equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume",
-            "kilburn eval equivalence --data runs.jsonl.gz --half tune --window 1000 --out forecasts.jsonl --resume",
-            "kilburn eval kv --traces 20 --capacity 1000000",
-            "kilburn eval poisoning --repeats 5",
-            "kilburn eval recursion",
-            "kilburn eval recursion --tokens 24000 --tokens 1000000 --judged 50 --judged 100",
-            "kilburn eval recall --out rankings.jsonl",
-            "kilburn eval scale --count 10000 --count 100000 --count 1000000",
-            "kilburn eval table",
-            "kilburn eval table --sessions 10 --policy lru --policy importance --policy tiered --policy hybrid",
-            "kilburn eval tasks",
-            "kilburn eval tasks --search --window 2000 --policy hybrid --policy cost",
-            "kilburn eval tasks --sources /usr/include --window 2000 --plot pareto.svg --axis hosted",
-            "kilburn eval tasks --tasks 4 --window 1000 --policy cost --model 'local(\"qwen\", context=16384)'",
-            "kilburn eval tasks --tasks 4 --window 100000 --policy tail --model 'local(\"qwen\", context=16384)'",
-            "kilburn eval tasks --tasks 8 --window 2000 --policy summarize --policy compact --writer 'local(\"qwen\")'",
-            "kilburn eval paging --data runs.jsonl.gz --referring --sample 10 --window 4000 --policy summarize --model local",
-            "kilburn eval vectors",
-            "kilburn bench gateway",
-            "kilburn bench session --runs 5",
+            "kilburn lab change --streams 5",
+            "kilburn lab drift",
+            "kilburn lab drift --policy summarize --policy recursive --arm plain --model smollm2",
+            "kilburn lab equivalence --sample 5 --steps 3 --window 500",
+            "kilburn lab equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume",
+            "kilburn lab equivalence --data runs.jsonl.gz --half tune --window 1000 --out forecasts.jsonl --resume",
+            "kilburn lab kv --traces 20 --capacity 1000000",
+            "kilburn lab poisoning --repeats 5",
+            "kilburn lab recursion",
+            "kilburn lab recursion --tokens 24000 --tokens 1000000 --judged 50 --judged 100",
+            "kilburn lab recall --out rankings.jsonl",
+            "kilburn lab scale --count 10000 --count 100000 --count 1000000",
+            "kilburn lab table",
+            "kilburn lab table --sessions 10 --policy lru --policy importance --policy tiered --policy hybrid",
+            "kilburn lab tasks",
+            "kilburn lab tasks --search --window 2000 --policy hybrid --policy cost",
+            "kilburn lab tasks --sources /usr/include --window 2000 --plot pareto.svg --axis hosted",
+            "kilburn lab tasks --tasks 4 --window 1000 --policy cost --model 'local(\"qwen\", context=16384)'",
+            "kilburn lab tasks --tasks 4 --window 100000 --policy tail --model 'local(\"qwen\", context=16384)'",
+            "kilburn lab tasks --tasks 8 --window 2000 --policy summarize --policy compact --writer 'local(\"qwen\")'",
+            "kilburn lab paging --data runs.jsonl.gz --referring --sample 10 --window 4000 --policy summarize --model local",
+            "kilburn lab vectors",
+            "kilburn lab bench gateway",
+            "kilburn lab bench session --runs 5",
         ),
         "it measures, or loads a language model, for minutes or hours",
     ),
-    "kilburn eval recall --data locomo.jsonl.gz --out rankings.jsonl": "it needs a file of recorded conversations, and minutes",
-    "kilburn eval vectors --data talks.jsonl.gz --count 10000 --count 1000000 --plot vectors.svg": "it needs a million texts",
-    "kilburn eval scale --peer mem0=/tmp/peers/bin/python --peer langgraph=/tmp/peers/bin/python": "it needs the peers",
-    "kilburn bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg": "it needs the peer",
+    "kilburn lab recall --data locomo.jsonl.gz --out rankings.jsonl": "it needs a file of recorded conversations, and minutes",
+    "kilburn lab vectors --data talks.jsonl.gz --count 10000 --count 1000000 --plot vectors.svg": "it needs a million texts",
+    "kilburn lab scale --peer mem0=/tmp/peers/bin/python --peer langgraph=/tmp/peers/bin/python": "it needs the peers",
+    "kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg": "it needs the peer",
     f"kilburn models pull {LARGE}": "it fetches four gigabytes from Hugging Face",
     f"kilburn chat --model \"local('{LARGE}')\"": "its weights are four gigabytes",
 }
@@ -97,7 +96,7 @@ def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         yield from leaves(inner, (*words, name))
 
 
-TREE = dict(leaves(typer.main.get_command(app)))
+TREE = dict(leaves(load()))
 
 
 def shown() -> dict[str, str]:

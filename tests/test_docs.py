@@ -5,7 +5,7 @@ network:
 
 - SmolLM2's weights are there, as after `kilburn models pull smollm2`, where a block names them.
 - `python` runs; an `output` block after it is what it prints.
-- `console` runs its lines that start with `$ ` and call `kilburn`, `cat` or `python recipes/NAME.py`; what
+- `console` runs its lines that start with `$ ` and call `kilburn`, `cat` or `python lab/recipes/NAME.py`; what
   stands below a command is what it prints, and nothing there asks only for success. `# exits 2` behind a
   command states another exit status.
 - A block whose fence says `file=NAME` is written to that file.
@@ -190,7 +190,7 @@ def run_program(words: list[str]) -> tuple[int, str]:
 def run_console(block: Block, where: str) -> None:
     for command, status, expected in commands_of(block):
         words = shlex.split(command)
-        recipe = words[0] == "python" and words[1].startswith("recipes/")
+        recipe = words[0] == "python" and words[1].startswith("lab/recipes/")
         assert recipe or words[0] in ("kilburn", "cat"), f"{where}: only kilburn, cat and recipes run here, not {words[0]}"
         ended, printed = run_program(words[1:]) if recipe else run_command(words)
         assert ended == status, f"{where}: `{command}` exits {ended}, not {status}\n{printed}"

@@ -49,6 +49,8 @@ def test_a_checkout_is_named() -> None:
     assert extras.command("mcp") == f'pip install -e "{ROOT}[mcp]"'
     error = MissingExtra("numpy", "embed")
     assert error.advice == extras.command("embed")
+    assert extras.command("kv") == f'pip install -e "{ROOT}" -e "{ROOT}/kv"'
+    assert extras.command("llama") == f'pip install -e "{ROOT}" -e "{ROOT}/kv[llama]"'
 
 
 def test_a_folder_is_named_while_it_is_there(tmp_path: Path) -> None:
@@ -56,6 +58,7 @@ def test_a_folder_is_named_while_it_is_there(tmp_path: Path) -> None:
     place.mkdir()
     note = {"url": place.as_uri(), "dir_info": {}}
     assert installed(tmp_path / "1", note) == f'pip install "{place}[embed]"'
+    assert installed(tmp_path / "4", note, "lab") == f'pip install "{place}" "{place}/lab"'
     note["dir_info"] = {"editable": True}
     assert installed(tmp_path / "2", note) == f'pip install -e "{place}[embed]"'
     place.rmdir()
@@ -69,6 +72,8 @@ def test_an_address_is_named(tmp_path: Path) -> None:
     }
     said = installed(tmp_path / "1", git)
     assert said == 'pip install "kilburn[embed] @ git+https://host.example/kilburn.git@abc"'
+    said = installed(tmp_path / "5", git, "kv")
+    assert said == 'pip install "kilburn-kv @ git+https://host.example/kilburn.git@abc#subdirectory=kv"'
     said = installed(tmp_path / "2", git | {"subdirectory": "code"})
     assert said == 'pip install "kilburn[embed] @ git+https://host.example/kilburn.git@abc#subdirectory=code"'
     here = {"url": tmp_path.as_uri(), "vcs_info": {"vcs": "git", "commit_id": "abc"}}

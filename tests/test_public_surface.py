@@ -10,19 +10,26 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 import kilburn
-from kilburn.cli import app
+import kilburn_kv
+import kilburn_lab
+from kilburn.cli import load
 from kilburn.errors import MissingExtra
 from kilburn.submodules import exports
 from startup import cost_of_import
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ["kilburn", *(info.name for info in pkgutil.walk_packages(kilburn.__path__, "kilburn.") if "__main__" not in info.name)]
+PACKAGES = [kilburn, kilburn_kv, kilburn_lab]
+MODULES = [
+    name
+    for package in PACKAGES
+    for name in (package.__name__, *(info.name for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".")))
+    if "__main__" not in name
+]
 MODULES_AT_MOST, CALLS_AT_MOST = 200, 60_000
-"""Half as many again, and twice as many, as `import kilburn` takes; how long that is, benchmarks/startup.py measures."""
+"""Half as many again, and twice as many, as `import kilburn` takes; how long that is, lab/benchmarks/startup.py measures."""
 HEAVY = {"anthropic", "matplotlib", "numpy", "openai", "rich", "textual", "typer", "xllamacpp"}
 
 
@@ -56,9 +63,9 @@ def test_import_is_little_work_and_takes_no_heavy_package() -> None:
 
 def test_submodules_are_attributes_of_their_packages() -> None:
     """In an interpreter of its own: here they are imported already."""
-    inner = [info.name for info in pkgutil.walk_packages(kilburn.__path__, "kilburn.") if info.ispkg]
-    assert {"kilburn.adapters", "kilburn.kv.presses"} <= set(inner)
-    code = "import kilburn, importlib, sys\nfor path in sys.argv[1:]:\n  found = kilburn\n"
+    inner = [info.name for each in PACKAGES for info in pkgutil.walk_packages(each.__path__, each.__name__ + ".") if info.ispkg]
+    assert {"kilburn.adapters", "kilburn_kv.presses", "kilburn_lab.evals"} <= set(inner)
+    code = "import importlib, sys\nfor path in sys.argv[1:]:\n  found = importlib.import_module(path.split('.')[0])\n"
     code += "  for name in path.split('.')[1:]: found = getattr(found, name)\n  assert found.__name__ == path, path\n"
     code += "  assert not hasattr(found, 'nothing_of_this_name') and not hasattr(found, '__wrapped__'), path\n"
     subprocess.run([sys.executable, "-c", code, *inner, "kilburn.agents.loop", "kilburn.errors"], check=True)
@@ -95,7 +102,7 @@ def test_every_address_is_true() -> None:
                 found = importlib.import_module(path)
             except MissingExtra:
                 continue
-            wrong += [] if hasattr(found, name) and not path.startswith("kilburn.cli") else [f"{path}.{name}"]
+            wrong += [] if hasattr(found, name) and ".cli." not in f"{path}." else [f"{path}.{name}"]
     assert len(exports()) > 1000
     assert not wrong
 
@@ -111,7 +118,7 @@ def verbs() -> list[tuple[str, TyperCommand]]:
         else:
             found.append((prefix, command))
 
-    walk("", typer.main.get_command(app))
+    walk("", load())
     return found
 
 
@@ -145,4 +152,4 @@ def test_verbs_promised_to_users_exist() -> None:
         "fsck",
         "forget",
     }
-    assert promised | {"eval paging"} <= {verb for verb, _ in verbs()}
+    assert promised | {"lab paging"} <= {verb for verb, _ in verbs()}

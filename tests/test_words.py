@@ -55,9 +55,8 @@ def test_each_term_has_one_entry() -> None:
 
 
 def test_a_name_of_the_glossary_is_in_the_code() -> None:
-    there = set().union(
-        *(names_of(ast.parse(path.read_text(encoding="utf-8"))) for path in (ROOT / "src" / "kilburn").rglob("*.py"))
-    )
+    sources = [path for place in ("src", "kv/src", "lab/src") for path in (ROOT / place).rglob("*.py")]
+    there = set().union(*(names_of(ast.parse(path.read_text(encoding="utf-8"))) for path in sources))
     named = {name for head in heads() for name in re.findall(r"`([^`]+)`", head)}
     assert len(named) > 30
     assert named <= there, f"rename these in docs/design/glossary.md: {sorted(named - there)}"

@@ -7,8 +7,15 @@ the extra's own requirements are named, which any index has.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["command"]
+
+BESIDE = {"kv": ("kilburn-kv", "kv", ""), "llama": ("kilburn-kv[llama]", "kv", "[llama]"), "lab": ("kilburn-lab", "lab", "")}
+"""Extras that are distributions of their own: the requirement, its folder beside the product, and the extra in it."""
 
 
 @cache
@@ -20,7 +27,7 @@ def command(extra: str) -> str:
 
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "src" / "kilburn").is_dir() and (checkout / "pyproject.toml").is_file():
-        return f'pip install -e "{checkout}[{extra}]"'
+        return f"pip install {_folder(checkout, extra, '-e ')}"
     try:
         installed = distribution("kilburn")
     except PackageNotFoundError:
@@ -45,19 +52,29 @@ def _origin(note: str | None, extra: str) -> str:
                 return ""
             if place.is_dir() and "vcs_info" not in told:
                 flag = "-e " if told.get("dir_info", {}).get("editable") else ""
-                return f'{flag}"{place}[{extra}]"'
-        below = f"subdirectory={told['subdirectory']}" if told.get("subdirectory") else ""
+                return _folder(place, extra, flag)
+        name, folder, _ = BESIDE.get(extra, (f"kilburn[{extra}]", "", ""))
+        folder = "/".join(filter(None, (told.get("subdirectory"), folder)))
+        below = f"subdirectory={folder}" if folder else ""
         if "vcs_info" in told:
             local = url.startswith("file:")
             url = f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}"
             if local:
                 # Before an @ such an address must have a host.
-                return f'"{url}#{"&".join(filter(None, [f"egg=kilburn[{extra}]", below]))}"'
+                return f'"{url}#{"&".join(filter(None, [f"egg={name}", below]))}"'
         if below:
             url += f"#{below}"
     except (ValueError, TypeError, AttributeError, KeyError):
         return ""
-    return f'"kilburn[{extra}] @ {url}"' if "://" in url else ""
+    return f'"{name} @ {url}"' if "://" in url else ""
+
+
+def _folder(place: Path, extra: str, flag: str) -> str:
+    """What to install an extra from, in a checkout: what is beside the product comes together with it."""
+    if extra not in BESIDE:
+        return f'{flag}"{place}[{extra}]"'
+    _, folder, inner = BESIDE[extra]
+    return f'{flag}"{place}" {flag}"{place / folder}{inner}"'
 
 
 def _requirements(requires: list[str], extra: str) -> list[str]:

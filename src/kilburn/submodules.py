@@ -16,6 +16,9 @@ __all__ = ["attach", "exports"]
 
 EXPORTS = re.compile(r"^__all__ = \[(.*?)\]", re.MULTILINE | re.DOTALL)
 
+PACKAGES = ("kilburn", "kilburn_kv", "kilburn_lab")
+"""Where names live: the product, and the distributions beside it that are installed."""
+
 NAMED = 4
 """Places that an error names at most."""
 
@@ -47,15 +50,18 @@ def attach(package: str) -> None:
 def exports() -> dict[str, list[str]]:
     """Every public name that is defined in a module below the top, with the modules that export it, sorted. What the commands
     of the command line are called is not among them."""
-    from pathlib import Path  # only for an error
+    # Only for an error.
+    from importlib.util import find_spec
+    from pathlib import Path
 
-    root = Path(__file__).resolve().parent
+    specs = [spec for package in PACKAGES if (spec := find_spec(package)) is not None and spec.origin is not None]
+    roots = {spec.name: Path(spec.origin or "").resolve().parent for spec in specs}
     found: dict[str, list[str]] = {}
-    for file in sorted(root.rglob("*.py")):
+    for package, file in [(name, file) for name, place in roots.items() for file in sorted(place.rglob("*.py"))]:
         text = file.read_text(encoding="utf-8")
         names = EXPORTS.search(text)
-        module = ".".join(["kilburn", *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
-        own = names is not None and module != "kilburn" and not module.startswith("kilburn.cli")
+        module = ".".join([package, *file.relative_to(roots[package]).with_suffix("").parts]).removesuffix(".__init__")
+        own = names is not None and module != package and not module.startswith(f"{package}.cli")
         for name in re.findall(r'"(\w+)"', names[1]) if names and own else ():
             # What a package exports again is named where it is defined.
             if re.search(rf"^(?:(?:class|def|async def) {name}\b|{name}\b.* = )", text, re.MULTILINE):

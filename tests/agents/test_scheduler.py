@@ -21,10 +21,10 @@ from kilburn.agents.loop import Agent, Limits
 from kilburn.agents.queue import Job, Line, Queue, Share, Stage
 from kilburn.agents.scheduler import ScheduledModel, Scheduler
 from kilburn.errors import Cancelled, DeadlinePassed, SpecError, TokensSpent, Unavailable
-from kilburn.evals.scheduling import Course, simulate, waits
 from kilburn.event import Act
 from kilburn.model import Delta, Reply, Request, complete
 from kilburn.testing import FakeClock, Scripted, check_model
+from kilburn_lab.evals.scheduling import Course, simulate, waits
 from waiting import until
 
 SPECS = ["fifo", "round_robin", "round_robin(slice=8)", "round_robin(steps=3)", "priority", "priority(slice=4)", "fair_share"]

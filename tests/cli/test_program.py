@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 import kilburn as package
 from cli.terminal import kilburn, program
-from kilburn.cli import app
+from kilburn.cli import load
 from kilburn.cli.shell import Json
 from startup import cost_of_import
 
@@ -31,7 +31,7 @@ def verbs() -> list[str]:
         else:
             found.append(prefix)
 
-    walk("", typer.main.get_command(app))
+    walk("", load())
     return found
 
 
@@ -148,7 +148,7 @@ def test_closed_streams_are_said_or_borne_and_nothing_crashes(tmp_path: Path, cl
         ("ps", "--json", "--db"),
         ("recall", "light", "--json"),
         ("replay", "--json", "x.jsonl", "--window", "many"),
-        ("eval", "nothing", "--json"),
+        ("lab", "nothing", "--json"),
         ("--json",),
     ],
     ids=" ".join,

@@ -235,7 +235,7 @@ def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, 
         for force in ([], ["--force"]):
             said = kilburn("export", "light", "--db", db, "--out", name, *force)
             assert (said.status, said.err.count("\n")) == (2, 1), name
-            assert kilburn("eval", "paging", "--sample", "1", "--out", name, *force).status == 2
+            assert kilburn("lab", "paging", "--sample", "1", "--out", name, *force).status == 2
     assert db.read_bytes() == before
     assert kilburn("export", "light", "--db", db, "--out", out).status == 0
     first = out.read_bytes()
@@ -263,9 +263,9 @@ def test_cells_are_only_added_to_a_file_of_cells(db: Path, tmp_path: Path) -> No
     mine.write_bytes(b"mine\n")
     for file in (mine, db):
         before = file.read_bytes()
-        assert kilburn("eval", "paging", "--sample", "1", "--out", file, "--resume").status == 2
+        assert kilburn("lab", "paging", "--sample", "1", "--out", file, "--resume").status == 2
         assert file.read_bytes() == before
-    assert kilburn("eval", "paging", "--sample", "1", "--out", mine).status == 2
+    assert kilburn("lab", "paging", "--sample", "1", "--out", mine).status == 2
     assert mine.read_bytes() == b"mine\n"
 
 

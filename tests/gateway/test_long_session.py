@@ -12,10 +12,10 @@ import pytest
 import kilburn
 from cli.terminal import kilburn as program
 from kilburn.errors import SpecError
-from kilburn.evals.gateway_session import Client, Recorded, Speech, evaluate, lost
-from kilburn.evals.trajectories import synthetic
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Upstream, serving
+from kilburn_lab.evals.gateway_session import Client, Recorded, Speech, evaluate, lost
+from kilburn_lab.evals.trajectories import synthetic
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_numbers_that_mean_nothing_are_refused(wrong: dict[str, int]) -> None:
 
 @pytest.mark.slow
 def test_the_verb_prints_what_was_measured() -> None:
-    ran = program("bench", "session", "--runs", "1", "--window", "3000", "--json")
+    ran = program("lab", "bench", "session", "--runs", "1", "--window", "3000", "--json")
     assert ran.status == 0, ran.err
     report = json.loads(ran.out)
     assert [row["system"] for row in report["rows"]] == ["pass-through", "truncation", "kilburn"]

@@ -141,7 +141,7 @@ def test_the_command_line_runs_nothing_either(tmp_path: Path, spec: str, monkeyp
         ("replay", talk, "--policy", spec),
         ("replay", talk, "--model", spec),
         ("chat", "--model", spec),
-        ("eval", "paging", "--sample", "1", "--policy", spec),
+        ("lab", "paging", "--sample", "1", "--policy", spec),
         ("demo", "--model", spec),
         ("mementos", talk, "--key", "content", "--model", spec),
     ):

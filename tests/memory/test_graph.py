@@ -13,13 +13,13 @@ import kilburn
 from kilburn.errors import KernelError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
-from kilburn.memory.failures import unattributed
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned, learn
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn.testing import FakeClock, Scripted
+from kilburn_lab.failures import unattributed
 
 DAY = 86_400.0
 

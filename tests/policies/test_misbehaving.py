@@ -14,7 +14,6 @@ import pytest
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
-from kilburn.evals.roster import SPECS, Entrant
 from kilburn.event import Act, Event
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -24,6 +23,7 @@ from kilburn.model import Reply, Request
 from kilburn.move import Move
 from kilburn.policy import Policy, View
 from kilburn.testing import FakeClock, Memory, Scripted, check_laws, trace
+from kilburn_lab.evals.roster import SPECS, Entrant
 
 WINDOW = 700
 OUTCOMES = {

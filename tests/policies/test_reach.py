@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import kilburn
-from kilburn.evals.drift import measure
-from kilburn.evals.paging import evaluate
-from kilburn.evals.sample import sample_of
 from kilburn.event import Act
 from kilburn.text.excerpts import CITED
 from kilburn.text.selection import candidates_of, focus_words, select
+from kilburn_lab.evals.drift import measure
+from kilburn_lab.evals.paging import evaluate
+from kilburn_lab.evals.sample import sample_of
 
 
 def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:

@@ -9,10 +9,10 @@ import pytest
 
 import kilburn
 from kilburn.errors import SpecError
-from kilburn.evals.plants import work
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.models.scripted import Scripted
+from kilburn_lab.evals.plants import work
 
 
 def played(store: kilburn.Hierarchy, steps: int) -> tuple[Process, list[int]]:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.evals.roster import SPECS, Entrant
 from kilburn.kernel.process import HitRateWarning
+from kilburn_lab.evals.roster import SPECS, Entrant
 from torture.mishaps import MISHAPS
 from torture.onlooker import Onlooker
 from torture.session import Session, Violation

@@ -1,4 +1,4 @@
-"""A short torture of every policy, and every odd value once. The long one is `kilburn eval torture --seconds 600`."""
+"""A short torture of every policy, and every odd value once. The long one is `kilburn lab torture --seconds 600`."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.cli.archive import gather
 from kilburn.errors import InvalidMessage, KilburnError
-from kilburn.evals.trajectories import read
 from kilburn.wire.recording import read_lines, read_runs
 from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of, trajectory_of
+from kilburn_lab.evals.trajectories import read
 
 HEAD = [{"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "The parser drops a line."}]
 STEPS = [
@@ -81,12 +81,12 @@ def test_every_command_takes_every_form(tmp_path: Path) -> None:
         assert {run.name for run in read_runs(file)} == {run.id for run in read(file)} == set(runs)
         made = kilburn("import", file, "--db", tmp_path / f"{name}.db", "--json")
         assert [one["session"] for one in made.json["sessions"]] == runs, made.err
-        for words in (("replay", file, "--policy", "fifo"), ("eval", "paging", "--data", file, "--policy", "fifo")):
+        for words in (("replay", file, "--policy", "fifo"), ("lab", "paging", "--data", file, "--policy", "fifo")):
             said = kilburn(*words, "--window", 500, "--json")
             assert said.status == 0, said.err
             found = said.json["runs"]
             assert (found if isinstance(found, int) else len(found)) == len(runs)
-    whole = kilburn("eval", "paging", "--data", tmp_path, "--policy", "fifo", "--window", 500, "--json")
+    whole = kilburn("lab", "paging", "--data", tmp_path, "--policy", "fifo", "--window", 500, "--json")
     assert whole.json["runs"] == sum(map(len, forms.values()))
     assert "--session" in kilburn("import", tmp_path / "runs.jsonl", "--session", "one", "--db", tmp_path / "one.db").err
 

@@ -21,7 +21,7 @@ from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import JobResult, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
-from kilburn.evals.picture import check_picture
+from kilburn.picture import check_picture
 from kilburn.terminal import console, emit, line, say
 
 __all__ = ["demo"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets as chance
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -44,8 +43,8 @@ def mcp(
     looked = secrets_of(secrets)
     if user:
         check_name(user, "user")
-    # By name, because it imports the SDK, which only this verb needs.
-    door = import_module("kilburn.mcp")
+    from kilburn import mcp as door  # it needs an extra
+
     # The SDK logs what clients send.
     logging.getLogger("mcp").addHandler(logging.NullHandler())
     logging.getLogger("mcp").propagate = False

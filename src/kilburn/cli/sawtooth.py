@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kilburn.evals.picture import check_picture, picture, plain_axes
 from kilburn.file import write_file
+from kilburn.picture import check_picture, picture, plain_axes
 
 __all__ = ["FORMATS", "draw", "page", "thin", "ticks"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from importlib import import_module
 from typing import IO, Annotated, Any
 
 import typer
@@ -127,12 +126,14 @@ def serve(
 
 
 def _gateway() -> Any:
-    """The gateway's module; by name, because it imports what only this verb needs."""
+    """The gateway's module, which needs an extra."""
     try:
-        import_module("uvicorn")
+        import uvicorn  # noqa: F401 -- whether it is there
     except ModuleNotFoundError as error:
         raise MissingExtra("uvicorn", "serve") from error
-    return import_module("kilburn.gateway.app")
+    from kilburn.gateway import app
+
+    return app
 
 
 def _speaker(upstream: str | None, model: str | None) -> Any:
@@ -148,7 +149,8 @@ def _speaker(upstream: str | None, model: str | None) -> Any:
 
 
 def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
-    uvicorn = import_module("uvicorn")
+    import uvicorn
+
     options = gateway.uvicorn_options(settings.limits)
     config = uvicorn.Config(gateway.build(settings), log_level="warning", **options)
     with _listener(host, port) as listener:

@@ -4,7 +4,8 @@
     cannot be used: no such file, session or address, a broken input, an unknown option 130  interrupted
 
 Standard output is for results; standard error is for people. With --json an error is the last line of standard error, as
-one JSON object. The verbs register themselves with `app`.
+one JSON object. A verb is loaded when it is used: its module registers it with `app`. Other packages bring verbs by an entry
+point of the group `kilburn.commands`, whose name is the verb and whose value is a `typer.Typer`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 import typer.main
+from typer.core import TyperGroup
 
 from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, SpecError, WireError
@@ -28,7 +32,7 @@ from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.process import HitRateWarning
 from kilburn.terminal import say, spelled, tell
 
-__all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]
+__all__ = ["Db", "Force", "Json", "Tenant", "Verbs", "app", "load", "main"]
 
 USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 """Errors in the arguments."""
@@ -52,8 +56,75 @@ NEXT = {
 }
 """What to do about an error of the operating system."""
 
+VERBS = {
+    "ask": ("ask", "Ask about files that are larger than any window."),
+    "chat": ("chat", "Talk with a model; it can recall what left its window."),
+    "demo": ("demo", "An agent reads the Python standard library: watch its window."),
+    "forget": ("forget", "Forget pages, with what was made from them, for good."),
+    "remember": ("memories", "Remember a fact for long, for one user or for all."),
+    "fsck": ("fsck", "Check a store, and mend what can be mended."),
+    "ps": ("session", "List the sessions of a store."),
+    "stats": ("session", "Show the figures of one session."),
+    "show": ("session", "Show a session's page table, or all about some pages."),
+    "learn": ("learn", "Learn facts from what was said in a session."),
+    "mcp": ("mcp", "Serve one user's sessions, memory and documents over MCP."),
+    "policies": ("policies", "List the policies that ship with Kilburn."),
+    "recall": ("recall", "Write the exact text at an address."),
+    "search": ("recall", "Find passages in sessions, facts and documents."),
+    "receipts": ("receipts", "List what each compaction took out, why, by which policy."),
+    "replay": ("replay", "Stream recorded runs through a window."),
+    "serve": ("serve", "Serve OpenAI's and Anthropic's API, with one upstream behind."),
+    "top": ("top", "Watch the levels live."),
+    "export": ("transfer", "Write sessions as JSONL, every message as it was appended."),
+    "import": ("transfer", "Import sessions into a store: all of a file, or nothing."),
+    "memories": ("memories", "What is remembered for long."),
+    "documents": ("documents", "Texts to be searched beside the memory."),
+    "keys": ("keys", "The gateway's keys: who may come in."),
+    "models": ("models", "Model files: which are known, which are here."),
+}
+"""Each verb, the module of this package that registers it, and what `--help` says of it before it is loaded."""
+
+ENTRIES = "kilburn.commands"
+"""The group of entry points with verbs of other packages."""
+
+
+class Verbs(TyperGroup):
+    """The verbs of `kilburn`; each is loaded when it is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All verbs, those of other packages too."""
+        return [*VERBS, *sorted(entry.name for entry in entry_points(group=ENTRIES) if entry.name not in VERBS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A verb, loaded; None where there is no such verb."""
+        if cmd_name not in self.commands:
+            if cmd_name in VERBS:
+                import_module(f"kilburn.cli.{VERBS[cmd_name][0]}")
+            else:
+                for entry in entry_points(group=ENTRIES, name=cmd_name):
+                    app.add_typer(entry.load(), name=cmd_name)
+            self.commands.update(getattr(typer.main.get_command(app), "commands", {}))
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """What each verb does, without loading any."""
+        others = {entry.name: (entry.dist.metadata["Summary"] if entry.dist else "") for entry in entry_points(group=ENTRIES)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, VERBS[verb][1] if verb in VERBS else others[verb]) for verb in self.list_commands(ctx)])
+
+
+def load() -> Verbs:
+    """The whole program with every verb loaded, those of other packages too."""
+    program = typer.main.get_command(app)
+    assert isinstance(program, Verbs)
+    for verb in program.list_commands(None):
+        program.get_command(None, verb)
+    return program
+
+
 app = typer.Typer(
     name="kilburn",
+    cls=Verbs,
     help="A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost.",
     epilog="Begin with: kilburn demo",
     no_args_is_help=True,
@@ -116,7 +187,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
     """Run one verb; returns the exit status. Without arguments it takes those of the operating-system process.
 
     Args:
-        commands: other than Kilburn's own: a program of `recipes/` has the same exit statuses and errors. name: its name.
+        commands: other than Kilburn's own: a program of `lab/recipes/` has the same exit statuses and errors. name: its name.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -51,5 +50,6 @@ def vectors_for(store: Store, embedder: Any = "auto", *, foreign: bool = True) -
             return None
     else:
         embedder = resolve("memory.embedders", embedder, foreign=foreign)
-    # By name, because it imports NumPy, which only those need who embed.
-    return import_module("kilburn.memory.vectors").Vectors(store, embedder)
+    from kilburn.memory.vectors import Vectors  # it needs NumPy, an extra
+
+    return Vectors(store, embedder)

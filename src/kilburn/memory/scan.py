@@ -30,7 +30,7 @@ RECENT = 1024
 """Entries that may be outside of the order, besides an eighth of all."""
 
 WIDE, SHARE = 8, 256
-"""Candidates by signs: so many for each vector that is wanted, and one of so many vectors; see `kilburn eval vectors`."""
+"""Candidates by signs: so many for each vector that is wanted, and one of so many vectors; see `kilburn lab vectors`."""
 
 
 def size_of(dimensions: int) -> int:

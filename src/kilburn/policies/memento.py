@@ -3,7 +3,7 @@
 The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents without tags an action
 with its observation is a block. From Memento (Microsoft, microsoft/memento). What stays of a tagged text is
 byte-identical, and the block can be recalled by its page's address. Tags count only in what the assistant wrote: in
-other texts they are data. This policy acts on texts; for keys and values see `kilburn.kv.memento`.
+other texts they are data. This policy acts on texts; for keys and values see `kilburn_kv.memento`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,328 @@
+"""Are questions answered right by a reader who knows only what the window shows?
+
+At the end of a session the user asks for one fact of it (`kilburn_lab.evals.questions`). The question is a message like any
+other, so that policies see it as the request before the prompt is rendered. Then a reader answers from the prompt. Where
+the reader is offered `recall` and `search_memory`, it may call them first; their results are messages too.
+
+The exact reader (`kilburn_lab.evals.readers`) is no model: it is right where the prompt shows the whole text that has the answer,
+so it is an upper bound. Beside the policies stand the question alone and the full history.
+
+    report = evaluate(windows=[1000, 2000], policies=["tail", "hybrid"])
+    print(report.table())
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.model import Model
+from kilburn_lab.evals.acting import EVERYBODY
+from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
+from kilburn_lab.evals.candidate import KilburnCandidate
+from kilburn_lab.evals.intervals import interval, mean
+from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables
+from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
+from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
+from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.roster import Entrant, entries
+from kilburn_lab.evals.saved import SavedCells
+
+__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
+
+ALONE, FULL = "question alone", "full history"
+"""The floor and the ceiling; their window is 0."""
+
+CALLS = 2
+"""Of memory tools, for one question."""
+
+
+class SavedReply(msgspec.Struct, frozen=True):
+    """What a reader said to one prompt, and the seconds that it took.
+
+    Args:
+        digest: of the reader, the question and the prompt: another code that shows the same need not be read again.
+    """
+
+    digest: str
+    verb: str
+    text: str
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str]:
+        """Its digest."""
+        return (self.digest,)
+
+
+class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How one question was answered.
+
+    Args:
+        said: the reader's answer.
+        calls: of memory tools. shipped: tokens of all prompts of the question; peak: of the largest one.
+        seconds: that the reader took. failed: plans in which the policy raised, or returned nonsense.
+    """
+
+    session: str
+    kind: str
+    question: str
+    policy: str
+    window: int
+    said: str
+    right: bool
+    calls: int
+    shipped: int
+    peak: int
+    seconds: float
+    failed: int = 0
+
+
+class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy at one window, over all questions. Intervals are of 95%, resampled by session.
+
+    Args:
+        right: share of the questions. families: by where the answer is from. reached: right, as a share of the full
+            history's.
+        best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
+        gain: less the share of `best`, on the same questions.
+        calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
+        overflow: prompts over the window. failed: plans in which the policy raised, or returned nonsense.
+        writer: what was asked of the model that answers the policy, in all sessions.
+    """
+
+    policy: str
+    window: int
+    questions: int
+    right: float
+    low: float
+    high: float
+    families: dict[str, float]
+    reached: float
+    best: str
+    gain: float
+    gain_low: float
+    gain_high: float
+    calls: float
+    shipped: float
+    seconds: float
+    overflow: int
+    failed: int
+    writer: Spent
+
+
+class AnswerReport(EvalReport, frozen=True, kw_only=True):
+    """All rows; `words` says what was asked of whom."""
+
+    words: str
+    rows: list[AnswerRow]
+    outcomes: list[AnswerOutcome]
+
+    def row(self, policy: str, window: int) -> AnswerRow:
+        """The row of a policy at a window; KeyError if it was not measured."""
+        return row_of(self.rows, policy=policy, window=window)
+
+    def table(self) -> str:
+        """Plain text: a line for each policy and window."""
+        families = sorted(set(FAMILIES.values()))
+        body = [
+            {
+                "window": str(row.window or "-"),
+                "policy": row.policy,
+                "right": f"{row.right:.3f}",
+                "95%": f"{row.low:.2f}-{row.high:.2f}",
+                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}" if row.window else "",
+                "of full": f"{row.reached:.3f}",
+                **{family: f"{row.families[family]:.2f}" if family in row.families else "" for family in families},
+                "calls": f"{row.calls:.2f}",
+                "shipped": f"{row.shipped:,.0f}",
+                "s": f"{row.seconds:.2f}",
+                "over": str(row.overflow),
+                "failed": str(row.failed),
+            }
+            for row in self.rows
+        ]
+        best = best_words("share of right answers", (row for row in self.rows if row.window))
+        spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
+        return "\n\n".join([self.words, best, table_of(body), *spent])
+
+
+def evaluate(
+    sessions: int = 40,
+    questions: int = 6,
+    *,
+    windows: Sequence[int] = (1000, 2000, 4000),
+    policies: Sequence[str] = EVERYBODY,
+    reader: Reader | None = None,
+    tools: bool = False,
+    swap: bool = False,
+    writer: str | Model = "",
+    data: str | Path | None = None,
+    logs: str | Path | None = None,
+    tokens: int = TOKENS,
+    half: str = "",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    saved: SavedCells[SavedReply] | None = None,
+) -> AnswerReport:
+    """Ask the questions under each policy at each window; the tail always takes part.
+
+    Args:
+        sessions, questions, data, logs, tokens, half: what is asked; see `kilburn_lab.evals.questions.interviews`.
+        windows: in tokens of four characters.
+        policies: names of baselines, or specs of policies.
+        reader: who answers; None for the exact reader.
+        tools: whether the reader may call `recall` and `search_memory`, twice a question. Baselines have none.
+        swap: ask each session the questions of the next one, so that only chance is left.
+        writer: answers the policies' questions: a model or its spec. Policies that can ask then have a second row.
+        seed: of the sessions, the questions and the intervals.
+        progress: called with the questions asked and their total.
+        saved: where replies are kept, and taken from.
+
+    Raises:
+        SpecError: a number below 1, no such policy, no sessions, or a Python without sources.
+        InvalidMessage: a file that cannot be read, or a line that is no run.
+    """
+    if not windows or min(windows) < 1:
+        raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
+    who = reader or ExactReader()
+    held = interviews(sessions, questions, seed=seed, data=data, logs=logs, tokens=tokens, half=half)
+    asked = [(one, question) for one in held for question in one.questions]
+    if swap:
+        others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
+        asked = [(others[one.id], question) for one, question in asked]
+    jobs = [(Entrant(ALONE, "tail"), 0), (Entrant(FULL, "tail"), 0)]
+    jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
+    outcomes: list[AnswerOutcome] = []
+    writers: dict[tuple[str, int], Metered] = {}
+    for entry, window in jobs:
+        # A session is told again for each question; what is written the same way again is not asked again.
+        model = writers.setdefault((entry.label, window), Metered(writer)) if entry.model else None
+        for one, question in asked:
+            outcomes.append(_ask(who, saved, one, question, entry.label, entry.at(window), window, model, tools=tools))
+            if progress is not None:
+                progress(len(outcomes), len(jobs) * len(asked))
+    source = "made up" if data is None else f"of {Path(data).name}"
+    words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
+    words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
+    words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
+    spent = {cell: one.spent for cell, one in writers.items()}
+    return AnswerReport(words=words, rows=_rows(outcomes, spent, seed), outcomes=outcomes)
+
+
+def _ask(
+    reader: Reader,
+    saved: SavedCells[SavedReply] | None,
+    interview: Interview,
+    question: Question,
+    policy: str,
+    spec: str,
+    window: int,
+    model: Metered | None,
+    *,
+    tools: bool,
+) -> AnswerOutcome:
+    steps = () if policy == ALONE else interview.steps
+    room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
+    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, model, tools=True)
+    with closing(own) if isinstance(own, KilburnCandidate) else nullcontext():
+        for step in steps:
+            if step.user:
+                own.user(step.observation)
+            else:
+                own.reply(step.thought, step.action)
+                own.observation(step.observation)
+        own.user(question.text)
+        memory = own if tools and isinstance(own, KilburnCandidate) else None
+        prompts: list[str] = []
+        results: list[str] = []
+        seconds = 0.0
+        while True:
+            prompts.append(own.prompt_text())
+            reply = _read(reader, saved, question, prompts[-1], results, tools=memory is not None and len(results) < CALLS)
+            seconds += reply.seconds
+            if memory is None or reply.verb == ANSWER:
+                break
+            results.append(memory.call(reply.verb, {ARGUMENTS[reply.verb]: reply.text}))
+        failed = own.stats().policy_failures if isinstance(own, KilburnCandidate) else 0
+    lengths = [-(-len(prompt) // CHARACTERS) for prompt in prompts]
+    return AnswerOutcome(
+        session=interview.id,
+        kind=question.kind,
+        question=question.text,
+        policy=policy,
+        window=window,
+        said=reply.text,
+        right=normal(reply.text) == normal(question.answer),
+        calls=len(results),
+        shipped=sum(lengths),
+        peak=max(lengths),
+        seconds=seconds,
+        failed=failed,
+    )
+
+
+def _read(
+    reader: Reader, saved: SavedCells[SavedReply] | None, question: Question, prompt: str, results: Sequence[str], *, tools: bool
+) -> SavedReply:
+    digest = hashlib.sha256(msgspec.json.encode((reader.name, question, prompt, results, tools))).hexdigest()
+    known = saved.find(digest) if saved is not None else None
+    if known is not None:
+        return known
+    began = time.monotonic()
+    verb, text = reader.reply(question, prompt, results, tools=tools)
+    made = SavedReply(digest, verb, text, time.monotonic() - began)
+    if saved is not None:
+        saved.add(made)
+    return made
+
+
+def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
+    cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
+    for one in outcomes:
+        cells.setdefault((one.window, one.policy), []).append(one)
+    rights = {cell: mean(one.right for one in own) for cell, own in cells.items()}
+    rows = []
+    for (window, policy), own in cells.items():
+        shares = {label: right for (at, label), right in rights.items() if at == window}
+        best = best_of(shares) if window else policy
+        low, high = interval(_by_session(own, [float(one.right) for one in own]), seed)
+        gains = [float(one.right) - float(other.right) for one, other in zip(own, cells[window, best], strict=True)]
+        gain_low, gain_high = interval(_by_session(own, gains), seed)
+        known = {FAMILIES[one.kind] for one in own}
+        rows.append(
+            AnswerRow(
+                policy=policy,
+                window=window,
+                questions=len(own),
+                right=rights[window, policy],
+                low=low,
+                high=high,
+                families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
+                reached=rights[window, policy] / (rights[0, FULL] or 1.0),
+                best=best,
+                gain=mean(gains),
+                gain_low=gain_low,
+                gain_high=gain_high,
+                calls=mean(one.calls for one in own),
+                shipped=mean(one.shipped for one in own),
+                seconds=mean(one.seconds for one in own),
+                overflow=sum(one.peak > window > 0 for one in own),
+                failed=sum(one.failed for one in own),
+                writer=spent.get((policy, window), Spent()),
+            )
+        )
+    return rows
+
+
+def _by_session(outcomes: Sequence[AnswerOutcome], values: Sequence[float]) -> list[list[float]]:
+    groups: dict[str, list[float]] = {}
+    for one, value in zip(outcomes, values, strict=True):
+        groups.setdefault(one.session, []).append(value)
+    return list(groups.values())

@@ -1,0 +1,210 @@
+"""A Kilburn process as a candidate: it gets a recorded run's events, and shows a prompt before each action."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import kilburn
+from kilburn.effect import Answer, Ask, Effect, Outcome
+from kilburn.event import Act
+from kilburn.kernel import memory_tools
+from kilburn.kernel.ledger import Stats
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.message import Message
+from kilburn.move import Move
+from kilburn.policies.belady import Belady
+from kilburn.policy import Policy, View
+from kilburn_lab.evals.baselines import CHARACTERS, Contender
+from kilburn_lab.evals.future import future_of
+from kilburn_lab.evals.references import KINDS, Reference
+from kilburn_lab.evals.roster import BELADY
+from kilburn_lab.evals.trajectories import Trajectory, shell_call
+
+__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for", "prompts"]
+
+
+class KilburnCandidate:
+    """A process of Kilburn in a store of its own, in memory; close it at the end. `plans` has the milliseconds of plans.
+
+    Args:
+        window: tokens of four characters.
+        policy: a policy spec, or a policy, as `kilburn.open` takes it.
+        model: answers the policy's questions, or None.
+        tools: whether actions are presented as tool calls and outputs as their results, for policies that act on
+            those; otherwise all are plain messages. In both cases each is one message and one page.
+    """
+
+    def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
+        timed = _Timed(resolve("policies", policy))
+        self.plans = timed.plans
+        self._store = kilburn.open(
+            ":memory:", window=window, policy=timed, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
+        )
+        self._process = self._store.process("run")
+        self._outputs: list[str] = []
+        self._tools = tools
+        self._calls = 0
+        self.seams = 0
+
+    def thought(self, text: str) -> None:
+        """The agent thinks."""
+        append_and_wait(self._process, {"role": "assistant", "content": text})
+
+    def action(self, text: str) -> None:
+        """The agent acts."""
+        if self._tools:
+            append_and_wait(self._process, shell_call(f"call-{len(self._outputs)}", "", text))
+        else:
+            append_and_wait(self._process, {"role": "assistant", "content": text})
+
+    def reply(self, thought: str, action: str) -> None:
+        """The agent thinks and acts in one message."""
+        if self._tools:
+            append_and_wait(self._process, shell_call(f"call-{len(self._outputs)}", thought, action))
+        else:
+            append_and_wait(self._process, {"role": "assistant", "content": f"{thought}\n{action}"})
+
+    def user(self, text: str) -> None:
+        """The user says something."""
+        self._outputs.append(append_and_wait(self._process, {"role": "user", "content": text}))
+
+    def observation(self, text: str) -> None:
+        """The world answers."""
+        if self._tools:
+            said = {"role": "tool", "tool_call_id": f"call-{len(self._outputs)}", "content": text}
+        else:
+            said = {"role": "user", "content": text}
+        self._outputs.append(append_and_wait(self._process, said))
+
+    def prompt_text(self) -> str:
+        """The text of the rendered prompt, a line break between messages."""
+        texts = list(_texts(self._process.render(format="chat")))
+        self.seams = max(0, len(texts) - 1)
+        return "\n".join(texts)
+
+    def search(self, query: str, tokens: int) -> str:
+        """What one search of the process's past brings."""
+        return "\n".join(hit.text for hit in self._process.search(query, tokens=tokens))
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The agent calls a memory tool, as in its loop: the call and its result are messages too."""
+        self._calls += 1
+        id, text = f"memory-{self._calls}", json.dumps(arguments)
+        function = {"name": name, "arguments": text}
+        called = {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+        append_and_wait(self._process, called)
+        reply = memory_tools.call(self._process, name, text, id)
+        append_and_wait(self._process, reply.message(id))
+        return reply.text
+
+    def finds(self, reference: Reference) -> bool:
+        """Whether one search for the name, with 1,000 tokens of hits, finds it."""
+        read = KINDS[reference.kind]
+        return any(reference.name in read(hit.text) for hit in self._process.search(reference.name, tokens=1000))
+
+    def recalls(self, reference: Reference) -> bool:
+        """Whether one recall of an output that had the name returns it. It counts as a use of that page, which a policy
+        sees, so ask when the run is over."""
+        return reference.name in KINDS[reference.kind](self._process.recall(self._outputs[reference.origins[-1]]))
+
+    def stats(self) -> Stats:
+        """The ledger's figures."""
+        return self._process.stats()
+
+    def count_acts(self) -> int:
+        """Times that the policy's moves were carried out."""
+        return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._process.events())
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+class _Timed:
+    """A policy whose plans are timed, if they move something: milliseconds of the processor, those of its searches included
+    and those of a model left out."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.max_depth = getattr(policy, "max_depth", 1)
+        self.plans: list[float] = []
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
+        """The moves of the policy."""
+        started, asked = time.thread_time(), 0.0
+        plan = self.policy.plan(view)
+        moves: Sequence[Move] = ()
+        if isinstance(plan, Generator):
+            try:
+                effect = next(plan)
+                while True:
+                    before = time.thread_time()
+                    answer = yield effect
+                    asked += (time.thread_time() - before) * isinstance(effect, Ask)
+                    effect = plan.send(answer)
+            except StopIteration as stop:
+                moves = stop.value
+        else:
+            moves = plan
+        if moves:
+            self.plans.append((time.thread_time() - started - asked) * 1000)
+        return moves
+
+
+def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for message in prompt:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+        for call in message.get("tool_calls") or ():
+            arguments = json.loads(call["function"]["arguments"])
+            yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
+
+
+def append_and_wait(process: Process, message: dict[str, Any] | Message) -> str:
+    """Append a message. A question in the background is answered before this returns, because recorded work takes no
+    time."""
+    address = process.append(message)
+    for thread in threading.enumerate():
+        if thread.name == "kilburn-later":
+            thread.join()
+    return address
+
+
+def prompts(run: Trajectory, contender: Contender, *, reply: bool = False) -> Iterator[tuple[int, str]]:
+    """Feed a run to a contender: each step that is the agent's, and what is shown just before its action.
+
+    Args:
+        reply: what is shown before the whole reply, its thought not yet told.
+    """
+    for index, step in enumerate(run.steps):
+        if step.user:
+            contender.user(step.observation)
+            continue
+        if not reply:
+            contender.thought(step.thought)
+        yield index, contender.prompt_text()
+        if reply:
+            contender.reply(step.thought, step.action)
+        else:
+            contender.action(step.action)
+        contender.observation(step.observation)
+
+
+def policy_for(run: Trajectory, wanted: list[Reference], spec: str, *, reply: bool = False, tools: bool = False) -> str | Policy:
+    """The policy for one run: the spec's, or the optimum that knows this run's future."""
+    return Belady(future_of(run, wanted, reply=reply, tools=tools)) if spec == BELADY else spec
+
+
+@lru_cache(maxsize=1)
+def model_of(spec: str) -> Any:
+    """The model of a spec, loaded once a process; None for ""."""
+    return resolve("models", spec) if spec else None

@@ -1,0 +1,120 @@
+"""The runs that a measurement takes, and the names that it looks for in them.
+
+They are a file's runs, or made-up ones; all of them, or a sample, which is described in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.wire.recording import FORMS
+from kilburn_lab.evals.references import KINDS, Reference, references, shuffle_names
+from kilburn_lab.evals.trajectories import Trajectory, braided, read, synthetic
+
+__all__ = ["HALVES", "MADE", "Sample", "half_of", "sample_of"]
+
+MADE = 60
+"""Runs that are made up where no file is named."""
+
+HALVES = ("tune", "report")
+"""Weights are chosen on the one, figures are told of the other. All runs of one task are in the same half."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs and their references, by the run's id.
+
+    Args:
+        words: which runs these are.
+        seed: of made-up runs and of the intervals.
+        tools: whether actions and outputs are told as tool calls and results.
+        reply: whether thought and action are one reply, and the prompt before it is scored.
+        digest: names the runs and references exactly.
+    """
+
+    runs: tuple[Trajectory, ...]
+    wanted: dict[str, list[Reference]]
+    words: str
+    seed: int = 0
+    tools: bool = False
+    reply: bool = False
+    digest: str = ""
+
+    @property
+    def references(self) -> int:
+        """How many names there are in all runs."""
+        return self.count("name")
+
+    def count(self, kind: str) -> int:
+        """How many references of a kind there are in all runs."""
+        return sum(reference.kind == kind for listed in self.wanted.values() for reference in listed)
+
+
+def sample_of(
+    path: str | Path | None,
+    limit: int | None = None,
+    *,
+    shuffle: int | None = None,
+    referring: bool = False,
+    tools: bool = False,
+    reply: bool = False,
+    session: int | None = None,
+    half: str = "",
+    seed: int = 0,
+) -> Sample:
+    """The sample of a file.
+
+    Args:
+        path: a file of recorded runs, or a folder of some (see `kilburn_lab.evals.trajectories.read`); None for made-up ones.
+        limit: only the first so many runs; of made-up ones, how many.
+        shuffle: a seed; each name is replaced by one of another run, so that only chance is left.
+        referring: only runs that have references: fewer prompts, the same names.
+        tools: present actions and outputs as tool calls and results, for policies that act on those.
+        reply: score the prompt before a reply of thought and action, not the one between them.
+        session: braid the runs into sessions of about so many tokens.
+        half: one of `HALVES`, by a hash of what the user asked; "" for all runs.
+        seed: for made-up runs, for the places where braided runs are cut, and later for the intervals.
+
+    Raises:
+        SpecError: no such file, no such half, or no runs.
+        InvalidMessage: a line that is no run.
+    """
+    if half not in ("", *HALVES):
+        raise SpecError(f"no half {half!r}", advice=f"give {' or '.join(HALVES)}")
+    every = synthetic(limit or MADE, seed, copying=True) if path is None else read(path)
+    every = (run for run in every if half in ("", half_of(run)))
+    taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
+    runs = tuple(taken if session is None else braided(taken, session, seed))
+    if not runs:
+        raise SpecError(f"{path}: no runs", advice=f"give {FORMS}")
+    listed = [reference for run in runs for kind in KINDS for reference in references(run, kind, reply=reply)]
+    wanted: dict[str, list[Reference]] = {}
+    for reference in listed if shuffle is None else shuffle_names(listed, shuffle):
+        wanted.setdefault(reference.run, []).append(reference)
+    known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools, reply))).hexdigest()
+    words = ", ".join(
+        [
+            _words(path, limit, shuffle, referring),
+            *([f"of the half {half}"] if half else []),
+            *([f"braided into {len(runs)} sessions of about {session:,} tokens"] if session is not None else []),
+            *(["told as tool calls"] if tools else []),
+            *(["scored before thought and action"] if reply else []),
+        ]
+    )
+    return Sample(runs=runs, wanted=wanted, words=words, seed=seed, tools=tools, reply=reply, digest=known)
+
+
+def half_of(run: Trajectory) -> str:
+    """One of `HALVES`, by a hash of what the user asked, or of the id where nothing was."""
+    return HALVES[hashlib.sha256((run.asked or run.id).encode()).digest()[0] % len(HALVES)]
+
+
+def _words(path: str | Path | None, limit: int | None, shuffle: int | None, referring: bool) -> str:
+    which = f"the first {limit}" if limit is not None else "all"
+    those = " of those with references" if referring else ""
+    source = "made up" if path is None else f"of {Path(path).name}"
+    return f"{which}{those} {source}" + ("" if shuffle is None else ", names shuffled")

@@ -1,0 +1,309 @@
+"""Long-term memory at scale: how fast facts are stored and found, and what they take.
+
+Made-up facts are stored as one user's memory, in batches, and asked for. Beside Kilburn, in the same run: the plain
+floor (SQLite's FTS5 and an exact scan with NumPy), and other systems where a Python that has them is named. All get
+the same vectors, hashed from the words: no model takes part, so what is found says nothing about meaning. The
+questions' vectors are made beforehand, so that times are beyond the embedding.
+
+    report = evaluate([10_000])
+    print(report.table())
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from kilburn.budget import Budget
+from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.resolve import locate
+from kilburn.memory.choice import vectors_for
+from kilburn.move import Add
+from kilburn.retrieval import Embedder
+from kilburn_lab.evals import scale_peers
+from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.scale_facts import facts, questions
+from kilburn_lab.evals.scale_peers import TOP, answered, memory_of
+from kilburn_lab.evals.scale_report import ScaleReport, ScaleRow
+from kilburn_lab.evals.scale_vectors import WordVectors
+
+__all__ = ["PEERS", "evaluate"]
+
+USER = "ana"
+BATCH = 1000
+"""Facts that are stored at once."""
+
+HITS = 1000
+"""Tokens that they may take; these facts take about 15 each."""
+
+CANDIDATES = 50
+"""Of each arm of the floor."""
+
+PEERS = tuple(scale_peers.SYSTEMS)
+
+Say = Callable[[int], None]
+
+
+def evaluate(
+    counts: Sequence[int] = (10_000,),
+    *,
+    many: int = 200,
+    seed: int = 0,
+    peers: Mapping[str, str] | None = None,
+    most: int = 10_000,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScaleReport:
+    """Measure each number of facts, each system in an operating-system process of its own.
+
+    Args:
+        counts: numbers of facts.
+        many: questions.
+        seed: of the facts and questions.
+        peers: of the systems in `PEERS`, which Python has them.
+        most: facts that other systems get at most, because they are slow.
+        progress: called with the facts that are done, of all systems, and their total.
+
+    Raises:
+        SpecError: a number below 1, or no such system. MissingExtra: no NumPy. Unavailable: another system failed.
+    """
+    if not counts or min(*counts, many, most) < 1:
+        raise SpecError(f"counts={list(counts)}, questions={many}", advice="give numbers of 1 or more")
+    others = dict(peers or {})
+    if unknown := others.keys() - set(PEERS):
+        raise SpecError(f"no system {sorted(unknown)[0]!r}", advice=f"known: {', '.join(PEERS)}")
+    try:
+        import numpy as np  # noqa: F401 -- only whether it is there
+    except ImportError:
+        raise MissingExtra("numpy", "embed") from None
+    done, total = 0, 2 * sum(counts)
+    rows: list[ScaleRow] = []
+
+    def say(number: int) -> None:
+        if progress is not None:
+            progress(done + number, total)
+
+    for count in dict.fromkeys(counts):
+        with tempfile.TemporaryDirectory(prefix="kilburn-scale-") as folder:
+            for system in (_Kilburn, _Floor):
+                made = _apart(system.fill, say, str(Path(folder)), count, seed)
+                rows.append(
+                    ScaleRow(system=system.name, count=count, **made, **_apart(system.ask, say, folder, count, many, seed))
+                )
+                done += count
+            for name, python in others.items():
+                if count <= most:
+                    rows.append(ScaleRow(system=name, count=count, **_peer(name, python, Path(folder), count, many, seed)))
+    return ScaleReport(questions=many, seed=seed, embedder=WordVectors().name, rows=rows)
+
+
+def _apart(work: Callable[..., dict[str, float]], say: Say, *arguments: Any) -> dict[str, float]:
+    """What a function returns, run in a process of its own, so that its memory is its own."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_working, args=(there, work, arguments), daemon=True)
+    process.start()
+    there.close()
+    try:
+        while isinstance(found := here.recv(), int):
+            say(found)
+    except EOFError:
+        process.join()
+        raise SpecError(f"the measurement died with status {process.exitcode}", advice="give it more memory") from None
+    finally:
+        process.join(timeout=5)
+        process.kill()
+    if isinstance(found, Exception):
+        raise found
+    return dict(found)
+
+
+def _working(there: Connection, work: Callable[..., dict[str, float]], arguments: Sequence[Any]) -> None:
+    try:
+        there.send(work(there.send, *arguments))
+    except KilburnError as error:
+        there.send(error)
+
+
+class _Ready:
+    """An embedder with a memory of some texts' vectors, which also counts the seconds that the others took."""
+
+    def __init__(self, inner: Embedder, texts: Sequence[str] = ()) -> None:
+        self.inner, self.name, self.dimensions = inner, inner.name, inner.dimensions
+        self.seconds = 0.0
+        self.known = dict(zip(texts, inner.embed(list(texts)), strict=True)) if texts else {}
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        """The rows that are known, or new ones."""
+        import numpy as np
+
+        if all(text in self.known for text in texts):
+            return np.stack([self.known[text] for text in texts])
+        began = time.perf_counter()
+        made = self.inner.embed(texts)
+        self.seconds += time.perf_counter() - began
+        return made
+
+
+def _batches(count: int, seed: int) -> Iterable[list[str]]:
+    every = facts(count, seed)
+    while batch := list(islice(every, BATCH)):
+        yield batch
+
+
+class _Kilburn:
+    """Kilburn: a user's memory in a file, filled by its collection, asked through the hierarchy."""
+
+    name = "kilburn"
+
+    @staticmethod
+    def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
+        path, done = Path(folder) / "kilburn.db", 0
+        with _opened(path, None) as store:
+            memory = store.memory(USER)
+            began = time.perf_counter()
+            for batch in _batches(count, seed):
+                memory.apply(*(Add(text=text) for text in batch))
+                done += len(batch)
+                say(done // 2)
+            stored = time.perf_counter() - began
+            ready = _Ready(WordVectors())
+            began = time.perf_counter()
+            with closing(vectors_for(store.store, ready)) as vectors:
+                vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
+            embedded = time.perf_counter() - began - ready.seconds
+            peak = memory_of("VmHWM")
+        disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+        return {"rate": count / stored, "rate_vectors": count / (stored + embedded), "disk": float(disk), "peak": peak}
+
+    @staticmethod
+    def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
+        asked = questions(count, many, seed)
+        found: dict[str, float] = {}
+        for name, ready in (("words_", None), ("", _Ready(WordVectors(), [question for question, _ in asked]))):
+            began = time.perf_counter()
+            with _opened(Path(folder) / "kilburn.db", ready) as store:
+
+                def find(question: str) -> list[str]:
+                    hits = store.recall(question, tokens=HITS, where="facts", user=USER, limit=TOP)
+                    return [hit.text for hit in sorted(hits, key=lambda hit: -hit.score)]
+
+                find(asked[0][0])
+                found |= {f"{name}first": time.perf_counter() - began}
+                found |= {f"{name}{figure}": value for figure, value in answered(asked, find).items()}
+                found["rss"] = memory_of("VmRSS")
+        return found
+
+
+@contextmanager
+def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
+    store = locate("stores", "sqlite")(str(path))
+    meanings = closing(vectors_for(store, embedder)) if embedder is not None else nullcontext()
+    with meanings as vectors, Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
+        yield hierarchy
+
+
+class _Floor:
+    """The plain floor: a table, FTS5 with its own rank, and all vectors in one array of NumPy."""
+
+    name = "floor"
+
+    @staticmethod
+    def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
+        path, done, ready = Path(folder) / "floor.db", 0, _Ready(WordVectors())
+        db = sqlite3.connect(path, isolation_level=None)
+        db.executescript(
+            "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT);"
+            "CREATE TABLE vector(number INTEGER PRIMARY KEY, numbers BLOB);"
+            "CREATE VIRTUAL TABLE words USING fts5(text, content='fact', content_rowid='number');"
+        )
+        seconds = [0.0, 0.0]
+        for batch in _batches(count, seed):
+            began = time.perf_counter()
+            numbered = list(enumerate(batch, done + 1))
+            db.execute("BEGIN")
+            db.executemany("INSERT INTO fact(number, text) VALUES(?, ?)", numbered)
+            db.executemany("INSERT INTO words(rowid, text) VALUES(?, ?)", numbered)
+            db.execute("COMMIT")
+            seconds[0] += time.perf_counter() - began
+            vectors = ready.embed(batch)
+            began = time.perf_counter()
+            rows = [(number, row.tobytes()) for (number, _), row in zip(numbered, vectors, strict=True)]
+            db.execute("BEGIN")
+            db.executemany("INSERT INTO vector(number, numbers) VALUES(?, ?)", rows)
+            db.execute("COMMIT")
+            seconds[1] += time.perf_counter() - began
+            done += len(batch)
+            say(done)
+        peak = memory_of("VmHWM")
+        db.close()
+        disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+        return {"rate": count / seconds[0], "rate_vectors": count / sum(seconds), "disk": float(disk), "peak": peak}
+
+    @staticmethod
+    def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
+        import numpy as np
+
+        asked = questions(count, many, seed)
+        ready = _Ready(WordVectors(), [question for question, _ in asked])
+        began = time.perf_counter()
+        db = sqlite3.connect(Path(folder) / "floor.db", isolation_level=None)
+        every = np.empty((count, ready.dimensions), np.float32)
+        for number, vector in db.execute("SELECT number, numbers FROM vector"):
+            every[number - 1] = np.frombuffer(vector, np.float32)
+
+        def words(question: str) -> dict[int, float]:
+            query = " OR ".join(f'"{word}"' for word in question.strip("?").split())
+            rows = db.execute("SELECT rowid, -rank FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?", (query, CANDIDATES))
+            return dict(rows.fetchall())
+
+        def meaning(question: str) -> dict[int, float]:
+            scores = every @ ready.embed([question])[0]
+            best = np.argpartition(scores, -min(CANDIDATES, count))[-CANDIDATES:]
+            return {int(at) + 1: float(scores[at]) for at in best}
+
+        def texts(scores: Mapping[int, float]) -> list[str]:
+            best = sorted(scores, key=lambda number: -scores[number])[:TOP]
+            return [db.execute("SELECT text FROM fact WHERE number = ?", (number,)).fetchone()[0] for number in best]
+
+        def both(question: str) -> list[str]:
+            blended: dict[int, float] = {}
+            for arm in (words(question), meaning(question)):
+                most = max(arm.values(), default=1.0)
+                for number, score in arm.items():
+                    blended[number] = blended.get(number, 0.0) + score / most / 2
+            return texts(blended)
+
+        both(asked[0][0])
+        found = {"first": time.perf_counter() - began, **answered(asked, both)}
+        found |= {f"words_{figure}": value for figure, value in answered(asked, lambda question: texts(words(question))).items()}
+        found["rss"] = memory_of("VmRSS")
+        db.close()
+        return found
+
+
+def _peer(name: str, python: str, folder: Path, count: int, many: int, seed: int) -> dict[str, float]:
+    import numpy as np
+
+    if not (folder / "facts.npy").exists():
+        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), WordVectors()
+        (folder / "facts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+        (folder / "questions.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in asked), encoding="utf-8")
+        np.save(folder / "facts.npy", embedder.embed(texts))
+        np.save(folder / "questions.npy", embedder.embed([question for question, _ in asked]))
+    ran = subprocess.run([python, scale_peers.__file__, name, str(folder)], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        last = ran.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise SpecError(f"{name} failed: {last[0]}", advice=f"give a Python that has it: --peer {name}=/path/to/python")
+    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,290 @@
+"""The table of eviction strategies: utilisation, latency, accuracy and overflow, over many made-up sessions.
+
+Sessions of `kilburn_lab.evals.sessions` are streamed through real windows over one store, all of a policy's sessions in
+the same store. Before each answer the prompt is rendered, and it is looked whether it has the value that was asked for.
+No model takes part. What the figures mean is in `kilburn_lab.evals.table_report.TERMS`, which the report prints.
+
+    report = evaluate(["lru", "hybrid"], sessions=20)
+    print(report.table())
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from kilburn.budget import Budget
+from kilburn.errors import SpecError
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.resolve import locate, names, resolve
+from kilburn.move import Evict, Move
+from kilburn.page import Page, Span
+from kilburn.policies.belady import Belady, Future
+from kilburn.policies.importance import scores
+from kilburn.policies.tiered import Tiered
+from kilburn.policy import Policy, View
+from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.candidate import append_and_wait
+from kilburn_lab.evals.drift import texts_of
+from kilburn_lab.evals.roster import BELADY, SPECS, Entrant
+from kilburn_lab.evals.sessions import Interaction, UserSession, sessions
+from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
+
+__all__ = ["EVERYBODY", "ByEntries", "TieredByImportance", "evaluate", "measure"]
+
+EVERYBODY = (ENTRIES, TIERS, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY)
+"""All policies that ship and some combinations; those that are
+known here only first, the offline optimum last."""
+
+HITS = 500
+"""Tokens that the hits of one search may take."""
+
+PAUSE = 60.0
+"""Seconds from one interaction to the next; sessions begin a day apart."""
+DAY = 86_400.0
+START = 1_700_000_000.0
+
+
+@dataclass(frozen=True)
+class ByEntries:
+    """The least recently used leave when there are too many entries, however large they are: the usual buffer.
+
+    Args:
+        keep: pages that stay.
+    """
+
+    keep: int
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """One eviction, or nothing while there are few enough."""
+        older = view.movable(page for page in view.pages if page.message != view.turn)
+        older.sort(key=lambda page: (use.turn, use.time) if (use := view.uses.get(page.id)) else (0, 0.0))
+        chosen: dict[int, None] = {}
+        for page in older:
+            if len(view.pages) - len(chosen) <= self.keep:
+                break
+            chosen.update(dict.fromkeys(member for member in view.group(page.id) if member not in view.stubs))
+        return [Evict(pages=tuple(chosen), why="too many entries")] if chosen else []
+
+
+@dataclass(frozen=True)
+class TieredByImportance:
+    """Brief 002's hybrid, as its words describe it: the tiers of `tiered`, and what leaves a tier is what `importance`
+    holds least important. The `hybrid` that ships is another policy.
+    """
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """One eviction: the least important outside of the core, then those of the core."""
+        if not view.excess:
+            return []
+        capacity = view.budget.capacity
+        core = Tiered().members(view, capacity // 4)
+        older = [page for page in view.pages if page.message != view.turn]
+        found = scores(view, older, (1.0, 1.0, 0.5, 0.5), 3600.0, 20.0)
+        older.sort(key=lambda page: (page.id in core, found[page.id]))
+        chosen = view.free(older, view.excess + capacity // 8 + view.handle)
+        return [Evict(pages=chosen, why="least important of its tier")] if chosen else []
+
+
+def evaluate(
+    policies: Sequence[str] = EVERYBODY,
+    *,
+    count: int = 200,
+    interactions: int = 50,
+    window: int = 2000,
+    seed: int = 0,
+    workers: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> TableReport:
+    """Measure each policy on the same sessions.
+
+    Args:
+        policies: specs; "entries", "tiers" and "belady" are known here too.
+        count: sessions.
+        interactions: of each session.
+        window: in tokens of four characters.
+        seed: of the sessions and of the intervals.
+        workers: operating-system processes for the work, each with a policy at a time.
+        progress: called with the number of finished sessions and of all.
+
+    Raises:
+        SpecError: a number that means nothing, or no such policy.
+    """
+    if window < 500:
+        raise SpecError(f"window={window}", advice="give 500 tokens or more")
+    told = sessions(count, interactions, seed)
+    entrants = [Entrant(label, SPECS.get(label, label)) for label in dict.fromkeys(policies)]
+    for entrant in entrants:
+        if entrant.spec not in (ENTRIES, TIERS, BELADY):
+            resolve("policies", entrant.at(window))
+    streamed: dict[str, list[Streamed]] = {entrant.label: [] for entrant in entrants}
+    began = time.perf_counter()
+    for done, session in enumerate(_measure_all(entrants, told, window, workers), 1):
+        streamed[session.policy].append(session)
+        if progress is not None:
+            progress(done, len(entrants) * count)
+    return TableReport.of(streamed, window=window, interactions=interactions, seed=seed, seconds=time.perf_counter() - began)
+
+
+def _measure_all(entrants: Sequence[Entrant], told: Sequence[UserSession], window: int, workers: int) -> Iterator[Streamed]:
+    if workers < 2:
+        for entrant in entrants:
+            yield from measure(entrant, told, window)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        waiting = [pool.submit(_measured, entrant, told, window) for entrant in entrants]
+        try:
+            for future in as_completed(waiting):
+                yield from future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _measured(entrant: Entrant, told: Sequence[UserSession], window: int) -> list[Streamed]:
+    return list(measure(entrant, told, window))
+
+
+def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Iterator[Streamed]:
+    """Stream all sessions, one after another, through one policy over one new file."""
+    clock = _Clock()
+    policy = _made_here(entrant, told, window) or entrant.at(window)
+    store = locate("stores", "sqlite")(":memory:")
+    with Hierarchy(store, Budget(window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as hierarchy:
+        for number, session in enumerate(told):
+            clock.now = START + number * DAY
+            if entrant.spec == BELADY:
+                hierarchy.policy = Belady(_future_of(session))
+            yield _Stream(hierarchy, session, entrant.label, clock).run()
+
+
+def _made_here(entrant: Entrant, told: Sequence[UserSession], window: int) -> Policy | None:
+    """The policies that are known here only. The optimum's place is taken by another until a session begins."""
+    if entrant.spec == ENTRIES:
+        return ByEntries(_entries(told, window))
+    if entrant.spec == TIERS:
+        return TieredByImportance()
+    return Belady() if entrant.spec == BELADY else None
+
+
+def _entries(told: Sequence[UserSession], window: int) -> int:
+    """How many messages of the mean size fit into a window."""
+    sizes = [sum(map(len, texts_of(message))) for session in told for message in _messages_of(session)]
+    return max(1, window * CHARACTERS * len(sizes) // sum(sizes))
+
+
+def _messages_of(session: UserSession) -> Iterator[dict[str, object]]:
+    for interaction in session.interactions:
+        yield interaction.said
+        yield from interaction.done
+
+
+def _future_of(session: UserSession) -> Future:
+    """What each message is needed for, and when: of one that told a fact its sentence, of others everything."""
+    texts = [" ".join(texts_of(message.get("content"))) for message in _messages_of(session)]
+    needed: dict[int, list[tuple[int, tuple[Span, ...]]]] = {}
+    turn = 1
+    for interaction in session.interactions:
+        for page in interaction.uses:
+            span = (0, len(texts[page - 1]))
+            if interaction.asked is not None:
+                at = texts[page - 1].index(interaction.asked.value)
+                span = (
+                    texts[page - 1].rfind(". ", 0, at) + 2 if ". " in texts[page - 1][:at] else 0,
+                    at + len(interaction.asked.value),
+                )
+            needed.setdefault(page, []).append((turn, (span,)))
+        turn += 1 + len(interaction.done)
+    return {page: tuple(uses) for page, uses in needed.items()}
+
+
+class _Clock:
+    """Seconds since the epoch, as the sessions have them."""
+
+    now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Stream:
+    """One session and its process."""
+
+    def __init__(self, hierarchy: Hierarchy, session: UserSession, policy: str, clock: _Clock) -> None:
+        self.hierarchy, self.session, self.clock = hierarchy, session, clock
+        self.process = hierarchy.process(session.name, user=session.user)
+        self.found = Streamed(policy=policy, session=session.name)
+        self.last = {page: at for at, one in enumerate(session.interactions) for page in one.uses}
+        """Which interaction is the last that needs a page."""
+        self.derived: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+
+    def run(self) -> Streamed:
+        """Everything that is said and done, and what became of the window by it."""
+        began = time.perf_counter()
+        for at, interaction in enumerate(self.session.interactions):
+            self._interaction(at, interaction)
+            self.clock.now += PAUSE
+        found, stats = self.found, self.process.stats()
+        moved = [event.policy for event in self.process.events() if event.act in (Act.EVICT, Act.FOLD)]
+        found.alone = "kernel" in moved
+        found.acts = sum(policy != "kernel" for policy in moved)
+        found.refused, found.failed, found.asks = stats.refused_moves, stats.policy_failures, stats.asks
+        found.seconds = time.perf_counter() - began
+        return found
+
+    def _interaction(self, at: int, interaction: Interaction) -> None:
+        process, found = self.process, self.found
+        began = time.perf_counter()
+        address = append_and_wait(process, interaction.said)
+        prompt = process.render()
+        spent = time.perf_counter() - began
+        found.prompts += 1
+        found.shipped += prompt.tokens
+        found.overflow += prompt.tokens > process.capacity
+        if process.window.seen > process.capacity:
+            found.full += 1
+            found.used += sum(self._used_later(page, at) for page in process.window.resident()) / process.capacity
+        if interaction.asked is not None:
+            shown = interaction.asked.value in "\n".join(texts_of(list(prompt)))
+            began = time.perf_counter()
+            hits = process.search(interaction.asked.question, tokens=HITS, record=False)
+            spent += time.perf_counter() - began
+            own = any(interaction.asked.value in hit.text for hit in hits)
+            everywhere = self.hierarchy.search(interaction.asked.question, tokens=HITS, user=self.session.user)
+            found.questions.append(
+                QuestionOutcome(
+                    earlier=interaction.asked.earlier,
+                    shown=shown,
+                    found=shown or own,
+                    recalled=shown or own or any(interaction.asked.value in hit.text for hit in everywhere),
+                    ms=1000 * spent,
+                )
+            )
+        for page in interaction.uses:
+            process.recall(f"p{page}")
+        if interaction.marked:
+            process.remember(address)
+        for message in interaction.done:
+            append_and_wait(process, message)
+
+    def _used_later(self, page: Page, at: int) -> float:
+        """The tokens of a resident page that this interaction or a later one needs; of a derived page, those of the
+        lines that stand in such a page."""
+        if page.id > 0:
+            return page.tokens if self.last.get(page.id, -1) >= at else 0
+        if page.id not in self.derived:
+            self.derived[page.id] = self._lines_of(page)
+        lines = self.derived[page.id]
+        kept = sum(size for size, sources in lines if any(self.last.get(source, -1) >= at for source in sources))
+        return page.tokens * kept / max(1, sum(size for size, _ in lines))
+
+    def _lines_of(self, page: Page) -> list[tuple[int, tuple[int, ...]]]:
+        """The size of each line of a derived page, and the originals that have it."""
+        sources = [(source, self.process.text(source)) for source in page.sources if self.last.get(source)]
+        return [
+            (len(line), tuple(source for source, text in sources if line.strip() and line.strip() in text))
+            for line in self.process.text(page.id).split("\n")
+        ]

@@ -1,0 +1,355 @@
+"""The report of `kilburn_lab.evals.table`: sessions, their rows, the ordering that was tested, the table and the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+
+import msgspec
+
+from kilburn.picture import picture, plain_axes
+from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.intervals import interval
+from kilburn_lab.evals.report import EvalReport, grid, row_of
+
+__all__ = ["BRIEF", "ENTRIES", "TERMS", "TIERS", "Margin", "QuestionOutcome", "Streamed", "TableReport", "TableRow", "draw"]
+
+ENTRIES = "entries"
+"""The name of the usual LRU buffer, which counts entries and not tokens."""
+
+TIERS = "tiers"
+"""The name of brief 002's hybrid, as its words describe it: tiers, with eviction by importance in each."""
+
+TERMS = {
+    "utilisation": "share of the window's capacity taken by pages that the session still needs, at this prompt or a later one; "
+    "the mean over the prompts after the window was full for the first time. The sessions were made so that it is "
+    "known which interaction needs which message. Of an excerpt or a summary, the lines of needed messages count.",
+    "accuracy": "share of the questions about this session whose answer was in the prompt, word for word. This is the headline: "
+    "it is what the policy decided.",
+    "+search": "the same, or one search of the session at the time of asking found it. It is what an agent gets that searches.",
+    "earlier": "share of the questions about earlier sessions of this user that were answered by the prompt or one search of "
+    "the session (off), or also by one search over all sessions of this user (on).",
+    "latency": "milliseconds from a question to its prompt and the hits of one search, over SQLite in memory: the append, with "
+    " the policy's plan, the rendering, and the search. The middle one, and the 95th of 100.",
+    "alone": "share of the sessions whose prompt would have exceeded the window if the policy had been alone: the kernel had "
+    "to make room itself at least once.",
+    "overflow": "share of the sessions in which a prompt did exceed the window. The kernel keeps it at 0.",
+}
+"""What the columns mean."""
+
+
+class Published(msgspec.Struct, frozen=True):
+    """One row of brief 002's table: shares, and milliseconds. Its method, model and definitions are unpublished."""
+
+    utilisation: float
+    latency: float
+    accuracy: float
+    overflow: float
+
+
+BRIEF = {
+    "lru": Published(0.71, 12, 0.67, 0.34),
+    "importance": Published(0.84, 18, 0.74, 0.19),
+    "tiered": Published(0.91, 31, 0.78, 0.08),
+    TIERS: Published(0.93, 24, 0.81, 0.06),
+}
+"""Brief 002's figures, worst strategy first; it calls the last one "hybrid (tiered + importance)"."""
+
+ORDER = (("importance", "lru"), ("tiered", "importance"), (TIERS, "tiered"), ("hybrid", "tiered"))
+"""The ordering that is tested: brief 002's, and ours beside it for the `hybrid` that ships."""
+
+
+class QuestionOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One question: about an earlier session or this one, whether its answer was shown, was shown or found by one
+    search of the session, or by one recall over everything; and the milliseconds to the prompt and these hits."""
+
+    earlier: bool
+    shown: bool
+    found: bool
+    recalled: bool
+    ms: float
+
+
+class Streamed(msgspec.Struct, kw_only=True):
+    """One session under one policy.
+
+    Args:
+        prompts, shipped: prompts and their tokens.
+        full, used: prompts since the window was full for the first time, and the sum of their utilisations.
+        overflow: prompts over the window.
+        alone: whether the kernel had to make room.
+        acts: moves of the policy. refused: plans that broke a law. failed: plans in which the policy raised, or returned
+            nonsense. asks: questions to a model.
+    """
+
+    policy: str
+    session: str
+    questions: list[QuestionOutcome] = []
+    prompts: int = 0
+    shipped: int = 0
+    full: int = 0
+    used: float = 0.0
+    overflow: int = 0
+    alone: bool = False
+    acts: int = 0
+    refused: int = 0
+    failed: int = 0
+    asks: int = 0
+    seconds: float = 0.0
+
+
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy. See `TERMS`; `_low` and `_high` bound 95%, resampled by session. A figure is None where nothing was
+    counted: no question, or no window that was full."""
+
+    policy: str
+    sessions: int
+    questions: int
+    utilisation: float | None
+    utilisation_low: float
+    utilisation_high: float
+    latency: float | None
+    latency_95: float | None
+    accuracy: float | None
+    accuracy_low: float
+    accuracy_high: float
+    searched: float | None
+    earlier_off: float | None
+    earlier_on: float | None
+    alone: float
+    alone_low: float
+    alone_high: float
+    overflow: float
+    shipped: int
+    acts: int
+    refused: int
+    failed: int
+    asks: int
+    seconds: float
+
+
+class Margin(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one policy is ahead of another in one column, with the 95% interval, paired and resampled by session.
+
+    `ahead` is positive where `better` is better, so for overflow fewer sessions count as ahead. `verdict` is "ahead",
+    "behind", "equal" (no difference at all), or "undecided" if the interval holds 0.
+    """
+
+    column: str
+    better: str
+    worse: str
+    ahead: float
+    low: float
+    high: float
+    verdict: str
+
+
+COLUMNS: dict[str, tuple[Callable[[Streamed], Sequence[float]], int]] = {
+    "accuracy": (lambda one: [float(question.shown) for question in one.questions if not question.earlier], 1),
+    "utilisation": (lambda one: [one.used / one.full] if one.full else [], 1),
+    "alone": (lambda one: [float(one.alone)], -1),
+}
+"""What a session has of each column that is compared, and whether more is better (1) or worse (-1)."""
+
+
+class TableReport(EvalReport, frozen=True, kw_only=True):
+    """All rows. One token is four characters.
+
+    Args:
+        margins: of brief 002's ordering: each of its strategies against the one before, and hybrid against every other policy.
+        terms: what the columns mean. published: brief 002's own figures.
+    """
+
+    window: int
+    sessions: int
+    interactions: int
+    seed: int
+    seconds: float
+    rows: list[TableRow]
+    margins: list[Margin]
+    terms: dict[str, str] = msgspec.field(default_factory=TERMS.copy)
+    published: dict[str, Published] = msgspec.field(default_factory=BRIEF.copy)
+
+    @classmethod
+    def of(
+        cls, streamed: Mapping[str, Sequence[Streamed]], *, window: int, interactions: int, seed: int, seconds: float
+    ) -> TableReport:
+        """Add up the sessions of each policy; all policies have had the same ones, in the same order."""
+        pairs = [*ORDER, *(("hybrid", other) for other in streamed if other != "hybrid")]
+        return cls(
+            window=window,
+            sessions=max(map(len, streamed.values()), default=0),
+            interactions=interactions,
+            seed=seed,
+            seconds=seconds,
+            rows=[_row(policy, done, seed) for policy, done in streamed.items()],
+            margins=[
+                _margin(column, better, worse, streamed, seed)
+                for column in COLUMNS
+                for better, worse in dict.fromkeys(pairs)
+                if better in streamed and worse in streamed
+            ],
+        )
+
+    def row(self, policy: str) -> TableRow:
+        """One policy's; KeyError if it was not measured."""
+        return row_of(self.rows, policy=policy)
+
+    def margin(self, better: str, worse: str, column: str = "accuracy") -> Margin:
+        """One comparison; KeyError if it was not made."""
+        return row_of(self.margins, better=better, worse=worse, column=column)
+
+    def table(self) -> str:
+        """Plain text: the rows, brief 002's beside them, its ordering, and what the columns mean."""
+        parts = [
+            f"{self.sessions} sessions of {self.interactions} interactions, seed {self.seed}; a window of {self.window:,} "
+            f"tokens of {CHARACTERS} characters; {self.seconds:.0f} s",
+            grid(_ROWS, [_cells(row) for row in sorted(self.rows, key=lambda row: -(row.accuracy or 0))]),
+            f"Brief 002's figures (its method is unpublished), and ours; its hybrid is {TIERS!r}, the hybrid that ships is not",
+            grid(_PUBLISHED, [_beside(policy, self) for policy in (*BRIEF, "hybrid")]),
+            "The ordering: how far each strategy is ahead of the one before it",
+            grid(_MARGINS, [_compared(one) for one in self.margins if (one.better, one.worse) in ORDER], ("column", "is it")),
+            "hybrid and every other policy: how far it is ahead in accuracy",
+            grid(
+                _MARGINS,
+                [_compared(one) for one in self.margins if one.better == "hybrid" and one.column == "accuracy"],
+                ("column", "is it"),
+            ),
+            "\n".join(f"{name}: {meaning}" for name, meaning in self.terms.items()),
+        ]
+        return "\n\n".join(parts)
+
+
+def _row(policy: str, done: Sequence[Streamed], seed: int) -> TableRow:
+    here = [question for one in done for question in one.questions if not question.earlier]
+    before = [question for one in done for question in one.questions if question.earlier]
+    waits = [question.ms for one in done for question in one.questions]
+    bounds = {name: interval([list(figures(one)) for one in done], seed) for name, (figures, _) in COLUMNS.items()}
+    return TableRow(
+        policy=policy,
+        sessions=len(done),
+        questions=len(here),
+        utilisation=_mean([value for one in done for value in COLUMNS["utilisation"][0](one)]),
+        utilisation_low=bounds["utilisation"][0],
+        utilisation_high=bounds["utilisation"][1],
+        latency=median(waits) if waits else None,
+        latency_95=quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else None,
+        accuracy=_mean([question.shown for question in here]),
+        accuracy_low=bounds["accuracy"][0],
+        accuracy_high=bounds["accuracy"][1],
+        searched=_mean([question.found for question in here]),
+        earlier_off=_mean([question.found for question in before]),
+        earlier_on=_mean([question.recalled for question in before]),
+        alone=_mean([one.alone for one in done]) or 0.0,
+        alone_low=bounds["alone"][0],
+        alone_high=bounds["alone"][1],
+        overflow=_mean([one.overflow > 0 for one in done]) or 0.0,
+        shipped=sum(one.shipped for one in done),
+        acts=sum(one.acts for one in done),
+        refused=sum(one.refused for one in done),
+        failed=sum(one.failed for one in done),
+        asks=sum(one.asks for one in done),
+        seconds=sum(one.seconds for one in done),
+    )
+
+
+def _margin(column: str, better: str, worse: str, streamed: Mapping[str, Sequence[Streamed]], seed: int) -> Margin:
+    figures, sign = COLUMNS[column]
+    groups = [
+        [sign * (a - b) for a, b in zip(figures(one), figures(two), strict=True)]
+        for one, two in zip(streamed[better], streamed[worse], strict=True)
+    ]
+    flat = [value for group in groups for value in group]
+    low, high = interval(groups, seed)
+    equal = not any(flat)
+    verdict = "equal" if equal else "ahead" if low > 0 else "behind" if high < 0 else "undecided"
+    return Margin(column=column, better=better, worse=worse, ahead=_mean(flat) or 0.0, low=low, high=high, verdict=verdict)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+_ROWS = (
+    "policy", "utilisation", "95%", "latency", "p95", "accuracy", "95%", "+search", "earlier off", "on", "alone", "overflow",
+    "moves", "refused", "failed", "s",
+)  # fmt: skip
+_PUBLISHED = ("policy", "utilisation", "ours", "latency", "ours", "accuracy", "ours", "overflow", "alone", "with the kernel")
+_MARGINS = ("column", "is", "ahead of", "by", "95%", "is it")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} ms"
+
+
+def _cells(row: TableRow) -> tuple[str, ...]:
+    return (
+        row.policy,
+        _share(row.utilisation),
+        f"{row.utilisation_low:.1%}-{row.utilisation_high:.1%}",
+        _ms(row.latency),
+        _ms(row.latency_95),
+        _share(row.accuracy),
+        f"{row.accuracy_low:.1%}-{row.accuracy_high:.1%}",
+        _share(row.searched),
+        _share(row.earlier_off),
+        _share(row.earlier_on),
+        _share(row.alone),
+        _share(row.overflow),
+        f"{row.acts:,}",
+        str(row.refused),
+        str(row.failed),
+        f"{row.seconds:.0f}",
+    )
+
+
+def _beside(policy: str, report: TableReport) -> tuple[str, ...]:
+    theirs = report.published.get(policy)
+    ours = next((row for row in report.rows if row.policy == policy), None)
+    return (
+        policy,
+        _share(theirs.utilisation if theirs else None),
+        _share(ours.utilisation if ours else None),
+        _ms(theirs.latency if theirs else None),
+        _ms(ours.latency if ours else None),
+        _share(theirs.accuracy if theirs else None),
+        _share(ours.accuracy if ours else None),
+        _share(theirs.overflow if theirs else None),
+        _share(ours.alone if ours else None),
+        _share(ours.overflow if ours else None),
+    )
+
+
+def _compared(one: Margin) -> tuple[str, ...]:
+    return (one.column, one.better, one.worse, f"{one.ahead:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", one.verdict)
+
+
+def draw(path: Path, report: TableReport, *, force: bool = False) -> None:
+    """Draw each policy's accuracy and utilisation, best at the top; the file's suffix gives the format.
+
+    Raises:
+        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+    """
+    rows = sorted(report.rows, key=lambda row: row.accuracy or 0)
+    with picture(path, 8, 1.2 + 0.32 * len(rows), force=force) as figure:
+        axes = figure.add_subplot()
+        places = range(len(rows))
+        bars = [row.accuracy or 0 for row in rows]
+        errors = [[bar - row.accuracy_low for bar, row in zip(bars, rows, strict=True)]]
+        errors.append([row.accuracy_high - bar for bar, row in zip(bars, rows, strict=True)])
+        axes.barh(places, bars, height=0.6, color="#90cdf4", xerr=errors, ecolor="#2b6cb0", label="accuracy, 95%")
+        axes.plot([row.utilisation or 0 for row in rows], places, "D", color="#2f855a", markersize=5, label="utilisation")
+        published = [(BRIEF[row.policy].accuracy, at) for at, row in enumerate(rows) if row.policy in BRIEF]
+        if published:
+            axes.plot(*zip(*published, strict=True), "x", color="#718096", label="accuracy in brief 002")
+        axes.set(xlim=(0, 1), yticks=list(places), yticklabels=[row.policy for row in rows])
+        axes.set_title(
+            f"{report.sessions} sessions of {report.interactions} interactions, {report.window:,} tokens", loc="left", fontsize=11
+        )
+        plain_axes(axes)
+        axes.legend(frameon=False, loc="lower right")

@@ -1,0 +1,336 @@
+"""`eval kv`: each order evicts whom its definition says, MIN is never beaten, and the figures are those of the trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.terminal import kilburn
+from kilburn.errors import InvalidMessage, SpecError
+from kilburn_kv.eviction import FifoOrder, GreedyDual, LfuOrder, LruOrder, PromptUse, S3Fifo
+from kilburn_kv.return_odds import ReturnOdds
+from kilburn_lab.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample
+from kilburn_lab.evals.kv_report import MIN, OURS, draw
+from kilburn_lab.evals.kv_traces import Moment, RecordedPrompt, Trace, read, synthetic, weave
+
+CAPACITY = 6
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Moment]:
+    """Prompts of a few sessions over a small tree of prefixes, none longer than the cache; some replies end."""
+    events: list[Moment] = []
+    now = 0.0
+    for request in range(draw(st.integers(1, 30))):
+        path = draw(st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY))
+        # The number of a node of the tree: what stands before it is part of it.
+        units = tuple(int("1" + "".join(map(str, path[: depth + 1]))) for depth in range(len(path)))
+        now += draw(st.sampled_from([0.0, 1.0, 7.0, 400.0, 10_000.0]))
+        use = PromptUse(now, request, session=draw(st.integers(0, 3)), sub=draw(st.booleans()))
+        events.append(Moment(now, use, path[0], units))
+        if draw(st.booleans()):
+            events.append(Moment(now, use, path[0], None, draw(st.sampled_from(["tool_use", "end_turn", ""]))))
+    return events
+
+
+def hits(events: Sequence[Moment], order: object, *, hold: bool = False, capacity: int = CAPACITY) -> int:
+    return sum(replay(events, capacity, order, hold=hold).hits.values())  # type: ignore[arg-type]
+
+
+def leading(units: Sequence[int], resident: object) -> int:
+    found = 0
+    while found < len(units) and units[found] in resident:  # type: ignore[operator]
+        found += 1
+    return found
+
+
+def by_definition(events: Sequence[Moment], name: str, hold: bool) -> int:
+    """Hits of a cache that looks at everything each time: the worst is found by its definition, one at a time."""
+    resident: dict[int, dict[str, float]] = {}
+    clock = total = 0
+    age = 0.0
+    for event in events:
+        if event.units is None:
+            continue
+        total += leading(event.units, resident)
+        for unit in event.units if name == "lru head first" else reversed(event.units):
+            clock += 1
+            facts = resident.setdefault(unit, {"in": clock, "uses": 0.0})
+            facts["last"] = clock
+            facts["uses"] += 1
+            facts["rank"] = age + facts["uses"]
+        while len(resident) > CAPACITY:
+            free = [unit for unit in resident if not hold or unit not in event.units]
+            keys = {
+                "fifo": lambda unit: (resident[unit]["in"],),
+                "lru": lambda unit: (resident[unit]["last"],),
+                "lru head first": lambda unit: (resident[unit]["last"],),
+                "lfu": lambda unit: (resident[unit]["uses"], resident[unit]["last"]),
+                "gdsf": lambda unit: (resident[unit]["rank"], resident[unit]["last"]),
+            }
+            worst = min(free, key=keys[name])
+            age = max(age, resident[worst]["rank"])
+            del resident[worst]
+    return total
+
+
+@pytest.mark.parametrize("name", ["fifo", "lru", "lru head first", "lfu", "gdsf"])
+@given(events=streams(), hold=st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_an_order_evicts_whom_its_definition_says(name: str, events: list[Moment], hold: bool) -> None:
+    assert hits(events, ONLINE[name](CAPACITY), hold=hold) == by_definition(events, name, hold)
+
+
+@given(events=streams(), hold=st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_no_order_beats_min_and_nothing_beats_a_cache_without_a_bound(events: list[Moment], hold: bool) -> None:
+    best = hits(events, Optimum(events), hold=hold)
+    for make in ONLINE.values():
+        assert hits(events, make(CAPACITY), hold=hold) <= best
+    endless = sum(expire(events, TTLS["infinite"]).hits.values())
+    assert best <= endless
+    assert hits(events, LruOrder(), capacity=10_000) == endless
+    shorter = [sum(expire(events, seconds).hits.values()) for seconds in (0.0, 300.0, 3600.0)]
+    assert shorter == sorted(shorter)
+    assert shorter[-1] <= endless
+
+
+@given(events=streams())
+@settings(deadline=None, max_examples=25)
+def test_min_is_what_trying_every_choice_finds(events: list[Moment]) -> None:
+    prompts = [event.units[:3] for event in events if event.units is not None][:8]
+    few = [Moment(float(at), PromptUse(float(at), at), 0, units) for at, units in enumerate(prompts)]
+    reached = {frozenset[int](): 0}
+    for units in prompts:
+        after: dict[frozenset[int], int] = {}
+        for kept, found in reached.items():
+            whole = kept | set(units)
+            for choice in combinations(sorted(whole), min(3, len(whole))):
+                best = found + leading(units, kept)
+                after[frozenset(choice)] = max(after.get(frozenset(choice), 0), best)
+        reached = after
+    assert hits(few, Optimum(few), capacity=3) == max(reached.values())
+
+
+@pytest.mark.parametrize("name", [*ONLINE, MIN])
+@given(events=streams(), hold=st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_victims_are_resident_not_busy_and_as_many_as_were_asked_for(name: str, events: list[Moment], hold: bool) -> None:
+    order = Optimum(events) if name == MIN else ONLINE[name](CAPACITY)
+    resident: set[int] = set()
+    for event in events:
+        if event.units is None:
+            order.ended(event.use, event.time, event.why)
+            continue
+        order.used(event.units, event.use)
+        resident |= set(event.units)
+        busy = set(event.units) if hold else set()
+        victims = order.evict(max(0, len(resident) - CAPACITY), busy)
+        assert len(victims) == len(set(victims)) == max(0, len(resident) - CAPACITY)
+        assert set(victims) <= resident - busy
+        resident -= set(victims)
+    rest = order.evict(1000, ())
+    assert set(rest) == resident
+    assert order.evict(1, ()) == []
+
+
+def test_s3_fifo_lets_a_scan_pass_and_keeps_what_was_used_before() -> None:
+    order = S3Fifo(10)
+    for number in range(3):
+        order.used([1], PromptUse(float(number), number))
+    resident = {1}
+    for unit in range(100, 130):
+        order.used([unit], PromptUse(float(unit), unit))
+        resident.add(unit)
+        resident -= set(order.evict(max(0, len(resident) - 10), ()))
+    assert 1 in resident
+    assert hits_of_a_scan(LruOrder()) == 0 < hits_of_a_scan(S3Fifo(10))
+
+
+def hits_of_a_scan(order: LruOrder | S3Fifo) -> int:
+    """A unit that is used three times, twenty others once each, and that unit again."""
+    wanted = [1, 1, 1, *range(100, 120), 1]
+    events = [Moment(float(at), PromptUse(float(at), at), at, (unit,)) for at, unit in enumerate(wanted)]
+    return replay(events, 10, order).hits[len(wanted) - 1]
+
+
+def test_s3_fifo_takes_a_ghost_to_the_main_queue() -> None:
+    order = S3Fifo(4)
+    order.used([7], PromptUse(0.0))
+    assert order.evict(1, ()) == [7]
+    order.used([7, 8, 9], PromptUse(1.0))
+    # 7 came back and is no newcomer any more: 9 and 8 are, tail first.
+    assert order.evict(1, ()) == [9]
+
+
+def test_returning_learns_who_comes_back() -> None:
+    order, now, request = ReturnOdds(), 0.0, 0
+    for _ in range(100):
+        now += 5.0
+        quick = PromptUse(now, request, session=1)
+        order.used([1, 2], quick)
+        order.ended(quick, now + 1, "tool_use")
+        once = PromptUse(now, request + 1, session=1000 + request)
+        order.used([1000 + request], once)
+        order.ended(once, now + 1, "end_turn")
+        request += 2
+    # The one that waits longest is the tool's, and yet it is the one that will come back.
+    order.used([5], late := PromptUse(now + 2, request, session=2))
+    order.ended(late, now + 2, "end_turn")
+    victims = order.evict(101, ())
+    assert 5 in victims
+    assert not {1, 2} & set(victims)
+
+
+def test_returning_tells_slow_sessions_from_quick_ones() -> None:
+    order, request = ReturnOdds(), 0
+    for now in range(0, 20_000, 10):
+        for session, every in ((1, 10), (2, 1000)):
+            if now % every == 0:
+                order.used([session], PromptUse(float(now), request, session=session))
+                request += 1
+    # Both have just been here; the slow one, though it came last, is the one that will not be back soon.
+    order.used([1], PromptUse(20_000.0, request, session=1))
+    order.used([2], PromptUse(20_000.0, request + 1, session=2))
+    assert order.evict(1, ()) == [2]
+
+
+def test_returning_gives_up_first_what_a_session_left_behind_and_tails_before_heads() -> None:
+    order = ReturnOdds()
+    order.used([1, 2, 3, 4], PromptUse(0.0, 0, session=1))
+    order.used([9, 10], PromptUse(1.0, 1, session=2))
+    order.used([1, 2, 5], PromptUse(2.0, 2, session=1))
+    assert order.evict(2, ()) == [4, 3]
+    rest = order.evict(10, ())
+    assert rest.index(10) < rest.index(9)
+    assert rest.index(5) < rest.index(2) < rest.index(1)
+    with pytest.raises(SpecError, match="used before"):
+        _twice(order)
+
+
+def _twice(order: ReturnOdds) -> None:
+    order.used([1], PromptUse(3.0, 3))
+    order.used([2], PromptUse(4.0, 3))
+
+
+def test_orders_forget_what_left() -> None:
+    for order in (LruOrder(), FifoOrder(), LfuOrder(), GreedyDual(), ReturnOdds()):
+        for number in range(2000):
+            order.used([number], PromptUse(200_000.0 * number, number, session=number))
+            order.evict(1 if number else 0, ())
+        held = max(len(part) for part in vars(order).values() if isinstance(part, dict | list))
+        assert held < 200, type(order).__name__
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    return list(synthetic(12, 3))
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_figures_and_another_gives_others(traces: list[Trace]) -> None:
+    def figures(seed: int) -> list[float]:
+        report = evaluate(traces, capacities=[300_000], hours=1, seed=seed)
+        return [rate.hit for rate in report.rates]
+
+    assert figures(1) == figures(1)
+    assert figures(1) != figures(2)
+    assert list(synthetic(2, 5)) == list(synthetic(2, 5)) != list(synthetic(2, 6))
+
+
+def test_regret_and_the_closed_share_follow_from_the_hits(traces: list[Trace]) -> None:
+    report = evaluate(traces, capacities=[300_000, 900_000], hours=1, policies=["fifo", OURS, "infinite"])
+    for capacity in (300_000, 900_000):
+        lru, ours, best = (report.rate(name, capacity) for name in ("lru", OURS, MIN))
+        assert best.regret == 0
+        assert lru.closed is None
+        assert ours.closed == pytest.approx((ours.hit - lru.hit) / (best.hit - lru.hit))
+        assert ours.regret == pytest.approx(best.hit - ours.hit)
+        assert lru.low <= lru.hit <= lru.high
+        assert best.hit <= report.rate("infinite").hit
+    assert {rate.subs for rate in report.rates} == {True, False}
+    assert report.rate("infinite", subs=True).hit != report.rate("infinite", subs=False).hit
+
+
+def line(**changes: object) -> str:
+    request = {"t": 5.0, "hash_ranges": [[1, 30], [100, 10]], "api_time": 2.0, "stop": "tool_use"}
+    child = {"t": 1.0, "hash_ranges": [[500, 16]]}
+    return json.dumps({"id": "a", "block_size": 64, "requests": [request, {"t": 9.0, "requests": [child]}]} | changes)
+
+
+def test_a_trace_is_read_in_whole_units_with_sub_agents_at_their_own_times(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{line()}\n\n".encode()))
+    (trace,) = read(path)
+    # 40 blocks are two whole units of 16; the second ends in the second stretch.
+    assert trace.prompts == (RecordedPrompt(5.0, 0, (16, 101), 2.0, "tool_use"), RecordedPrompt(10.0, 1, (515,), 0.0, ""))
+    events = weave([trace], 0, 0.0)
+    assert [(event.time, event.units is None, event.use.sub) for event in events] == [
+        (5.0, False, False),
+        (7.0, True, False),
+        (10.0, False, True),
+        (10.0, True, True),
+    ]
+    assert len({event.use.session for event in events}) == 2
+    assert not any(event.use.sub for event in weave([trace], 0, 0.0, subs=False))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", line(block_size=16), line(requests=[{"t": 0, "hash_ranges": [[1, -5]]}])])
+def test_a_line_that_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "traces.jsonl"
+    path.write_text(f"{line()}\n{text}\n", encoding="utf-8")
+    with pytest.raises(InvalidMessage, match=":2: "):
+        list(read(path))
+
+
+def test_what_cannot_be_measured_is_refused(traces: list[Trace], tmp_path: Path) -> None:
+    with pytest.raises(InvalidMessage, match="absent"):
+        list(read(tmp_path / "absent"))
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(line().encode())[:-9])
+    with pytest.raises(InvalidMessage, match="broken gzip"):
+        list(read(tmp_path / "broken.gz"))
+    for wrong in ({"capacities": [10]}, {"hours": -1.0}, {"policies": ["clairvoyant"]}, {"subs": []}):
+        with pytest.raises(SpecError):
+            evaluate(traces, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="longest prompt"):
+        evaluate(traces, capacities=[2048])
+    with pytest.raises(SpecError, match="whole unit"):
+        evaluate([Trace("empty", ())])
+    with pytest.raises(SpecError, match="ask for fewer"):
+        sample(traces, 0, 13)
+
+
+def test_two_parts_of_one_drawing_share_no_trace(traces: list[Trace]) -> None:
+    first, second = sample(traces, 4, 6), sample(traces, 4, 6, skip=6)
+    assert {trace.id for trace in first} | {trace.id for trace in second} == {trace.id for trace in traces}
+
+
+def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() -> None:
+    words = ("lab", "kv", "--traces", "6", "--capacity", "400000", "--hours", "1", "--policy", OURS)
+    done = kilburn(*words, "--json")
+    assert done.status == 0
+    assert {row["policy"] for row in done.json["rates"]} == {"lru", OURS, MIN}
+    assert done.json["traces"] == 6
+    assert not done.json["hold"]
+    shown = kilburn(*words, "--hold", "--no-sub-agents")
+    assert "a prompt stays until the next" in shown.out
+    assert "With sub-agents" not in shown.out
+    refused = kilburn("lab", "kv", "--policy", "clairvoyant")
+    assert refused.status == 2
+    assert "there are fifo" in refused.err
+
+
+def test_a_picture_is_drawn_the_same_each_time(traces: list[Trace], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = evaluate(traces[:4], capacities=[300_000, 600_000], hours=1)
+    draw(tmp_path / "one.svg", report)
+    draw(tmp_path / "two.svg", msgspec.json.decode(report.to_json(), type=type(report)))
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
