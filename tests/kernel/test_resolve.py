@@ -159,7 +159,7 @@ def test_what_is_of_the_kind_is_found(trap: Path) -> None:
     assert resolve("policies", own) is own
     assert "trap" in sys.modules
     for kind in VERBS:
-        if kind != "kv.presses":
+        if kind != "kilburn_kv.presses":
             assert all(locate(kind, name) is not None for name in names(kind))
     assert {"memory", "sqlite"} <= set(names("stores"))
 
@@ -239,7 +239,7 @@ def test_any_text_is_a_policy_or_a_typed_error(spec: str) -> None:
 
 
 REQUIRED = {"model": "'m'", "dimensions": "64"}
-SPECIFIED = ["policies", "memory", "memory.rankings", "memory.embedders", "kv.presses", "agents.disciplines", "models"]
+SPECIFIED = ["policies", "memory", "memory.rankings", "memory.embedders", "kilburn_kv.presses", "agents.disciplines", "models"]
 WRONG = {
     "int": ["'x'", "True", "1e999", "1.5", "[1]"],
     "float": ["'x'", "True", "1e999", "{}"],

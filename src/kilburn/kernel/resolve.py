@@ -49,7 +49,7 @@ VERBS: dict[str, dict[str, int]] = {
         "vectors": 1,
         "drop_vectors": 1,
     },
-    "kv.presses": {"keep": 2},
+    "kilburn_kv.presses": {"keep": 2},
     "agents.disciplines": {"choose": 1},
     "memory": {"plan": 1},
     "memory.rankings": {"rank": 2},
@@ -64,7 +64,7 @@ LONGEST = 10_000
 
 def names(kind: str) -> list[str]:
     """The names that ship with Kilburn for a kind, such as `policies`, sorted."""
-    package = importlib.import_module(f"kilburn.{kind}")
+    package = importlib.import_module(_home(kind))
     return sorted(
         module.name
         for module in pkgutil.iter_modules(package.__path__)
@@ -76,7 +76,7 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
     """The object that a spec names.
 
     Args:
-        kind: `policies`, `models`, `stores` or `kv.presses`: the package that bare names are looked up in.
+        kind: `policies`, `models`, `stores`, or of a package beside it, `kilburn_kv.presses`: the package that bare names are looked up in.
         spec: a spec string, or an object of the kind, which is returned as it is.
         foreign: whether the spec may name classes from outside Kilburn: `pkg.mod:Name`, and entry points of installed
             packages.
@@ -98,6 +98,11 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
     if not isinstance(named, ast.Name) or named.id != stand_in:
         raise SpecError(f"{_short(spec)} is not a spec", advice="write name, name(key=value), or pkg.mod:Name")
     return _build(kind, node, spec, target, foreign)
+
+
+def _home(kind: str) -> str:
+    """The package that holds a kind."""
+    return kind if kind.startswith("kilburn_") else f"kilburn.{kind}"
 
 
 def _parsed(text: str, spec: str) -> ast.expr:
@@ -240,7 +245,7 @@ def locate(kind: str, name: str, *, foreign: bool = True) -> Any:
         return found
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
-    for point in entry_points(group=f"kilburn.{kind}"):
+    for point in entry_points(group=_home(kind)):
         if point.name == name:
             return _foreign(kind, point.value.partition("[")[0].strip(), foreign)
     return None
@@ -289,7 +294,7 @@ def _class_of(kind: str, name: str) -> Any:
     """Class `Lru` of module `kilburn.policies.lru`; None where there is no such module or class of the kind."""
     if not name.isidentifier():
         return None
-    path = f"kilburn.{kind}.{name}"
+    path = f"{_home(kind)}.{name}"
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ from kilburn_kv.observation import Press
 
 __all__ = ["names", "press"]
 
-KIND = "kv.presses"
+KIND = "kilburn_kv.presses"
 
 
 def press(spec: str | Press) -> Press:

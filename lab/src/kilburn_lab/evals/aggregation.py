@@ -72,7 +72,7 @@ REMARKS = {
 
 THINGS = (
     "lamp", "kettle", "chair", "desk", "clock", "mirror", "rug", "sofa", "shelf", "pan", "knife", "bowl", "jug", "tray",
-    "vase", "frame", "stool", "lab", "bench", "crib", "quilt", "pillow", "towel", "basket", "candle", "drawer", "hook", "ladder",
+    "vase", "frame", "stool", "bench", "crib", "quilt", "pillow", "towel", "basket", "candle", "drawer", "hook", "ladder",
     "hammer", "drill", "wrench", "tent", "stove", "cooler", "torch", "rope", "saddle", "pump", "helmet",
 )  # fmt: skip
 
