@@ -5,7 +5,7 @@
     python3 run.py test            every check: ruff, mypy, import-linter, pytest (with coverage where CI=true)
     python3 run.py test --quick    ruff and the quick tests, in a minute and a half; it ends by saying what it left out
     python3 run.py test ARGS       pytest alone, with ARGS
-    python3 run.py reference       write docs/reference/ anew from the code
+    python3 run.py reference       write docs/reference/ and docs/design/surface.txt from the code
 
 It makes `.venv` beside itself on first use and leaves it alone while pyproject.toml stays the same.
 It refuses to touch any other Python, and to need anything but the standard library.

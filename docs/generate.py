@@ -1,7 +1,10 @@
 """Write docs/reference/ from the code: modules from their docstrings and signatures, verbs from the command line itself.
 
-    python docs/generate.py            write the pages
-    python docs/generate.py --check    write nothing; say which pages are stale, exit 1 if any is
+    python docs/generate.py            write the pages, and docs/design/surface.txt
+    python docs/generate.py --check    write nothing; say how surface.txt differs from the code, exit 1 if it does
+
+The pages are not in the repository. docs/design/surface.txt is: the signatures of what the pages and the examples import, which is
+what users are promised. A change of it is a change for users, so it is seen in every review.
 
 An example under a verb is the first console line of a handwritten page that uses it, if possible one
 that the tests run, so that an example that stops working fails there. It refuses to hold prose of its own.
@@ -9,6 +12,8 @@ that the tests run, so that an example that stops working fails there. It refuse
 
 from __future__ import annotations
 
+import ast
+import difflib
 import enum
 import importlib
 import inspect
@@ -28,6 +33,7 @@ from kilburn.cli import load
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+SURFACE = ROOT / "docs" / "design" / "surface.txt"
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
 BESIDE = ["kilburn_kv", "kilburn_lab"]
 """The packages beside the product."""
@@ -274,24 +280,55 @@ def dotted(title: str) -> str:
     return title if title == "kilburn" or title in BESIDE else f"kilburn.{title}"
 
 
+def promised() -> dict[str, object]:
+    """What the pages and the examples import of our packages, and what `kilburn` itself exports, by its address."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))]
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        if REFERENCE not in page.parents:
+            texts += re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found: dict[str, object] = {f"kilburn.{name}": getattr(kilburn, name) for name in kilburn.__all__}
+    for text in texts:
+        for node in ast.walk(ast.parse(text, feature_version=(3, 11))):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if module.split(".")[0] not in ("kilburn", *BESIDE) or module in FRAMEWORKS:
+                continue
+            for alias in node.names:
+                thing = getattr(importlib.import_module(module), alias.name)
+                home = getattr(thing, "__module__", None) or module
+                if not inspect.ismodule(thing) and f"kilburn.{alias.name}" not in found:
+                    found[f"{home}.{alias.name}"] = thing
+    return dict(sorted(found.items()))
+
+
+def surface() -> str:
+    """A line for each promised name, and for each public method of a promised class."""
+    lines = []
+    for address, thing in promised().items():
+        lines.append(f"{address}{signature(thing)}" if inspect.isclass(thing) or inspect.isroutine(thing) else address)
+        for name, value in sorted(vars(thing).items()) if inspect.isclass(thing) and not issubclass(thing, enum.Enum) else ():
+            if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)):
+                lines.append(f"    .{name}{signature(getattr(thing, name))}")
+            elif not name.startswith("_") and isinstance(value, property):
+                lines.append(f"    .{name}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    fresh = pages()
-    stale = [
-        name
-        for name, text in fresh.items()
-        if not (path := REFERENCE / name).exists() or path.read_text(encoding="utf-8") != text
-    ]
-    stale += [path.name for path in REFERENCE.glob("*.md") if path.name not in fresh]
+    """Write everything, or compare the surface."""
+    now, before = surface(), SURFACE.read_text(encoding="utf-8") if SURFACE.exists() else ""
     if "--check" in sys.argv[1:]:
-        print("\n".join(f"stale: docs/reference/{name}" for name in stale) or "the reference is as the code says")
-        return int(bool(stale))
+        changed = difflib.unified_diff(before.splitlines(), now.splitlines(), "surface.txt", "the code", lineterm="", n=0)
+        print("\n".join(changed) or "docs/design/surface.txt is as the code says")
+        return int(now != before)
+    SURFACE.write_text(now, encoding="utf-8")
+    fresh = pages()
     REFERENCE.mkdir(exist_ok=True)
     for path in REFERENCE.glob("*.md"):
         if path.name not in fresh:
             path.unlink()
     for name, text in fresh.items():
         (REFERENCE / name).write_text(text, encoding="utf-8")
-    print(f"{len(fresh)} pages, {len(stale)} of them new or changed")
+    print(f"{len(fresh)} pages in docs/reference/; docs/design/surface.txt {'is as it was' if now == before else 'has changed'}")
     return 0
 
 

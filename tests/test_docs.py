@@ -286,7 +286,7 @@ def test_every_page_is_reachable_from_the_index() -> None:
     assert not [name_of(page) for page in (ROOT / "docs").rglob("*.md") if page.resolve() not in seen]
 
 
-def test_reference_is_as_the_code_says() -> None:
+def test_the_promised_signatures_are_those_of_the_code() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"], capture_output=True, text=True, check=False
     )
