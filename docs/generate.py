@@ -3,8 +3,8 @@
     python docs/generate.py            write the pages, and docs/design/surface.txt
     python docs/generate.py --check    write nothing; say how surface.txt differs from the code, exit 1 if it does
 
-The pages are not in the repository. docs/design/surface.txt is: the signatures of what the pages and the examples import, which is
-what users are promised. A change of it is a change for users, so it is seen in every review.
+The pages are not in the repository. docs/design/surface.txt is: the signatures of what the pages and the examples import, which
+is what users are promised. A change of it is a change for users, so it is seen in every review.
 
 An example under a verb is the first console line of a handwritten page that uses it, if possible one
 that the tests run, so that an example that stops working fails there. It refuses to hold prose of its own.

@@ -76,7 +76,7 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
     """The object that a spec names.
 
     Args:
-        kind: `policies`, `models`, `stores`, or of a package beside it, `kilburn_kv.presses`: the package that bare names are looked up in.
+        kind: the package that bare names are looked up in: `policies`, `models`, `stores`; or `kilburn_kv.presses`, beside it.
         spec: a spec string, or an object of the kind, which is returned as it is.
         foreign: whether the spec may name classes from outside Kilburn: `pkg.mod:Name`, and entry points of installed
             packages.
