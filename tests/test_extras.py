@@ -24,6 +24,8 @@ Requires-Dist: numpy>=2; extra == 'embed'
 Requires-Dist: onnx>=1.18; extra == "embed"
 Provides-Extra: claude-tokens
 Requires-Dist: ctok>=1.3; (python_version >= "3.12") and extra == 'claude-tokens'
+Provides-Extra: kv
+Requires-Dist: kilburn-kv==0.1.0; extra == 'kv'
 Provides-Extra: all
 Requires-Dist: kilburn[embed]; extra == 'all'
 """
@@ -78,6 +80,8 @@ def test_an_address_is_named(tmp_path: Path) -> None:
     assert said == 'pip install "kilburn[embed] @ git+https://host.example/kilburn.git@abc#subdirectory=code"'
     here = {"url": tmp_path.as_uri(), "vcs_info": {"vcs": "git", "commit_id": "abc"}}
     assert installed(tmp_path / "4", here) == f'pip install "git+{tmp_path.as_uri()}@abc#egg=kilburn[embed]"'
+    wheel = {"url": "https://host.example/kilburn-0.1.0-py3-none-any.whl", "archive_info": {}}
+    assert installed(tmp_path / "6", wheel, "kv") == 'pip install "kilburn-kv==0.1.0"'
     archive = {"url": "https://host.example/kilburn.zip", "archive_info": {}}
     assert installed(tmp_path / "3", archive) == 'pip install "kilburn[embed] @ https://host.example/kilburn.zip"'
 

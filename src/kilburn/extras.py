@@ -53,6 +53,8 @@ def _origin(note: str | None, extra: str) -> str:
             if place.is_dir() and "vcs_info" not in told:
                 flag = "-e " if told.get("dir_info", {}).get("editable") else ""
                 return _folder(place, extra, flag)
+        if extra in BESIDE and url.endswith(".whl"):
+            return ""  # it holds the product alone
         name, folder, _ = BESIDE.get(extra, (f"kilburn[{extra}]", "", ""))
         folder = "/".join(filter(None, (told.get("subdirectory"), folder)))
         below = f"subdirectory={folder}" if folder else ""
