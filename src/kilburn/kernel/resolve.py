@@ -20,43 +20,13 @@ import types
 import typing
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from kilburn.errors import KilburnError, SpecError
 
 __all__ = ["locate", "names", "resolve"]
 
-
-VERBS: dict[str, dict[str, int]] = {
-    "policies": {"plan": 1},
-    "models": {"stream": 1},
-    "stores": {
-        "process": 1,
-        "processes": 0,
-        "commit": 2,
-        "pages": 1,
-        "read": 1,
-        "citing": 2,
-        "events": 1,
-        "texts": 1,
-        "search": 1,
-        "entries": 1,
-        "passages": 1,
-        "erase": 1,
-        "close": 0,
-        "unembedded": 2,
-        "keep_vectors": 2,
-        "vectors": 1,
-        "drop_vectors": 1,
-    },
-    "kilburn_kv.presses": {"keep": 2},
-    "agents.disciplines": {"choose": 1},
-    "memory": {"plan": 1},
-    "memory.rankings": {"rank": 2},
-    "memory.embedders": {"embed": 1},
-    "agents.sandboxes": {"run": 1, "get": 1, "close": 0},
-}
-"""The verbs of each kind, and the arguments of each verb in order, without the object itself."""
 
 LONGEST = 10_000
 """Characters of a spec."""
@@ -86,8 +56,8 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
             parse, or arguments that do not fit; the message lists the names there are.
     """
     if not isinstance(spec, str):
-        if isinstance(spec, type) or not all(callable(getattr(spec, verb, None)) for verb in VERBS[kind]):
-            raise SpecError(f"{_short(spec)} is none of the {kind}: they have {_verbs(kind)}", advice="give a spec or an object")
+        if isinstance(spec, type) or not all(callable(getattr(spec, verb, None)) for verb in _verbs_of(kind)):
+            raise SpecError(f"{_short(spec)} is none of the {kind}: they have {_named(kind)}", advice="give a spec or an object")
         return spec
     target, bracket, call = spec.strip().partition("(")
     target = target.strip()
@@ -103,6 +73,22 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
 def _home(kind: str) -> str:
     """The package that holds a kind."""
     return kind if kind.startswith("kilburn_") else f"kilburn.{kind}"
+
+
+@cache
+def _verbs_of(kind: str) -> dict[str, int]:
+    """The verbs of a kind, and the arguments that each must have, without the object itself. The protocol that the kind's package
+    calls `KIND` says it; of an abstract class, its abstract methods."""
+    protocol = importlib.import_module(_home(kind)).KIND
+    abstract = getattr(protocol, "__abstractmethods__", ())
+    found = {}
+    for name, method in vars(protocol).items():
+        if inspect.isfunction(method) and (name in abstract if abstract else not name.startswith("_")):
+            given = list(inspect.signature(method).parameters.values())[1:]
+            found[name] = sum(
+                one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in given
+            )
+    return found
 
 
 def _parsed(text: str, spec: str) -> ast.expr:
@@ -262,13 +248,13 @@ def _foreign(kind: str, path: str, allowed: bool) -> type:
     except (Exception, SystemExit) as error:
         raise SpecError(f"cannot import {_short(module)}: {error}", advice="is it installed, and on the path?") from error
     if not isinstance(found, type) or not _is_of(kind, found):
-        raise SpecError(f"{_short(path)} is no class of {kind}: those have {_verbs(kind)}", advice="name a class that has it")
+        raise SpecError(f"{_short(path)} is no class of {kind}: those have {_named(kind)}", advice="name a class that has it")
     return found
 
 
 def _is_of(kind: str, made: type) -> bool:
     """Whether a class has the verbs of a kind, each with the right arguments. Nothing is called."""
-    return all(_takes(inspect.getattr_static(made, verb, None), given + 1) for verb, given in VERBS[kind].items())
+    return all(_takes(inspect.getattr_static(made, verb, None), given + 1) for verb, given in _verbs_of(kind).items())
 
 
 def _takes(method: Any, given: int) -> bool:
@@ -281,8 +267,8 @@ def _takes(method: Any, given: int) -> bool:
     return sum(one.default is one.empty for one in ordered) <= given <= most
 
 
-def _verbs(kind: str) -> str:
-    return ", ".join(f"{verb}()" for verb in VERBS[kind])
+def _named(kind: str) -> str:
+    return ", ".join(f"{verb}()" for verb in _verbs_of(kind))
 
 
 def _short(text: Any) -> str:

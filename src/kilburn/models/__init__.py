@@ -9,6 +9,10 @@ The other modules are shared by them: where weights come from, how errors are na
 or runtime is imported until a model is created.
 """
 
+from kilburn.model import Model
 from kilburn.submodules import attach
+
+KIND = Model
+"""What each file here has a class of."""
 
 attach(__name__)

@@ -3,6 +3,10 @@
 `kilburn.kernel.resolve` finds them by name: "lru" is class `Lru` of `kilburn.policies.lru`.
 """
 
+from kilburn.policy import Policy
 from kilburn.submodules import attach
+
+KIND = Policy
+"""What each file here has a class of."""
 
 attach(__name__)

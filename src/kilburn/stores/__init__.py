@@ -3,6 +3,10 @@
 Each file is a store, or a part of the SQLite store.
 """
 
+from kilburn.store import Store
 from kilburn.submodules import attach
+
+KIND = Store
+"""What each file here has a class of."""
 
 attach(__name__)

@@ -14,7 +14,8 @@ from kilburn_kv.observation import Press
 
 __all__ = ["names", "press"]
 
-KIND = "kilburn_kv.presses"
+KIND = Press
+"""What each file here has a class of."""
 
 
 def press(spec: str | Press) -> Press:
@@ -24,7 +25,7 @@ def press(spec: str | Press) -> Press:
         SpecError: a name that resolves to nothing, arguments that do not fit, or something that is no press.
         MissingExtra: torch is not installed.
     """
-    made: Press = resolve(KIND, spec)
+    made: Press = resolve(__name__, spec)
     if not all(hasattr(made, name) for name in ("needs", "recent")):
         raise SpecError(
             f"{spec!r} is no press", advice=f"known: {', '.join(names())}; or write a class with needs, recent and keep"
@@ -38,7 +39,7 @@ def names() -> list[str]:
     Raises:
         MissingExtra: torch is not installed.
     """
-    return known(KIND)
+    return known(__name__)
 
 
 attach(__name__)
