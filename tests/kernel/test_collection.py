@@ -13,6 +13,8 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kilburn
 from cli.terminal import kilburn as run_cli
@@ -37,7 +39,9 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import Batch, ProcessKind, State
+from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import FakeClock
 from kilburn.testing.laws import check_collection, check_laws
 
 TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}
@@ -739,3 +743,29 @@ def test_a_page_that_is_missing_is_damage(tmp_path: Path) -> None:
         with pytest.raises(StoreCorrupt, match="fsck"):
             store.memory().recall("f1")
         assert store.memory().recall("f2") == "three"
+
+
+@settings(max_examples=25)
+@given(
+    facts=st.lists(st.tuples(st.none() | st.integers(80, 140), st.none() | st.integers(90, 150)), min_size=1, max_size=6),
+    retired=st.sets(st.integers(1, 6)),
+    written=st.floats(90, 130),
+    asked=st.none() | st.integers(70, 160),
+    behind=st.integers(-30, 30),
+)
+def test_what_is_listed_is_what_a_search_finds(
+    facts: list[tuple[int | None, int | None]], retired: set[int], written: float, asked: int | None, behind: int
+) -> None:
+    """One rule says what is true when (law 9), also where the clock of the one who reads is not the writer's."""
+    clock = FakeClock(written, tick=0)
+    with Hierarchy(Memory(), Budget(8000), "fifo", tokenizer="chars/4", clock=clock) as store:
+        memory = store.memory("ana")
+        for number, (since, until) in enumerate(facts):
+            if since is None or until is None or since <= until:
+                memory.add(f"Lighthouse {number} is lit", since=since, until=until)
+        there = [page.id for page, _ in memory.pages(history=True)]
+        if gone := tuple(sorted(retired & set(there))):
+            memory.apply(Retire(gone))
+        clock.now = written + behind
+        listed = {page.address for page, _ in memory.pages(asked)}
+        assert {found.address for found in store.search("lighthouse lit", 5000, where="facts", user="ana", at=asked)} == listed

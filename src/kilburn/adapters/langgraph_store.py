@@ -219,7 +219,7 @@ class KilburnStore(BaseStore):
         while some := list(itertools.islice(left, READ)):
             there = self._read(memory, [one.page for one in some])
             for one, (page, state) in zip(some, there, strict=True):
-                if state.at is Place.OUT and is_true(page, state, now):
+                if state.at is Place.OUT and is_true(page, state, now, now=True):
                     yield _Row(memory, one, page)
 
     def _read(self, memory: Collection, pages: Sequence[int]) -> list[tuple[Page, State]]:

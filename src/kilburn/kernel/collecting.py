@@ -47,13 +47,18 @@ def until_of(page: Page, state: State) -> float | None:
     return min((end for end in (page.until, state.until) if end is not None), default=None)
 
 
-def is_true(page: Page, state: State, at: float) -> bool:
-    """Whether what a page of a collection says was true at a time, by all that is known now (law 9): it had begun, and
-    neither had it ended nor was it closed by then. What is proposed or forgotten is never true."""
-    if state.at in (Place.PROPOSED, Place.DROPPED):
+def is_true(page: Page, state: State, at: float, *, now: bool = False) -> bool:
+    """Whether what a page says was true at a time, by all that is known now (law 9): it had begun, and neither had it ended nor
+    was it closed by then. What is proposed, forgotten, or retired without an end is never true.
+
+    Args:
+        now: `at` is the present. What is here has begun then, unless it says when it begins: the clock of whoever wrote it may be
+            ahead of ours.
+    """
+    if state.at in (Place.PROPOSED, Place.DROPPED) or not page.digest or (state.at is Place.RETIRED and state.until is None):
         return False
-    until = until_of(page, state)
-    return since_of(page) <= at and (until is None or at < until)
+    begins, until = page.since if now else since_of(page), until_of(page, state)
+    return (begins is None or begins <= at) and (until is None or at < until)
 
 
 def as_changes(values: Iterable[object]) -> list[Change]:

@@ -434,7 +434,8 @@ class Collection:
                     continue
                 page, state = rows[self.number, number]
                 waits = state.at is Place.PROPOSED
-                if state.at is not Place.DROPPED and (proposed if waits else history or is_true(page, state, time)):
+                true = history or is_true(page, state, time, now=at is None)
+                if state.at is not Place.DROPPED and (proposed if waits else true):
                     yield page, state
                     left = None if left is None else left - 1
                     if left == 0:

@@ -19,7 +19,7 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.claims import contested, together
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
-from kilburn.kernel.collecting import until_of
+from kilburn.kernel.collecting import is_true, until_of
 from kilburn.kernel.found import DamageWarning, Found
 from kilburn.kernel.window import Window
 from kilburn.page import Page, Place, Span
@@ -160,8 +160,9 @@ class Search:
 
         def usable(key: Key) -> bool:
             page, state = self._rows[key]
-            kind = self._infos[key[0]].kind
-            return _is_valid(page, state, kind, time, as_of=at is not None) and (wanted is None or wanted(page, state))
+            # A clock that lags behind the last change is of no use: as in a listing.
+            when = max(now, self._infos[key[0]].used) if at is None else at
+            return is_true(page, state, when, now=at is None) and (wanted is None or wanted(page, state))
 
         text, speakers = query, frozenset[str]()
         hits = self._by_words(query, depth, unseen=unseen)
@@ -421,19 +422,6 @@ def _also(seen: _Seen) -> tuple[Span, ...]:
     """Passages of a page, besides its best, whose words match as well as those of any, in order."""
     ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
     return tuple(sorted(islice(ties, ALSO)))
-
-
-def _is_valid(page: Page, state: State, kind: ProcessKind, at: float, *, as_of: bool) -> bool:
-    """Whether a page may be found: law 9."""
-    if state.at in (Place.DROPPED, Place.PROPOSED) or not page.digest:
-        return False
-    if state.at is Place.RETIRED and (kind is ProcessKind.SESSION or state.until is None):
-        return False
-    if as_of and page.time > at and page.since is None:
-        return False
-    if page.since is not None and page.since > at:
-        return False
-    return (page.until is None or at < page.until) and (state.until is None or at < state.until)
 
 
 def _named(query: str, speakers: Iterable[str]) -> frozenset[str]:

@@ -57,7 +57,7 @@ def describe(memory: Collection, page: Page, state: State, at: float | None = No
         "until": until_of(page, state),
         "written": page.time,
         "at": str(state.at),
-        "in_force": is_true(page, state, time.time() if at is None else at),
+        "in_force": is_true(page, state, time.time() if at is None else at, now=at is None),
         "pinned": state.pinned,
         "importance": state.importance,
         "trust": Trust(page.trust).name.lower(),
