@@ -277,11 +277,11 @@ def cut(process: Process, *script: Any, sub: Any = None, text: Any = TEXT, past:
 
 def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
     cells, usage = [cell(code) for code in SCRIPT], Tokens(prompt=100, reply=10)
-    limits = Limits(steps=5, tokens=10**6, money=10**6, prices=Prices(input=1e6))
+    limits = Limits(steps=5, calls=500, tokens=10**6, money=10**6, prices=Prices(input=1e6))
     options: dict[str, Any] = {"sub": Answering(tmp_path / "log", usage=usage), "retry": AT_ONCE}
-    whole = Recursive(Scripted(cells), process_of(), limits=limits, calls=500, **options).ask("what?", TEXT)
+    whole = Recursive(Scripted(cells), process_of(), limits=limits, **options).ask("what?", TEXT)
     process = process_of()
-    cut(process, *cells[:2], sub=options["sub"], limits=limits, calls=500)
+    cut(process, *cells[:2], sub=options["sub"], limits=limits)
     again = go_on(process, Scripted(cells[2:]), options["sub"])
     for name in ("outcome", "content", "steps", "calls", "tokens", "money", "resident"):
         assert getattr(again, name) == getattr(whole, name), name
