@@ -36,6 +36,9 @@ from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
 
 __all__ = [
+    "CALLS",
+    "SECONDS",
+    "TOKENS",
     "UNLIMITED",
     "Account",
     "Agent",
@@ -612,7 +615,8 @@ class Agent:
         """Run the calls of one reply, tools side by side; results are admitted in the calls' order."""
         for part in calls:
             yield Called(part.call or "", part.name or "", part.text)
-        self._shown = shown = queue.SimpleQueue()
+        shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._shown = shown
         with ThreadPoolExecutor(min(WORKERS, len(calls))) as pool:
             answers = [pool.submit(self._invoke, part, loop) for part in calls]
             try:

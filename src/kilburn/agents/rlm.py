@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import keyword
 import math
 import re
 import threading
@@ -350,7 +351,8 @@ class Recursive(Agent):
         self._cited: list[Key] = []
         self._lost: list[Missing] = []
         self._below = 0
-        self._iterations, self._iterating = 0, None
+        self._iterations = 0
+        self._iterating: float | None = None
         self._pinned: list[str] = []
         self._differing: list[str] = []
         self._goes_on = self.recorded if self.recorded is not None and self.recorded.goes_on else None
@@ -971,7 +973,13 @@ def _tools_of(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, T
         raise SpecError(f"functions={functions!r}"[:200], advice='give a dict: functions={"name": function}')
     found = {}
     for name, function in functions.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in TAKEN or hasattr(builtins, name):
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or keyword.iskeyword(name)
+            or name in TAKEN
+            or hasattr(builtins, name)
+        ):
             raise SpecError(f"a function cannot have the name {name!r}"[:200], advice="use another name: code needs this one")
         if not isinstance(function, Tool) and not callable(function):
             raise SpecError(f"{name} is no function"[:200], advice="give a typed Python function, or a Tool")
