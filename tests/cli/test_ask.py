@@ -149,7 +149,8 @@ def test_a_terminal_is_not_waited_for(tmp_path: Path) -> None:
 def test_limits_are_there_and_can_be_left_out(tmp_path: Path, db: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("x")
-    loop = "```repl\nn = 0\nfor i in range(20):\n    try:\n        llm_query(str(i))\n        n += 1\n    except Exception:\n        pass\n"
+    loop = "```repl\nn = 0\nfor i in range(20):\n    try:\n        llm_query(str(i))\n        n += 1\n"
+    loop += "    except Exception:\n        pass\n"
     answer = loop + 'answer["content"] = n\nanswer["ready"] = True\n```'
     words = ("ask", text, "--question", "?", "--model", model(answer), "--sub-model", "echo", "--db", db)
     assert kilburn(*words, "--session", "usual").out == "20\n"
