@@ -417,6 +417,18 @@ def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(low: Limits, high: d
     check_laws(process)
 
 
+def test_limits_that_are_none_are_refused_and_change_nothing() -> None:
+    process = opened()
+    with pytest.raises(SpecError, match="limits="):
+        Recursive(Scripted(), process, limits={"steps": 3})  # type: ignore[arg-type]
+    ask(*[cell("x = 1")] * 9, process=process, limits=Limits(steps=1))
+    before = said(process)
+    for limits in ({"turns": 3}, {"steps": -1}, {"steps": "many"}, {"money": 5}):
+        with pytest.raises(SpecError):
+            resume(process, Scripted(), TEXT, limits=limits)
+    assert said(process) == before
+
+
 def test_a_run_goes_on_twice_from_its_limits() -> None:
     process, sub = opened(), Answering()
     ask(*[cell('answer["content"] = "half"')] * 9, process=process, sub=sub, limits=Limits(steps=1))

@@ -88,6 +88,12 @@ def test_money_without_prices_is_refused_with_a_way_out() -> None:
     Limits(money=None)
 
 
+def test_what_are_no_limits_is_refused() -> None:
+    for limits in (5, {"steps": 3}, "none"):
+        with pytest.raises(SpecError, match="limits="):
+            Agent(Scripted(), [], opened(), limits=limits)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", ["3", None, float("nan"), float("inf"), -1, True])
 def test_prices_that_are_none_are_refused(value: Any) -> None:
     with pytest.raises(SpecError, match="no price"):
@@ -138,6 +144,24 @@ def test_a_limit_of_tokens_holds_whatever_is_reported(usage: Any) -> None:
     assert 3 < model.asked < 40
     assert 20_000 <= result.tokens < 30_000
     check_laws(process)
+
+
+@pytest.mark.parametrize(
+    ("limits", "finish", "steps"),
+    [
+        (Limits(steps=None, prices=Prices(input=1.0, output=1000.0)), "money", 20),
+        (Limits(steps=None, calls=7), "calls", 7),
+        (Limits(), "steps", 50),
+    ],
+)
+def test_each_limit_ends_a_run_which_can_go_on(limits: Limits, finish: str, steps: int) -> None:
+    model, process = Lying(Tokens(prompt=900, reply=1000)), opened()
+    agent = Agent(model, [look], process, limits=limits)
+    for run in (1, 2):
+        result = agent.run("go" if run == 1 else None)
+        assert (result.finish, result.steps, result.calls, model.asked) == (finish, steps, steps, steps * run)
+        assert not process.window.waiting()
+        check_laws(process)
 
 
 # Branches

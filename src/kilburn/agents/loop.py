@@ -376,7 +376,8 @@ class Agent:
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
 
     Raises:
-        SpecError: no model, or two tools of one name. MissingExtra, Unavailable: the model that is named cannot be made.
+        SpecError: no model, two tools of one name, or limits that are none.
+        MissingExtra, Unavailable: the model that is named cannot be made.
     """
 
     returned: str | None = None
@@ -405,6 +406,8 @@ class Agent:
         self.process, self.clock, self.above = process, clock, above
         self.rights = rights or Rights()
         self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
+        if limits is not None and not isinstance(limits, Limits):
+            raise SpecError(f"limits={limits!r}"[:200], advice="give Limits(...), or UNLIMITED")
         self.limits = limits or Limits()
         self.account = Account(self.limits, clock, above)
         self._shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()

@@ -257,6 +257,8 @@ class Recursive(Agent):
         free: threading.BoundedSemaphore | None = None,
         **options: Any,
     ) -> None:
+        if limits is not None and not isinstance(limits, Limits):
+            raise SpecError(f"limits={limits!r}"[:200], advice="give Limits(...), or UNLIMITED")
         if depth < 0 or parallel < 1:
             raise SpecError(f"depth={depth}, parallel={parallel}", advice="give depth 0 or more, and one call at a time")
         self.sub, self.depth, self.parallel = sub or model, depth, parallel
@@ -1065,6 +1067,8 @@ def resume(
         Forgotten: a page of the run was. StoreStale: another program goes on with it.
         ModelError: the root failed; the run can be gone on with again.
     """
+    if unknown := sorted({*(limits or {})} - {*Limits.__struct_fields__}):
+        raise SpecError(f"no limit {unknown[0]!r}", advice=f"there are: {', '.join(Limits.__struct_fields__)}")
     run = Recorded(process, goes_on=True, given=limits)
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
