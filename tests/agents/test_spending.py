@@ -155,7 +155,7 @@ def test_a_limit_of_tokens_holds_whatever_is_reported(usage: Any) -> None:
     ],
 )
 def test_each_limit_ends_a_run_which_can_go_on(limits: Limits, finish: str, steps: int) -> None:
-    model, process = Lying(Tokens(prompt=900, reply=1000)), opened()
+    model, process = Lying(Tokens(prompt=900, reply=1000)), opened(window=2500)
     agent = Agent(model, [look], process, limits=limits)
     for run in (1, 2):
         result = agent.run("go" if run == 1 else None)
