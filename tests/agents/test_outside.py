@@ -231,6 +231,20 @@ def test_a_function_is_called_with_the_rights_of_the_agent(tmp_path: Path) -> No
     assert book.sent == ["x"]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_function_that_asks_the_agent_that_called_it_is_told(depth: int) -> None:
+    agents: list[Recursive] = []
+
+    def again(question: str) -> Any:
+        return agents[0].ask(question, "a text").content
+
+    below = cell('try:\n    again("?")\nexcept Exception as error:\n    answer["content"] = str(error)' + READY)
+    above = cell('answer["content"] = rlm_query_batched("q", ["x"])' + READY)
+    script = [below] if depth == 1 else [above, below]
+    agents.append(Recursive(Scripted(script), opened(), depth=depth, functions={"again": again}))
+    assert "asks it another question" in str(agents[0].ask("?", TEXT).content)
+
+
 def test_functions_count_as_calls() -> None:
     book = Book()
     code = "n = 0\nfor _ in range(500):\n    try:\n        rate('EUR')\n        n += 1\n    except Exception: pass\n"

@@ -116,6 +116,9 @@ TAKEN = frozenset(
 TOLD = 600
 """Characters of a function's signature and description that the model is told."""
 
+INSIDE = threading.local()
+"""In each thread, the runs whose code called the function that it is in."""
+
 REPL = ToolSpec(
     name="repl",
     description="Run Python code. It returns what the code printed, cut where it is long.",
@@ -303,12 +306,15 @@ class Recursive(Agent):
 
         Raises:
             ModelError: the root failed; all that came before is in the process.
-            SpecError: no such file; neither text nor past.
+            SpecError: no such file; neither text nor past; a function that its own code called asks.
             SandboxRefused, MissingExtra: there is no sandbox on this machine.
             StoreStale: another program went on with this run.
         """
         if source is None and past is None:
             raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
+        if self in getattr(INSIDE, "runs", ()):
+            what = "a function that the code of this agent called asks it another question"
+            raise SpecError(what, advice="make another agent, in another session")
         with self._asking:
             return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
@@ -861,6 +867,13 @@ class Recursive(Agent):
             raise ToolError(answer.error)
         return answer.value
 
+    def _runs(self) -> tuple[Agent, ...]:
+        """This run and those above it."""
+        runs: list[Agent] = [self]
+        while runs[-1].caller is not None:
+            runs.append(runs[-1].caller)
+        return tuple(runs)
+
     def _carried_out(self, tool: Tool, arguments: str) -> str:
         """What a function of the caller returned, or why it did not, as JSON."""
         part = Part(kind=Kind.CALL, text=arguments, name=tool.name)
@@ -874,7 +887,11 @@ class Recursive(Agent):
                 paths = again
                 self._permit(bounds, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
             self.sub_calls.pay(Tokens())
-            return f'{{"value":{tool.json(values | paths)}}}'
+            before, INSIDE.runs = getattr(INSIDE, "runs", ()), self._runs()
+            try:
+                return f'{{"value":{tool.json(values | paths)}}}'
+            finally:
+                INSIDE.runs = before
         except (AccessDenied, ToolError) as error:
             return msgspec.json.encode({"error": encodable(error.what)}).decode()
 
