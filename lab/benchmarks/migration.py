@@ -22,7 +22,7 @@ from typing import Any
 import kilburn
 from figures import Row, emit, parser
 from kilburn.agents.branch import Branching, SubAgent
-from kilburn.agents.loop import Agent, Limits, RunResult
+from kilburn.agents.loop import UNLIMITED, Agent, RunResult
 from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
@@ -180,7 +180,7 @@ def _moved(path: str, texts: list[tuple[str, str]]) -> str:
 def agent_for(repository: Repository, process: Process, inherit: str, script: Callable[[Request], Any]) -> Agent:
     """The scripted agent at work in a repository; its branches inherit the history or the task, or it has none ("")."""
     files = len(repository.timeouts)
-    model, limits = Scripted([script] * (20 * files + 20)), Limits(steps=None)
+    model, limits = Scripted([script] * (20 * files + 20)), UNLIMITED
     if inherit:
         agents = [SubAgent(inherit=Inherit(inherit))]
         return Branching(model, repository.tools, process, agents=agents, most=2 * files, limits=limits, memory=False)
@@ -199,7 +199,7 @@ def measure(files: int, lines: int, window: int, inherit: str, policy: str) -> R
             "agent": f"{f'branches with the {inherit}' if inherit else 'no branches'}, window {window:,}",
             "moved": repository.moved(),
             "reported": repository.right(),
-            "steps": result.steps,
+            "steps": result.calls,
             "main peak": stats[0].peak,
             "tokens shipped": sum(one.tokens_shipped for one in stats),
             "prefilled again": sum(one.tokens_reprefilled for one in stats),

@@ -6,12 +6,19 @@ your own figures where they matter.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.model import Tokens
 
-__all__ = ["PRICES", "Prices", "prices_of"]
+__all__ = ["PRICES", "Prices", "is_amount", "prices_of"]
+
+
+def is_amount(value: object) -> bool:
+    """Whether a value is a number, 0 or more, with an end."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +30,9 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
         written: prompt tokens that are processed and written to the cache.
         output: reply tokens.
         ttl: seconds that a cached prefix lives after its last use.
+
+    Raises:
+        SpecError: a cost that is no number, is less than 0, or has no end.
     """
 
     input: float = 0.0
@@ -33,8 +43,14 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"{name}={getattr(self, name)!r} is no price", advice="give 0 or more, per million tokens")
+            given = getattr(self, name)
+            if not is_amount(given) and not (name == "ttl" and given == math.inf):
+                raise SpecError(f"{name}={given!r} is no price"[:200], advice="give 0 or more, per million tokens")
+
+    @property
+    def known(self) -> bool:
+        """Whether tokens cost anything. A table of zeros is that of somebody who gave none."""
+        return any((self.input, self.cached, self.written, self.output))
 
     def cost(self, usage: Tokens) -> float:
         """What one reply cost, including the provider's own compaction."""

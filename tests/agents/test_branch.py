@@ -73,7 +73,7 @@ def test_the_main_window_has_only_what_a_branch_returned() -> None:
         ]
     )
     result = Branching(scripted, [look], process).run("check the files")
-    assert (result.text, result.steps) == ("done", 5)
+    assert (result.text, result.steps, result.calls) == ("done", 2, 5)
     assert "a line of it" not in json.dumps(process.render())
     assert process.render()[-2]["content"].startswith("all three are fine\n[b1: b1/p3-p")
     assert "a line of it" in process.recall("b1/p7")
@@ -101,7 +101,7 @@ def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
         DEEPER=["nothing wrong here"],
     )
     result = Branching(scripted, [look], process, depth=2).run("go")
-    assert (result.text, result.steps) == ("done", 6)
+    assert (result.text, result.steps, result.calls) == ("done", 2, 6)
     names = [info.name for info, _ in process.branches()]
     assert names == ["work/b1", "work/b2"]
     below = [process.branch(name.removeprefix("work/")) for name in names]
@@ -144,7 +144,7 @@ def test_at_its_limit_a_branch_is_rolled_back_and_told_to_return() -> None:
     )
     agents = [SubAgent(limits=Limits(steps=4))]
     result = Branching(scripted, [look], process, agents=agents).run("go")
-    assert result.steps == 7
+    assert (result.steps, result.calls) == (2, 7)
     assert outcomes(process.branch("b1")) == ["forced"]
     asked = json.dumps(scripted.requests[-2].messages)
     assert ["file0" in asked, "file1" in asked, "file2" in asked, "file3" in asked] == [True, True, False, False]
@@ -152,16 +152,16 @@ def test_at_its_limit_a_branch_is_rolled_back_and_told_to_return() -> None:
     assert "a line of it" in process.recall("b1/p10")
 
 
-@pytest.mark.parametrize(("own", "of_all"), [(Limits(steps=0), Limits()), (Limits(), Limits(steps=3))])
+@pytest.mark.parametrize(("own", "of_all"), [(Limits(steps=0), Limits()), (Limits(), Limits(calls=3))])
 def test_where_nothing_is_left_to_spend_a_branch_has_no_result(own: Limits, of_all: Limits) -> None:
     process = opened()
     reads = [calls((f"d{number}", "look", {"path": "x"})) for number in range(9)]
     scripted = by_task(go=[calls(branch("c1", "PART")), "done"], PART=reads)
     result = Branching(scripted, [look], process, agents=[SubAgent(limits=own)], limits=of_all).run("go")
-    assert result.finish == ("stop" if own.steps == 0 else "steps")
-    assert result.steps == (2 if own.steps == 0 else 3)
+    assert result.finish == ("stop" if own.steps == 0 else "calls")
+    assert result.calls == (2 if own.steps == 0 else 3)
     assert outcomes(process.branch("b1")) == ["nothing"]
-    assert "no result: the limit of steps" in json.dumps(process.render())
+    assert f"no result: the limit of {'steps' if own.steps == 0 else 'calls'}" in json.dumps(process.render())
 
 
 def test_what_branches_spend_is_charged_to_the_run() -> None:
@@ -173,7 +173,7 @@ def test_what_branches_spend_is_charged_to_the_run() -> None:
     )
     limits = Limits(prices=Prices(input=1e6, output=1e6))
     result = Branching(scripted, [look], process, limits=limits).run("go")
-    assert (result.steps, result.tokens, result.money) == (3, 330, pytest.approx(330.0))
+    assert (result.steps, result.calls, result.tokens, result.money) == (2, 3, 330, pytest.approx(330.0))
 
 
 def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
     again = opened(path)
     second = by_task(go=["done"], RIGHT=[returned("right is fine")])
     result = Branching(second, [look], again).run()
-    assert (result.text, result.steps) == ("done", 2)
+    assert (result.text, result.steps, result.calls) == ("done", 1, 2)
     shown = json.dumps(again.render())
     assert "left is fine" in shown
     assert "right is fine" in shown

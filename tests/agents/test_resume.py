@@ -277,11 +277,11 @@ def cut(process: Process, *script: Any, sub: Any = None, text: Any = TEXT, past:
 
 def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
     cells, usage = [cell(code) for code in SCRIPT], Tokens(prompt=100, reply=10)
-    limits = Limits(steps=5, tokens=10**6, money=10**6, prices=Prices(input=1e6))
+    limits = Limits(steps=5, calls=500, tokens=10**6, money=10**6, prices=Prices(input=1e6))
     options: dict[str, Any] = {"sub": Answering(tmp_path / "log", usage=usage), "retry": AT_ONCE}
-    whole = Recursive(Scripted(cells), process_of(), limits=limits, calls=500, **options).ask("what?", TEXT)
+    whole = Recursive(Scripted(cells), process_of(), limits=limits, **options).ask("what?", TEXT)
     process = process_of()
-    cut(process, *cells[:2], sub=options["sub"], limits=limits, calls=500)
+    cut(process, *cells[:2], sub=options["sub"], limits=limits)
     again = go_on(process, Scripted(cells[2:]), options["sub"])
     for name in ("outcome", "content", "steps", "calls", "tokens", "money", "resident"):
         assert getattr(again, name) == getattr(whole, name), name
@@ -514,3 +514,36 @@ def test_a_run_that_another_program_has_taken_up_ends(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         assert go_on(store.process("a"), Scripted(), Scripted()).content == list("0123")
         check_all(store.process("a"))
+
+
+@pytest.mark.parametrize("dies_in", ["send", "sub-call"])
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_functions_of_the_caller_are_not_called_again_after_a_kill(tmp_path: Path, dies_in: str, number: int) -> None:
+    """Only one that was killed itself, before it returned, is."""
+    log, dies = tmp_path / "sent", True
+
+    def send(text: str) -> int:
+        """Send a text."""
+        with log.open("a") as file:
+            file.write(f"{text}\n")
+        sent = log.read_text().splitlines()
+        if dies and dies_in == "send" and len(sent) == number:
+            die()
+        return len(text)
+
+    script = [
+        cell("got = []\nfor n in range(3):\n    got.append(send(f'one {n}'))\n    llm_query(f'a {n}')\nprint(got)"),
+        cell("for n in range(3):\n    got.append(send(f'three {n}'))\n    llm_query(f'b {n}')\nprint(got)"),
+        cell('answer["content"] = got' + READY),
+    ]
+    asked = Answering(tmp_path / "asked", dies=lambda asked: dies_in == "sub-call" and len(asked) == number)
+    killed(lambda: begin(tmp_path, Scripted(script), asked, functions={"send": send}))
+    dies = False
+    process = opened(tmp_path).process("a")
+    replied = sum(page.kind is Kind.CALL for page, _ in process.pages())
+    result = go_on(process, Scripted(script[replied:]), Answering(tmp_path / "again"), functions={"send": send})
+    assert (result.outcome, result.content, result.differing) == (AnswerOutcome.ANSWERED, [5] * 3 + [7] * 3, ())
+    times = Counter(log.read_text().splitlines())
+    assert len(times) == 6
+    assert sorted(times.values()) == ([1] * 5 + [2] if dies_in == "send" else [1] * 6)
+    check_all(process)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cli.terminal import kilburn
+from cli.terminal import kilburn, program
 from kilburn.agents.sandbox import open_sandbox
 from kilburn.errors import SandboxRefused
 
@@ -88,6 +92,105 @@ def test_no_answer_is_status_1(tmp_path: Path, db: Path) -> None:
     said = kilburn("ask", text, "--question", "?", "--model", model(CODE), "--db", db, "--steps", 0)
     assert (said.status, said.out) == (1, "")
     assert "nothing, the limit of steps was reached" in said.err
+
+
+def test_a_text_from_standard_input(tmp_path: Path) -> None:
+    code = '```repl\nanswer["content"] = [type(context).__name__, len(context), context[:3], context[-3:]]'
+    code += '\nanswer["ready"] = True\n```'
+    words = ("ask", "-", "--question", "?", "--model", model(code), "--db", "a.db")
+    large = b"abc" + b"x" * 30_000_000 + "zwölf".encode() + b"\xff"
+    said = program(*words, folder=tmp_path, given=large)
+    assert (said.status, said.json) == (0, ["str", 30_000_009, "abc", "lf\ufffd"]), said.err
+    again = program("ask", "-", "--replay", "--db", "a.db", folder=tmp_path, given=large)
+    assert again.json == said.json, again.err
+    assert "not the text" in program("ask", "-", "--replay", "--db", "a.db", folder=tmp_path, given=b"other").err
+
+
+def test_standard_input_stands_beside_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("of a file")
+    code = '```repl\nanswer["content"] = context\nanswer["ready"] = True\n```'
+    said = program("ask", "a.txt", "-", "--question", "?", "--model", model(code), folder=tmp_path, given=b"of a pipe")
+    assert said.json == {"-": "of a pipe", "a.txt": "of a file"}, said.err
+
+
+@pytest.mark.parametrize(("files", "word"), [(("-",), "is empty"), (("-", "-"), "named twice")])
+def test_a_standard_input_that_gives_nothing(tmp_path: Path, files: tuple[str, ...], word: str) -> None:
+    said = program("ask", *files, "--question", "?", "--model", model(CODE), folder=tmp_path)
+    assert (said.status, said.out) == (2, "")
+    assert word in said.err
+    assert "Traceback" not in said.err
+    assert not (tmp_path / "agent.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("opens", "word"), [("<&-", "is closed"), ("</dev/zero", "more than"), ("0>out", "standard input: Bad file descriptor")]
+)
+def test_a_standard_input_that_is_none(tmp_path: Path, opens: str, word: str) -> None:
+    command = f'exec "$0" -m kilburn ask - --question "?" --model "$1" {opens}'
+    done = subprocess.run(["sh", "-c", command, sys.executable, model(CODE)], cwd=tmp_path, capture_output=True, check=False)
+    said = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b""), said
+    assert word in said
+    assert "Traceback" not in said
+
+
+def test_a_terminal_is_not_waited_for(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        words = [sys.executable, "-m", "kilburn", "ask", "-", "--question", "?", "--model", model(CODE)]
+        done = subprocess.run(words, cwd=tmp_path, stdin=theirs, capture_output=True, check=False)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 2
+    assert b"standard input is a terminal" in done.stderr
+
+
+def test_limits_are_there_and_can_be_left_out(tmp_path: Path, db: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x")
+    loop = "```repl\nn = 0\nfor i in range(20):\n    try:\n        llm_query(str(i))\n        n += 1\n"
+    loop += "    except Exception:\n        pass\n"
+    answer = loop + 'answer["content"] = n\nanswer["ready"] = True\n```'
+    words = ("ask", text, "--question", "?", "--model", model(answer), "--sub-model", "echo", "--db", db)
+    assert kilburn(*words, "--session", "usual").out == "20\n"
+    limited = kilburn(*words, "--session", "few", "--calls", 10)
+    assert limited.out == "8\n"
+    assert "missing: 8: the limit of calls is reached (and 11 more)" in limited.err
+    assert kilburn(*words, "--session", "none", "--no-limits").out == "20\n"
+    assert kilburn(*words, "--session", "one", "--no-limits", "--calls", 10).out == "8\n"
+    said = kilburn(*words, "--session", "mad", "--seconds", "nan")
+    assert said.status == 2
+    assert "seconds" in said.err
+    shown = " ".join(kilburn("ask", "--help").out.split())
+    for most in ("10,000", "20,000,000", "21,600"):
+        assert most in shown
+
+
+def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(tmp_path: Path, db: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 12)
+    words = ("ask", text, "--db", db)
+    assert kilburn(*words, "--question", "?", "--model", model(CODE), "--steps", 0).status == 1
+    assert kilburn(*words, "--resume", "--model", model(CODE)).status == 1
+    said = kilburn(*words, "--resume", "--model", model(CODE), "--steps", 5)
+    assert (said.status, said.out) == (0, "12\n"), said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "not_named"),
+    [
+        (("--model", "echo"), "--question", "--model"),
+        (("--question", "?"), "--model", "--question"),
+        (("--resume",), "--model", "--question"),
+        ((), "--question and --model", "no-such"),
+    ],
+)
+def test_an_error_names_what_is_missing_and_nothing_else(words: tuple[str, ...], named: str, not_named: str, db: Path) -> None:
+    said = kilburn("ask", ".", *words, "--db", db)
+    assert said.status == 2
+    assert f"needs {named}" in said.err
+    assert not_named not in said.err
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 `branch(description, prompt)` and `return(message)` are tools. The branch begins with the agent's own window (or less), works
 with the same loop, and its steps never stand in the main window: they are folded into what it returns, and can be opened
 again by address. That is ContextFold (arXiv 2510.11967), where the folded steps are lost. Several calls of one reply are
-branches side by side; a branch may have branches. Another agent behind a function's name is the same thing, with other
-tools, another model or another policy: see `SubAgent`.
+branches side by side; a branch may have branches. Another agent behind a function's name is the same thing, with other tools,
+another model or another policy: see `SubAgent`.
 
-What a branch spends is charged to every run above it. At its own limit the last steps are taken back, and the model is
-asked once to return. A crash leaves the call open and the branch whole: the next run goes on with it, or closes it.
+What a branch spends is charged to every run above it; its steps are its own. At its own limit the last steps are taken back,
+and the model is asked once to return. A crash leaves the call open and the branch whole: the next run goes on with it, or
+closes it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, cast
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
-from kilburn.agents.loop import Agent, Limits, RunEvent, Stopped
+from kilburn.agents.loop import Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped
 from kilburn.agents.tool import Tool
 from kilburn.agents.workspace import open_workspace
 from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
@@ -35,7 +36,7 @@ from kilburn.page import Place
 
 __all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
 
-LIMITS = frozenset({"steps", "tokens", "seconds", "money"})
+LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
 TAKEN_BACK = 2
 """Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
 
@@ -266,16 +267,42 @@ class Branching(Agent):
         return made
 
     def finish(self) -> tuple[BranchOutcome, str]:
-        """Work in this branch to its end; how it ended, and its result."""
-        result = next(event.outcome for event in self.stream() if isinstance(event, Stopped))
+        """Work in this branch to its end; how it ended, and its result. What happens is shown to the agent that began it."""
+        end = Stopped(self.account.outcome)
+        for event in self.stream():
+            if isinstance(event, Stopped):
+                end = event
+            else:
+                self._show(event)
+        ended = self._outcome(end.outcome)
+        self._show(end)
+        return ended
+
+    def _outcome(self, result: RunResult) -> tuple[BranchOutcome, str]:
+        """How a run in this branch ended, and its result; at a limit it is asked for one."""
         if self.returned is not None:
             return BranchOutcome.RETURNED, self.returned
         if result.finish not in LIMITS:
             return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
         above = self.account.above
-        if result.steps and not (above is not None and above.ended()):
+        if result.steps and not (above is not None and above.ended(below=True)):
             return self._forced(result.finish)
         return BranchOutcome.NOTHING, f"[no result: the limit of {result.finish} was reached]"
+
+    def _show(self, event: RunEvent) -> None:
+        """Show what happens here to the agent that began this branch.
+
+        Raises:
+            Cancelled: that was given up, and the model is still speaking: nothing of what it says is admitted.
+        """
+        if isinstance(event, Said):
+            self.account.go_on()
+        if self.caller is not None:
+            self.caller.show(
+                msgspec.structs.replace(event, depth=event.depth + 1)
+                if isinstance(event, InBranch)
+                else InBranch(self.process.name, 1, event)
+            )
 
     def _forced(self, limit: str) -> tuple[BranchOutcome, str]:
         """Take the last steps back, and ask once for the result."""
@@ -286,12 +313,22 @@ class Branching(Agent):
         self.process.take_back([page.id for page in own if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
         self.process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.AGENT))
-        reply = _last(self._reply())
+        reply = self._finished(self._reply())
         for part in reply.calls:
             self._invoke(part, None) if part.name == RETURN.name else None
         if self.returned is not None or reply.text:
             return BranchOutcome.FORCED, self.returned if self.returned is not None else reply.text
         return BranchOutcome.NOTHING, f"[no result: the limit of {limit} was reached]"
+
+    def _finished(self, events: Generator[RunEvent, None, Reply]) -> Reply:
+        """The reply at the end of a call's events."""
+        reply = None
+        while reply is None:
+            try:
+                self._show(next(events))
+            except StopIteration as end:
+                reply = cast("Reply", end.value)
+        return reply
 
 
 def _told(prompt: str) -> str:
@@ -332,12 +369,3 @@ def _ended(branch: Process) -> tuple[BranchOutcome | None, str]:
     last = branch.window.last
     gone = branch.window.at(last) is Place.DROPPED
     return BranchOutcome(noted[-1]), "[its result was forgotten]" if gone else branch.text(last)
-
-
-def _last(events: Generator[Any, None, Reply]) -> Reply:
-    """The reply at the end of a call's events."""
-    while True:
-        try:
-            next(events)
-        except StopIteration as end:
-            return cast("Reply", end.value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -28,12 +29,32 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, takes_tools
-from kilburn.prices import Prices
+from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
+from kilburn.prices import Prices, is_amount
 from kilburn.store import ProcessKind
+from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
 
-__all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "made_of", "set_up", "shrink"]
+__all__ = [
+    "CALLS",
+    "SECONDS",
+    "TOKENS",
+    "UNLIMITED",
+    "Account",
+    "Agent",
+    "Called",
+    "InBranch",
+    "Limits",
+    "Returned",
+    "RunEvent",
+    "RunResult",
+    "Said",
+    "Stopped",
+    "believed",
+    "made_of",
+    "set_up",
+    "shrink",
+]
 
 WORKERS = 8
 RETURNED = "returned"
@@ -63,29 +84,87 @@ ADVICE = {
 """What the model can do about a refusal, by its cause."""
 
 
+CALLS, TOKENS, SECONDS = 10_000, 20_000_000, 6 * 3600.0
+"""Limits that hold where none is given. They end a run that would never end: the largest run that is measured in the docs and
+has a model to pay for took 1,309 calls."""
+WHOLE = ("steps", "calls", "tokens", "reply")
+"""Of a run's limits, those that are whole numbers."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `run` may spend; None for no limit.
+    """What one `run` may spend; None for no limit. `UNLIMITED` has none.
 
     Args:
-        steps: calls of the model.
+        steps: the agent's own calls of the model. Those of its branches are not among them.
+        calls: of all models together: the agent's, those of its branches and sub-calls; and of functions that code calls.
         tokens: of all prompts and replies together, as the provider reports them. If it reports nothing, or something
             impossible, they are counted here.
         seconds: wall time, tools included; checked before each call.
-        money: in the currency of `prices`.
+        money: in the currency of `prices`. By default, what 20,000,000 fresh prompt tokens cost by these; without prices there
+            is no limit of money.
         reply: tokens of one reply, at most.
+        prices: what tokens cost.
+
+    Raises:
+        SpecError: a limit that is no number, is less than 0 or has no end, or a limit of money without prices.
     """
 
     steps: int | None = 50
-    tokens: int | None = None
-    seconds: float | None = None
-    money: float | None = None
+    calls: int | None = CALLS
+    tokens: int | None = TOKENS
+    seconds: float | None = SECONDS
+    money: float | msgspec.UnsetType | None = msgspec.UNSET
     reply: int = 1024
     prices: Prices = Prices()
 
-    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0) -> str:
+    def __post_init__(self) -> None:
+        if not isinstance(self.prices, Prices):
+            raise SpecError(f"prices={self.prices!r}"[:200], advice="give a Prices(...), or one of kilburn.prices.PRICES")
+        for name in (*WHOLE, "seconds", "money"):
+            given = getattr(self, name)
+            if (given is None and name != "reply") or given is msgspec.UNSET:
+                continue
+            if not (is_count(given) if name in WHOLE else is_amount(given)):
+                what = "a whole number" if name in WHOLE else "a number"
+                raise SpecError(f"{name}={given!r} is no limit"[:200], advice=f"give {what}, 0 or more; None for no limit")
+        if isinstance(self.money, int | float) and not self.prices.known:
+            advice = "give prices=Prices(input=..., output=...) per million tokens, such as kilburn.prices.PRICES['hosted']"
+            raise SpecError(f"money={self.money!r} without prices: what a call costs is not known", advice=advice)
+
+    def most(self, name: str) -> float | None:
+        """The limit of that name; None if there is none."""
+        if name == "money" and self.money is msgspec.UNSET:
+            return self.prices.input * TOKENS / 1e6 or None
+        found: float | None = getattr(self, name)
+        return found
+
+    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0) -> str:
         """The name of the limit that has been reached, or ""."""
-        spent = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money}
-        return next((name for name, used in spent.items() if (most := getattr(self, name)) is not None and used >= most), "")
+        spent = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money}
+        return next((name for name, used in spent.items() if (most := self.most(name)) is not None and used >= most), "")
+
+
+UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None)
+"""No limits but that of a reply."""
+
+
+def believed(said: Tokens | None, counted: Tokens, cap: int) -> Tokens:
+    """What a reply cost: as the provider reports it if that can be true, else as it was counted here. So limits hold whatever is
+    reported: nothing, 0 for a long text, or more than any prompt has.
+
+    Args:
+        cap: tokens that the reply was allowed. What the model thought unseen is among those that are reported.
+    """
+    if not isinstance(said, Tokens) or not said.sound or not said.prompt or (counted.reply and not said.reply):
+        return counted
+    if not is_plausible(counted.prompt, said.prompt) or not is_plausible(counted.reply, min(said.reply, counted.reply)):
+        return counted
+    if not is_plausible(max(counted.reply, cap), max(said.reply, counted.reply, cap)):
+        return counted
+    beside = said.beside
+    if beside is not None and not is_plausible(counted.prompt + cap, max(beside.total, counted.prompt + cap)):
+        return msgspec.structs.replace(said, beside=None)
+    return said
 
 
 def set_up(process: Process, system: str, beside: int) -> None:
@@ -138,7 +217,7 @@ class Account:
         limits: what it may spend.
         above: the account of the run that began it.
 
-    `given_up` is set of a run that was cancelled: branches of it end before their next step, and stay open.
+    `given_up` is set of a run that was cancelled: branches of it end, and stay open.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], above: Account | None = None) -> None:
@@ -151,9 +230,10 @@ class Account:
     def charge(self, usage: Tokens) -> None:
         """Add one call of the model."""
         with self._lock:
+            self.outcome.steps += 1
             each: Account | None = self
             while each is not None:
-                each.outcome.steps += 1
+                each.outcome.calls += 1
                 each.outcome.tokens += usage.total
                 each.outcome.money += each.limits.prices.cost(usage)
                 each = each.above
@@ -162,25 +242,50 @@ class Account:
         """Count what an earlier part of the run spent; those above it count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
+            self.outcome.calls += spent.calls
             self.outcome.tokens += spent.tokens
             self.outcome.money += spent.money
             self._began -= spent.seconds
 
-    def reached(self) -> str:
-        """The name of the limit of this run that has been reached, or ""."""
+    def reached(self, *, below: bool = False) -> str:
+        """The name of the limit of this run that has been reached, or "".
+
+        Args:
+            below: whether a branch asks, which takes no step of this run.
+        """
         spent = self.outcome
         spent.seconds = self.clock() - self._began
-        return self.limits.reached(steps=spent.steps, tokens=spent.tokens, seconds=spent.seconds, money=spent.money)
+        return self.limits.reached(
+            steps=-1 if below else spent.steps,
+            calls=spent.calls,
+            tokens=spent.tokens,
+            seconds=spent.seconds,
+            money=spent.money,
+        )
 
-    def ended(self) -> str:
+    def ended(self, *, below: bool = False) -> str:
         """The name of the limit of this run, or of one above it, that has been reached, or "".
+
+        Args:
+            below: whether a branch asks.
 
         Raises:
             Cancelled: one above it was given up.
         """
-        if self.above is not None and self.above.given_up:
-            raise Cancelled("the run that began this branch was given up", advice="run the agent again to go on with it")
-        return self.reached() or (self.above.ended() if self.above is not None else "")
+        self.go_on()
+        return self.reached(below=below) or (self.above.ended(below=True) if self.above is not None else "")
+
+    def go_on(self) -> None:
+        """Nothing, unless a run above it was given up.
+
+        Raises:
+            Cancelled: one was.
+        """
+        above = self.above
+        while above is not None:
+            if above.given_up:
+                raise Cancelled("the run that began this branch was given up", advice="run the agent again to go on with it")
+            above = above.above
 
     def left(self) -> float | None:
         """The seconds that are left for one call of the model; None for no limit."""
@@ -215,13 +320,15 @@ class Returned(msgspec.Struct, frozen=True):
 class RunResult(msgspec.Struct, kw_only=True):
     """How a run ended.
 
-    `finish`: "stop", "length", "refused", "returned" of a branch, or the limit that was reached: "steps", "tokens",
-    "seconds" or "money". `text` is the last reply's. Sums are over all calls of the run.
+    `finish`: "stop", "length", "refused", "returned" of a branch, or the limit that was reached: "steps", "calls", "tokens",
+    "seconds" or "money". `text` is the last reply's. `steps` are the agent's own calls of its model, `calls` all calls, those
+    of its branches included. The other sums are over all calls.
     """
 
     finish: str = Finish.STOP
     text: str = ""
     steps: int = 0
+    calls: int = 0
     tokens: int = 0
     seconds: float = 0.0
     money: float = 0.0
@@ -233,7 +340,21 @@ class Stopped(msgspec.Struct, frozen=True):
     outcome: RunResult
 
 
-RunEvent = Said | Called | Returned | Stopped
+class InBranch(msgspec.Struct, frozen=True):
+    """Something happened in a branch.
+
+    Args:
+        branch: the name of its session, such as "work/b1".
+        depth: 1 in a branch of the agent itself, 2 in a branch of that, and so on.
+        event: what; a branch ends with a `Stopped` of its own.
+    """
+
+    branch: str
+    depth: int
+    event: Said | Called | Returned | Stopped
+
+
+RunEvent = Said | Called | Returned | InBranch | Stopped
 
 
 class Agent:
@@ -255,7 +376,8 @@ class Agent:
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
 
     Raises:
-        SpecError: no model, or two tools of one name. MissingExtra, Unavailable: the model that is named cannot be made.
+        SpecError: no model, two tools of one name, or limits that are none.
+        MissingExtra, Unavailable: the model that is named cannot be made.
     """
 
     returned: str | None = None
@@ -284,8 +406,11 @@ class Agent:
         self.process, self.clock, self.above = process, clock, above
         self.rights = rights or Rights()
         self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
+        if limits is not None and not isinstance(limits, Limits):
+            raise SpecError(f"limits={limits!r}"[:200], advice="give Limits(...), or UNLIMITED")
         self.limits = limits or Limits()
         self.account = Account(self.limits, clock, above)
+        self._shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
         self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *beside, *(self._offered() if memory else ()))
@@ -355,7 +480,11 @@ class Agent:
     def stream(
         self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Iterator[RunEvent]:
-        """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model."""
+        """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model, and the branches.
+
+        What happens in branches is among them, as `InBranch`: in order for each branch, and as it comes where several run at
+        once. Branches do not wait for the caller to take an event.
+        """
         self.account, self.returned = Account(self.limits, self.clock, self.above), None
         outcome = self.account.outcome
         yield from self._resume(text is None, loop)
@@ -410,11 +539,12 @@ class Agent:
                 prompt, found = self._prompt()
         fresh = self._with_fresh_calls(reply)
         counted = prompt.tokens + self.process.budget.overhead - self._unused(found)
-        usage = reply.usage
-        if usage is None or not self.process.observe(usage, counted):
-            # A limit must hold whatever the provider reports, or does not report.
-            count = self.process.counter.count
-            usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
+        usage, count = reply.usage, self.process.counter.count
+        own = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
+        if isinstance(usage, Tokens) and self.process.observe(usage, counted):
+            usage = believed(usage, own, self.limits.reply)
+        else:
+            usage = own
         self._charge(usage)
         self._keep(fresh.message, prompt, found)
         return fresh
@@ -488,12 +618,27 @@ class Agent:
         """Run the calls of one reply, tools side by side; results are admitted in the calls' order."""
         for part in calls:
             yield Called(part.call or "", part.name or "", part.text)
+        shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._shown = shown
         with ThreadPoolExecutor(min(WORKERS, len(calls))) as pool:
             answers = [pool.submit(self._invoke, part, loop) for part in calls]
             try:
+                for answer in answers:
+                    answer.add_done_callback(lambda _: shown.put(None))
+                ended = 0
+                while ended < len(answers):
+                    event = shown.get()
+                    if event is not None:
+                        yield event
+                        continue
+                    ended += 1
+                    for answer in answers:
+                        if answer.done():
+                            answer.result()
                 results = [answer.result() for answer in answers]
             except BaseException as error:
-                # Calls that have not begun do not begin, and nobody is asked any more. After a Ctrl-C branches do not go on.
+                # Calls that have not begun do not begin, and nobody is asked any more. After a Ctrl-C, or where the caller has
+                # closed the stream, branches do not go on.
                 self.confirmation.cancel()
                 self.account.given_up |= not isinstance(error, Exception)
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -502,6 +647,10 @@ class Agent:
         for message, failed in results:
             part = message.parts[0]
             yield Returned(part.call or "", part.text, failed)
+
+    def show(self, event: RunEvent) -> None:
+        """Show something that happens in a branch to whoever reads this agent's `stream`; from any thread."""
+        self._shown.put(event)
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
         """Carry out one call if the agent may: its result, or an error that the model can act on."""

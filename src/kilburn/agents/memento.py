@@ -273,7 +273,7 @@ class MementoLoop:
         most = self.max_memento_tokens
         piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), content)
         prompt = f"{quote('block', content)}\nWrite the memento of this block in at most {max(10, most // 2)} words."
-        timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
+        timeout = min(120.0, self.limits.seconds or 120.0)
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
         said = TAG.sub("", clip(answer.text, most, self._count)).strip() if answer.has_text else ""
         if said and judge(said, [piece], prompt=prompt).verdict in (Verdict.DONE, Verdict.DROPS):

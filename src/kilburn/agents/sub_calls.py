@@ -1,11 +1,12 @@
 """The sub-calls of a recursive model: questions that its code asks another model, many at once, and what came back.
 
-All of a run stand in one branch of its session, two pages a call: the prompt, which cites the cell that asked, and the
-reply, whose source is the prompt. They are written many at a time. A prompt without a reply is a call that failed.
+All of a run stand in one branch of its session, two pages a call: the prompt, which cites the cell that asked, and the reply,
+whose source is the prompt. They are written many at a time. A prompt without a reply is a call that failed. A call that was
+refused, because a limit is reached, is no page: the ledger has one note for all of a cell, with their number.
 
-What the code reads elsewhere, such as pages of the past, stands there too, and is a source of all that comes after it: what
-was read stays in variables, so anything later may be made of it. Each read has the one before it as a source, so one source
-says all of them.
+What the code reads elsewhere, such as pages of the past and what functions return, stands there too, and is a source of all
+that comes after it: what was read stays in variables, so anything later may be made of it. Each read has the one before it as
+a source, so one source says all of them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from kilburn.agents.loop import Account, Limits, RunResult
+from kilburn.agents.loop import Account, Limits, RunResult, believed
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, ModelError, RateLimited, SpecError, ToolError, Unavailable
@@ -33,7 +34,9 @@ from kilburn.page import Page, Place, digest_of
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Known", "Missing", "Recorded", "SubCalls", "spent"]
+__all__ = ["Hooks", "Known", "Missing", "Recorded", "Refusal", "SubCalls", "spent"]
+
+T = TypeVar("T")
 
 Key = tuple[int, int]
 """A page of another process: the process's number, and the page's id."""
@@ -59,31 +62,90 @@ SHOWN = 100
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A sub-call that gave nothing.
+    """A sub-call that gave nothing, or those of a cell that one limit refused.
 
     Args:
-        prompt: how it begins.
+        prompt: how it begins; of several, the first.
         why: the error, or the limit that was reached.
+        count: how many they are.
     """
 
     prompt: str
     why: str
+    count: int = 1
+
+
+class Refusal(msgspec.Struct, kw_only=True):
+    """Calls of one cell that were not made, because a limit is reached.
+
+    Args:
+        code: the page of the cell. limit: its name. prompt: how the first of them begins. count: how many they are.
+    """
+
+    code: int
+    limit: str
+    prompt: str
+    count: int = 0
+
+    @property
+    def missing(self) -> Missing:
+        """What the result of the run says of them."""
+        return Missing(prompt=self.prompt, why=_limited(self.limit), count=self.count)
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions of the caller that are told what a run does, as it does it; see `Recursive`."""
+
+    on_subcall_start: Callable[[int, str, str], Any] | None = None
+    on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None
+    on_iteration_start: Callable[[int, int], Any] | None = None
+    on_iteration_complete: Callable[[int, int, float], Any] | None = None
+
+    def tell(self, name: str, *said: Any) -> None:
+        """Call one of them, if it is there. What it raises is logged, and the run goes on."""
+        hook = getattr(self, name)
+        if hook is None:
+            return
+        try:
+            hook(*said)
+        except Exception:
+            log.exception("%s raised", name)
+
+    def around(
+        self, depth: int, model: str, prompt: str, clock: Callable[[], float], ask: Callable[[], tuple[T, str]]
+    ) -> tuple[T, str]:
+        """Make a sub-call between its two hooks.
+
+        Args:
+            ask: makes it: what came of it, and why there is no answer, or "".
+        """
+        began = clock()
+        self.tell("on_subcall_start", depth, model, prompt[:SHOWN])
+        why = ""
+        try:
+            result, why = ask()
+        except BaseException as error:
+            why = type(error).__name__
+            raise
+        finally:
+            self.tell("on_subcall_complete", depth, model, clock() - began, why or None)
+        return result, why
 
 
 def spent(account: Account | None) -> str:
     """The name of a limit that sub-calls have reached, of this run or of one above it, or ""."""
     while account is not None:
-        limits, outcome = account.limits, account.outcome
         account.reached()
-        cut = {
-            name: None if (most := getattr(limits, name)) is None else most * SHARE
-            for name in ("steps", "tokens", "seconds", "money")
-        }
-        for name, most in cut.items():
-            if most is not None and getattr(outcome, name) >= most:
-                return "calls" if name == "steps" else name
+        for name in ("calls", "tokens", "seconds", "money"):
+            most = account.limits.most(name)
+            if most is not None and getattr(account.outcome, name) >= most * SHARE:
+                return name
         account = account.above
     return ""
+
+
+def _limited(limit: str) -> str:
+    return f"the limit of {limit} is reached"
 
 
 class _Entry:
@@ -107,6 +169,7 @@ class SubCalls:
         recorded: answers in place of the model; a run that goes on asks the model what is not there.
         watch: called with the calls that were answered and those that failed.
         check: called before calls are written; raises if they may not be.
+        hooks: told of each call that is asked. depth: how deep the calls are: 1 below the outermost run.
     """
 
     def __init__(
@@ -122,11 +185,15 @@ class SubCalls:
         recorded: Recorded | None = None,
         watch: Callable[[int, int], None] | None = None,
         check: Callable[[], None] = lambda: None,
+        hooks: Hooks | None = None,
+        depth: int = 1,
     ) -> None:
         self.model, self.account, self.retry, self.reply = model, account, retry, reply
         self.recorded, self.watch, self.workers = recorded, watch, workers
         self.done = self.failed = 0
-        self.missing: dict[str, Missing] = {}
+        self.hooks, self.depth = hooks or Hooks(), depth
+        self.failures: dict[str, Missing] = {}
+        self.refusals: dict[tuple[int, str], Refusal] = {}
         self.origin: tuple[Key, ...] = ()
         self.written: list[Key] = []
         self._branch, self._free, self._check = branch, free, check
@@ -153,6 +220,12 @@ class SubCalls:
         with ThreadPoolExecutor(self.workers) as pool:
             return [said for said, _ in pool.map(self._ask, prompts)]
 
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """The calls that gave nothing."""
+        with self._lock:
+            return (*self.failures.values(), *(refusal.missing for refusal in self.refusals.values()))
+
     def note(self, asked: str, found: str, cites: tuple[Key, ...], known: Known | None = None) -> None:
         """Write down something that the code read elsewhere, such as pages of the past. What it asks from now on may be made of
         it.
@@ -162,6 +235,37 @@ class SubCalls:
         """
         with self._lock:
             self._read = self._keep(asked, known or Known(encodable(found), ""), Role.USER, cites)
+
+    def pay(self, usage: Tokens) -> None:
+        """Charge a call; it is written down with the next pages."""
+        self.account.charge(usage)
+        with self._lock:
+            self._used.calls += 1
+            self._used.tokens += usage.total
+            self._used.money += self.account.limits.prices.cost(usage)
+
+    def allow(self, prompt: str, run: tuple[str, str] | None = None) -> str:
+        """Why a call may not be made: a limit is reached now, or had been where the run is run again. "" if it may.
+
+        Those that may not are counted, and not written down one by one.
+
+        Args:
+            run: of a run below, its question and the digest of its text.
+        """
+        code, known = self.origin[0][1] if self.origin else 0, self.recorded
+        has = known is not None and known.has(prompt, run)
+        limit = known.refusal(code) if known is not None and not has else ""
+        if not limit and not (has or (known is not None and not known.goes_on)):
+            limit = spent(self.account)
+        if not limit:
+            return ""
+        with self._lock:
+            self.failed += 1
+            refusal = self.refusals.setdefault((code, limit), Refusal(code=code, limit=limit, prompt=_short(prompt)))
+            refusal.count += 1
+            if self.watch is not None:
+                self.watch(self.done, self.failed)
+        return _limited(limit)
 
     def take_read(self) -> tuple[Key, ...]:
         """The page of the last read, which all earlier ones are sources of; it is written first. None is no page."""
@@ -175,7 +279,7 @@ class SubCalls:
     def miss(self, prompt: str, why: str) -> None:
         """Remember that something has no answer; a later answer to the same prompt heals it."""
         with self._lock:
-            self.missing.setdefault(prompt, Missing(prompt=_short(prompt), why=why))
+            self.failures.setdefault(prompt, Missing(prompt=_short(prompt), why=why))
 
     def flush(self) -> None:
         """Write what waits. It is written in one transaction, or waits on."""
@@ -206,7 +310,7 @@ class SubCalls:
                 replies.append((number, page))
                 keys[entry] = number, page
             used, self._used = self._used, RunResult()
-            process.record(Act.NOTE, policy="user", why="spent", spent=used.steps, tokens=used.tokens, money=used.money)
+            process.record(Act.NOTE, policy="user", why="spent", spent=used.calls, tokens=used.tokens, money=used.money)
             process.append(*messages)
             for failed, why in failures.items():
                 process.record(Act.NOTE, [failed], policy="user", why=why)
@@ -228,16 +332,24 @@ class SubCalls:
 
     def _ask(self, prompt: str) -> tuple[str | None, str]:
         prompt = encodable(prompt)
+        refused = self.allow(prompt)
+        if refused:
+            return None, refused
         known = self.recorded.answer(prompt) if self.recorded is not None else None
         if known is None:
             with self._free:
-                known = Known(*self._answered(prompt))
+                # Others may have spent what was left while this one waited.
+                refused = self.allow(prompt)
+                if refused:
+                    return None, refused
+                name = getattr(self.model, "name", "")
+                known = Known(*self.hooks.around(self.depth, name, prompt, self.account.clock, lambda: self._answered(prompt)))
         said, why, _ = known
         if said is None:
             self.miss(prompt, why)
         else:
             with self._lock:
-                self.missing.pop(prompt, None)
+                self.failures.pop(prompt, None)
         self._keep(prompt, known, Role.ASSISTANT, self.origin)
         with self._lock:
             self.done += said is not None
@@ -262,9 +374,8 @@ class SubCalls:
             return None, "there is no model for sub-calls"
         failed = 0
         while True:
-            limit = spent(self.account)
-            if limit:
-                return None, f"the limit of {limit} is reached"
+            if failed and (limit := spent(self.account)):
+                return None, _limited(limit)
             try:
                 return self._complete(self.model, prompt), ""
             except (Unavailable, RateLimited) as error:
@@ -294,15 +405,9 @@ class SubCalls:
                 timeout=self.account.left(),
             ),
         )
-        usage = reply.usage
-        if usage is None or not usage.sound:
-            count = self._count
-            usage = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))
-        self.account.charge(usage)
-        with self._lock:
-            self._used.steps += 1
-            self._used.tokens += usage.total
-            self._used.money += self.account.limits.prices.cost(usage)
+        count = self._count
+        counted = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))
+        self.pay(believed(reply.usage, counted, self.reply))
         text = encodable(reply.text)
         if not text.strip():
             raise Unavailable("the reply is empty")
@@ -347,6 +452,7 @@ class Recorded:
     Args:
         process: its session. If several questions were asked in it, the last one counts.
         goes_on: whether the run goes on where its record ends. What failed in its last cell is then asked again.
+        given: limits that are different now. A run that ended at a limit, without an answer, goes on if that limit is higher.
 
     Attributes:
         question: what was asked.
@@ -354,23 +460,26 @@ class Recorded:
         replies: the root's, in order. ends: the last page of each.
         outputs: the page of a cell's output, by that of its code.
         depth: how deep runs may stand in runs.
-        limits, calls, cell_bounds: what it was allowed.
+        limits, cell_bounds: what it was allowed. functions: the names of those that its code could call.
         spent: by all models together. resident: tokens of the root's largest prompt.
-        ended: what the ledger says of how it ended; empty if it was cut off.
+        ended: what the ledger says of how it ended; empty if it was cut off, or goes on. more: whether it had ended at a limit.
 
     Raises:
         SpecError: nothing was asked there, or the session went on with something else.
         Forgotten: a page of it was.
     """
 
-    def __init__(self, process: Process, *, goes_on: bool = False) -> None:
+    def __init__(self, process: Process, *, goes_on: bool = False, given: Mapping[str, Any] | None = None) -> None:
         asked: dict[str, Any] = {}
         beside: list[tuple[str, bool]] = []
+        self._refused: list[Refusal] = []
+        answers: set[int] = set()
         began = before = 0.0
         for event in process.events():
             said = event.data if event.act is Act.NOTE else {}
             if "asked" in said:
                 asked, beside, began, before = dict(said), [], event.time, 0.0
+                self._refused, answers = [], set()
                 self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, dict[str, Any]()
             elif "resumed" in said:
                 began, before, self.ended = event.time, float(said["seconds"]), {}
@@ -378,6 +487,11 @@ class Recorded:
                 beside.append((said["branch"], bool(said["calls"])))
             elif "answered" in said:
                 self.ended = dict(said)
+                # An answer that was said in prose is the reply itself.
+                answers |= {int(said["page"])} if said["answered"] != "said" else set()
+            elif "refused" in said:
+                code, limit = event.pages[0], str(said["limit"])
+                self._refused.append(Refusal(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
             if asked:
                 self._count(event)
         if not asked:
@@ -387,10 +501,14 @@ class Recorded:
         self.process, self.goes_on, self.number = process, goes_on, process.kernel.info.number
         self.first, self.digest, self.depth = int(asked["asked"]), str(asked["digest"]), int(asked["depth"])
         self.began, self.past = int(asked.get("began", self.first)), bool(asked.get("past"))
-        self.limits = msgspec.convert(asked.get("limits", {}), Limits)
-        self.calls, self.cell_bounds = asked.get("most"), msgspec.convert(asked.get("bounds", {}), Bounds)
+        # Before calls were among the limits, they stood beside them.
+        self.limits = msgspec.convert({"calls": asked.get("most"), **asked.get("limits", {})}, Limits)
+        self.cell_bounds = msgspec.convert(asked.get("bounds", {}), Bounds)
+        self.functions: tuple[str, ...] = tuple(asked.get("functions", ()))
         self.question = process.text(self.first)
-        self._read(self._originals(process, self.first))
+        self.more = bool(goes_on and self._has_more(given or {}))
+        self.ended = {} if self.more else self.ended
+        self._read(self._originals(process, self.first), answers)
         self._entries: list[Entry] = []
         self._runs: dict[tuple[str, str], deque[Recorded]] = {}
         self._below: list[Recorded] = []
@@ -403,8 +521,11 @@ class Recorded:
                 run = Recorded(branch, goes_on=goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
-                self._add(run.spent.steps, run.spent.tokens, run.spent.money, run.last)
+                self._add(run.spent.calls, run.spent.tokens, run.spent.money, run.last)
         self.spent.seconds = before + max(0.0, self.last - began)
+        # What was refused in a cell that was cut off is asked again, too.
+        self._refused = [refusal for refusal in self._refused if not (goes_on and self.is_open(refusal.code))]
+        self._left = [refusal.count for refusal in self._refused]
         # What failed in a cell that was cut off is asked again when the run goes on.
         again = {(entry.code, entry.prompt.digest): entry.branch for entry in self._entries}
         self._entries = [
@@ -425,21 +546,31 @@ class Recorded:
         elif event.act is Act.ADMIT:
             self.last = max(self.last, event.time)
 
-    def _add(self, steps: int, tokens: int, money: float, last: float) -> None:
-        self.spent.steps += steps
+    def _has_more(self, given: Mapping[str, Any]) -> bool:
+        """Whether the run ended at a limit, has no answer, and the limit is higher now."""
+        limit = self.ended.get("limit")
+        if not limit or limit not in given or self.ended["answered"] not in ("unready", "nothing"):
+            return False
+        before, now = self.limits.most(limit), msgspec.structs.replace(self.limits, **given).most(limit)
+        return before is not None and (now is None or now > before)
+
+    def _add(self, calls: int, tokens: int, money: float, last: float) -> None:
+        self.spent.calls += calls
         self.spent.tokens += tokens
         self.spent.money += money
         self.last = max(self.last, last)
 
-    def _read(self, pages: list[Page]) -> None:
-        """The root's replies, and the outputs of its cells."""
-        # An answer that was said in prose is the reply itself.
-        answer = self.ended.get("page") if self.ended.get("answered") != "said" else None
+    def _read(self, pages: list[Page], answers: Set[int]) -> None:
+        """The root's replies, and the outputs of its cells.
+
+        Args:
+            answers: pages that are no replies, but what came of the run.
+        """
         replies: dict[int, list[Page]] = {}
         self.outputs: dict[int, int] = {}
         before: Page | None = None
         for page in pages:
-            if page.role is Role.ASSISTANT and page.id != answer:
+            if page.role is Role.ASSISTANT and page.id not in answers:
                 replies.setdefault(page.message, []).append(page)
             elif page.answers:
                 self.outputs[page.answers] = page.id
@@ -479,6 +610,20 @@ class Recorded:
                 raise Forgotten(f"{page.address} of {process.name!r} was forgotten", advice="ask again in a new session")
         return [page for page, _ in pages]
 
+    def has(self, prompt: str, run: tuple[str, str] | None = None) -> bool:
+        """Whether there is something that this prompt got, or this run, which nobody took yet."""
+        with self._lock:
+            return bool(self._answers.get(digest_of(prompt)) if run is None else self._runs.get(run))
+
+    def refusal(self, code: int) -> str:
+        """The name of the limit that refused a further call in the cell of that page; "" if none did."""
+        with self._lock:
+            for at, refusal in enumerate(self._refused):
+                if self._left[at] and (refusal.code == code or not self.goes_on):
+                    self._left[at] -= 1
+                    return refusal.limit
+        return ""
+
     def answer(self, prompt: str) -> Known | None:
         """What this prompt got; None if it is not there, and the run goes on."""
         with self._lock:
@@ -509,7 +654,8 @@ class Recorded:
             found.pop(prompt.digest, None)
             if reply is None:
                 found[prompt.digest] = Missing(prompt=_short(branch.text(prompt.id)), why=why)
-        return (*found.values(), *(missing for run in self._below for missing in run.missing))
+        refused = (refusal.missing for refusal in self._refused)
+        return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
 
 
 def _short(prompt: str) -> str:

@@ -125,11 +125,22 @@ class Tool:
         Raises:
             ToolError: the function raised.
         """
+        return self._run(values, loop, _text)
+
+    def json(self, values: dict[str, Any]) -> str:
+        """The function's result as JSON, for code that goes on with the value.
+
+        Raises:
+            ToolError: the function raised, or JSON cannot carry its result.
+        """
+        return self._run(values, None, lambda result: msgspec.json.encode(result).decode())
+
+    def _run(self, values: dict[str, Any], loop: asyncio.AbstractEventLoop | None, form: Callable[[Any], str]) -> str:
         try:
             result = self.function(**values)
             if inspect.isawaitable(result):
                 result = asyncio.run_coroutine_threadsafe(_await(result), loop).result() if loop else asyncio.run(_await(result))
-            return _text(result)
+            return form(result)
         except Exception as error:
             raise ToolError(f"{self.name}: {type(error).__name__}: {error}") from error
 

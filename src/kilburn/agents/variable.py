@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Source", "Variable", "variable"]
+__all__ = ["Source", "Variable", "texts_of", "variable"]
 
 Source = str | Path | Sequence[Path] | Mapping[str, str]
 """A text; a file or a folder; several files and folders; or texts by name."""
@@ -84,7 +84,7 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
     elif isinstance(source, Path) and not source.is_dir():
         text = _read(source)
     else:
-        parts = source.items() if isinstance(source, Mapping) else _files([source] if isinstance(source, Path) else source)
+        parts = source.items() if isinstance(source, Mapping) else texts_of([source] if isinstance(source, Path) else source)
         pieces, at = list[str](), 0
         for name, piece in parts:
             index.append((name, at, at + len(piece)))
@@ -107,8 +107,12 @@ def _read(path: Path) -> str:
         raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from None
 
 
-def _files(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """The names and texts of files, those of folders in the order of their names."""
+def texts_of(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """The names and texts of files, those of folders in the order of their names.
+
+    Raises:
+        SpecError: one cannot be read.
+    """
     for path in paths:
         if not path.is_dir():
             yield str(path), _read(path)

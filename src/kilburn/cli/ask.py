@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,9 @@ import msgspec
 import typer
 
 import kilburn
-from kilburn.agents.loop import Called, Limits, Returned
+from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
-from kilburn.agents.variable import Source
+from kilburn.agents.variable import Source, texts_of
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.screen import Done, count, many, progress
@@ -28,10 +29,16 @@ __all__ = ["ask"]
 WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
 """Outcomes without an answer: exit status 1."""
 
+STDIN = Path("-")
+MOST = 1 << 28
+"""Bytes that are read from standard input, at most, because it may have no end: three times as many tokens as a run may spend."""
+
 
 @app.command()
 def ask(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files and folders to read.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files and folders to read; - for standard input.")
+    ] = None,
     question: Annotated[str, typer.Option(metavar="TEXT", help="What you want to know.")] = "",
     model: Annotated[str, typer.Option(metavar="SPEC", help="The root: it writes the code.")] = "",
     sub_model: Annotated[
@@ -47,10 +54,18 @@ def ask(
     window: Annotated[int, typer.Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
     steps: Annotated[int | None, typer.Option(min=0, help="The root's replies, at most.", show_default="30")] = None,
-    calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=0, help="Of all prompts and replies, at most.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Of the whole run, at most.")] = None,
-    money: Annotated[float | None, typer.Option(min=0, help="At most; see --prices.")] = None,
+    calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.", show_default=f"{CALLS:,}")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="Of all prompts and replies, at most.", show_default=f"{TOKENS:,}")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Of the whole run, at most.", show_default=f"{SECONDS:,.0f}")
+    ] = None,
+    money: Annotated[
+        float | None,
+        typer.Option(min=0, help="At most; see --prices.", show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted"),
+    ] = None,
+    no_limits: Annotated[bool, typer.Option("--no-limits", help="Only the limits that are given hold.")] = False,
     prices: Annotated[str | None, typer.Option(metavar="NAME", help="hosted, automatic or local.", show_default="hosted")] = None,
     reply: Annotated[int | None, typer.Option(min=1, help="Tokens of one reply, at most.", show_default="1024")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Models that are asked at the same time.")] = 4,
@@ -66,7 +81,8 @@ def ask(
 
     The text is a variable there. The model sees its size, its beginning and what its code prints. Its code may ask a model
     about pieces of the text. Every step is a page of the session, and the run can be run again with --replay. A run that was
-    cut off goes on with --resume, and asks nothing twice; its limits hold on, but for those that are given anew.
+    cut off goes on with --resume, and asks nothing twice; its limits hold on, but for those that are given anew. So does a run
+    that a limit ended without an answer, if this limit is given anew and is higher.
 
     Exit status 1: there is no answer.
 
@@ -74,17 +90,22 @@ def ask(
 
         kilburn ask report.txt notes/ --question "Which suppliers were late twice?" --model "chat('gpt-5')" --sub-model qwen
 
+        echo "Besra came late on Monday and on Friday." | kilburn ask - --question "Who was late twice?" --model "chat('gpt-5')"
+
         kilburn ask --past --question "What did I decide about the parser?" --model "chat('gpt-5')"
     """
     if not files and not past:
         raise SpecError("nothing to ask about", advice="give files or folders, or --past")
     if recorded and goes_on:
         raise SpecError("--replay and --resume", advice="use one of them")
-    if not recorded and not (model and (question or goes_on)):
-        raise SpecError("a question needs --question and --model", advice="see kilburn ask --help")
-    source = files[0] if files and len(files) == 1 else files or None
-    asked = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply}
+    needed = {} if recorded else {"--question": question or goes_on, "--model": model}
+    if wanting := [name for name, given in needed.items() if not given]:
+        raise SpecError(f"a question needs {' and '.join(wanting)}", advice="see kilburn ask --help")
+    source = _source(files or [])
+    asked = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply}
     given: dict[str, Any] = {name: most for name, most in asked.items() if most is not None}
+    if no_limits:
+        given = {name: getattr(UNLIMITED, name) for name in ("steps", "calls", "tokens", "seconds", "money")} | given
     if prices or not goes_on:
         given["prices"] = prices_of(prices or "hosted")
     with ExitStack() as open_until:
@@ -113,12 +134,11 @@ def ask(
         else:
             try:
                 if goes_on:
-                    given |= {} if calls is None else {"calls": calls}
                     again = {"limits": given, "question": question} | options
                     result = resume(store.process(session), root, source, past=before, watch=watch, **again)
                 else:
                     limits = msgspec.structs.replace(Limits(steps=30), **given)
-                    agent = Recursive(root, store.process(session), depth=depth, calls=calls, limits=limits, **options)
+                    agent = Recursive(root, store.process(session), depth=depth, limits=limits, **options)
                     result = agent.ask(question, source, past=before, watch=watch)
             except (ModelError, KeyboardInterrupt):
                 say("what was done so far is kept: go on with --resume")
@@ -126,6 +146,45 @@ def ask(
     _print(result, session, json)
     if result.outcome in WRONG:
         raise typer.Exit(1)
+
+
+def _source(files: list[Path]) -> Source | None:
+    """What is asked about: a text, a file or a folder, or several.
+
+    Raises:
+        SpecError: standard input cannot be read, or is named twice.
+    """
+    if STDIN not in files:
+        return files[0] if len(files) == 1 else files or None
+    if files.count(STDIN) > 1:
+        raise SpecError("standard input is named twice", advice="give - once")
+    text, others = _standard_input(), [file for file in files if file != STDIN]
+    return {"-": text} | dict(texts_of(others)) if others else text
+
+
+def _standard_input() -> str:
+    """All of standard input. Bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+        SpecError: there is none, a person would have to type it, it is empty, or it has no end.
+    """
+    piped = "pipe a text into it, as in: git log | kilburn ask - --question 'Who changed the parser?'"
+    if sys.stdin is None or sys.stdin.closed:
+        raise SpecError("standard input is closed", advice=piped)
+    if sys.stdin.isatty():
+        raise SpecError("standard input is a terminal", advice=piped)
+    data = bytearray()
+    try:
+        # A buffer may give less than it is asked for, and nothing only at the end.
+        while piece := sys.stdin.buffer.read(min(MOST + 1 - len(data), 1 << 20)):
+            data += piece
+            if len(data) > MOST:
+                raise SpecError(f"standard input has more than {MOST:,} bytes", advice="put it into files, and give these")
+    except OSError as error:
+        raise SpecError(f"standard input: {error.strerror}", advice=piped) from error
+    if not data:
+        raise SpecError("standard input is empty", advice=piped)
+    return data.decode("utf-8", "replace")
 
 
 def _closing(model: Any) -> Any:
@@ -165,7 +224,8 @@ def _print(result: RecursiveResult, session: str, json: bool) -> None:
     )
     say(f"{result.outcome}{limit}: {spent}; largest prompt {count(result.resident)} tokens; {line(session)} {result.address}")
     for missing in result.missing[:5]:
-        say(line(f"missing: {missing.prompt}: {missing.why}"))
+        more = f" (and {count(missing.count - 1)} more)" if missing.count > 1 else ""
+        say(line(f"missing: {missing.prompt}: {missing.why}{more}"))
     if len(result.missing) > 5:
         say(f"and {count(len(result.missing) - 5)} more")
     if result.differing:

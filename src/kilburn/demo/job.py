@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 import kilburn
-from kilburn.agents.loop import Agent, Called, Limits, Returned, Stopped
+from kilburn.agents.loop import UNLIMITED, Agent, Called, Returned, Stopped
 from kilburn.demo.answers import answer
 from kilburn.demo.explorer import TASK, Explorer
 from kilburn.demo.library import Library
@@ -177,7 +177,7 @@ def _work(process: Process, root: Path, given: list[str], results: JobResult, to
         return plan.seconds is not None and time.monotonic() - began > plan.seconds and results.output_tokens >= plan.enough
 
     library, explorer = Library(root, whole=plan.whole), Explorer(enough)
-    agent = Agent(explorer, library.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
+    agent = Agent(explorer, library.tools(), process, limits=msgspec.structs.replace(UNLIMITED, reply=0), system=SYSTEM)
     for event in agent.stream(TASK):
         if isinstance(event, Called):
             given.append(event.arguments)

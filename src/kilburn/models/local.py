@@ -78,7 +78,7 @@ class Local:
         model: the path of a GGUF file, or a name that `kilburn models pull` knows.
         context: window in tokens, 8,192 or what the model was trained for if that is less.
         threads: for llama.cpp; None takes one a core.
-        timeout: seconds for a reply whose request names none, or None.
+        timeout: seconds for a reply, at most; None for what its request says.
 
     Two objects for one file, window and number of threads share what is loaded.
 
@@ -124,7 +124,7 @@ class Local:
             **request.options,
         }
         assembly = Assembly(self.name)
-        timeout = self._timeout if request.timeout is None else request.timeout
+        timeout = min((given for given in (self._timeout, request.timeout) if given is not None), default=None)
         with closing(loaded.stream(body, timeout)) as chunks:
             for chunk in chunks:
                 yield from assembly.feed(chunk)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
-from kilburn.agents.loop import Limits
+from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Limits
 from kilburn.cli.access import model_of
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
@@ -37,6 +38,15 @@ def recursion(
     model: Annotated[str, typer.Option(metavar="SPEC", help="The root; a program that makes no mistakes by default.")] = "",
     sub_model: Annotated[str, typer.Option(metavar="SPEC", help="Answers sub-calls; an oracle by default.")] = "",
     steps: Annotated[int, typer.Option(min=0, help="Replies of the root to one question, at most.")] = 8,
+    calls: Annotated[
+        int | None, typer.Option(min=0, help="Replies to one question, at most.", show_default=f"{CALLS:,} with a model")
+    ] = None,
+    spent: Annotated[
+        int | None, typer.Option(min=0, help="Tokens that one question may take.", show_default=f"{TOKENS:,} with a model")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="For one question, at most.", show_default=f"{SECONDS:,.0f} with a model")
+    ] = None,
     reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 1024,
     tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Offer the root tools.")] = True,
     sandbox: Annotated[str, typer.Option(metavar="NAME", help="Where the code runs.")] = "auto",
@@ -48,7 +58,7 @@ def recursion(
     """Measure recursive models by aggregation and pairs over texts beyond any window, beside truncation and search.
 
     Labels are an oracle's, and the root is a program: the system is measured, not a model. --model and --sub-model put a
-    real one in either place.
+    real one in either place. Then each question has limits of calls, tokens and seconds.
 
     Examples:
 
@@ -57,6 +67,10 @@ def recursion(
         kilburn lab recursion --tokens 24000 --tokens 1000000 --judged 50 --judged 100
     """
     check_outputs(csv, force=force)
+    given = {name: most for name, most in (("calls", calls), ("tokens", spent), ("seconds", seconds)) if most is not None}
+    # The program and the oracle cost nothing.
+    usual = Limits() if model or sub_model else UNLIMITED
+    limits = msgspec.structs.replace(usual, steps=steps, reply=reply, **given)
     with progress("asking") as done:
         report = evaluate(
             tokens or [24_000],
@@ -70,7 +84,7 @@ def recursion(
             model=model_of(model) if model else None,
             sub=model_of(sub_model) if sub_model else None,
             tools=tools,
-            limits=Limits(steps=steps, reply=reply),
+            limits=limits,
             sandbox=sandbox,
             progress=done,
         )

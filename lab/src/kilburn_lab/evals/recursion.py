@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.loop import Limits
+from kilburn.agents.loop import UNLIMITED, Limits
 from kilburn.agents.rlm import Recursive, RecursiveResult
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
@@ -299,7 +299,7 @@ def evaluate(
         model: the root; None for `Template`.
         sub: answers sub-calls; None for `Oracle`.
         tools: whether the root is offered tools.
-        limits: of each question.
+        limits: of each question; by default eight steps, and no other.
         progress: called with the questions that are done, and all.
 
     Raises:
@@ -338,7 +338,7 @@ def evaluate(
                     store.process("root"),
                     sub=sub or Oracle(),
                     depth=depth,
-                    limits=limits or Limits(steps=8),
+                    limits=limits or msgspec.structs.replace(UNLIMITED, steps=8),
                     sandbox=sandbox,
                     bounds=Bounds(seconds=120, memory=2 << 30, output=4000),
                     tools=tools,
