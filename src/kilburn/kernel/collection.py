@@ -131,8 +131,8 @@ class Collection:
             self._counted = found.pages
 
     def _count(self, pages: int) -> int:
-        """How many of so many pages are originals. Both kinds are numbered without holes and never removed, so a few
-        pages tell; which are the last ones follows."""
+        """The number of originals among so many pages. Originals and derived pages are numbered without holes and never removed. So a
+        search by halves finds the last original in a few reads."""
         low, high = self._originals, self._originals + pages - self._counted
         while low < high:
             probes = range(low + max(1, (high - low) // 16), high + 1, max(1, (high - low) // 16))

@@ -57,16 +57,16 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of a forget: of what was there when it began. What others add to it meanwhile goes too, and is not in here.
+    """The receipt of a forget. It lists what was there at the beginning; what others add meanwhile is forgotten too, and not listed.
 
     Args:
-        asked: what was to be forgotten, as it was asked for.
+        asked: the request: what to forget.
         time: seconds since the epoch.
-        pages: for each process, by its name, the addresses of its pages that went, in ranges.
-        whole: names of the processes of which nothing is left, neither name nor ledger.
-        places: how much went from where: originals, folds, facts, entities, chunks, and entries of the index of words, each of
-            which takes its vectors, and its place among those that wait for one, with it.
-        told: places outside the store that erased what they had made from these pages, such as spilled keys and values.
+        pages: the addresses of the forgotten pages, in ranges, by the name of their process.
+        whole: names of the processes that are gone, with their ledgers.
+        places: counts of what was erased: originals, folds, facts, entities, chunks, and entries of the index of words. With an entry
+            go its vectors, and its place in the queue of those without one.
+        told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
         left: (name, reason) of processes that stay: they are damaged, or somebody else's, and what goes was made from them.
         unreached: what no program of this machine's user can say.

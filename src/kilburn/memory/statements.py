@@ -31,11 +31,11 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         text: a sentence in the third person, with absolute dates.
-        since, until: between which times it is true, in seconds since the epoch; None where it does not say.
-        over: whether it says that the claim is true no longer.
-        replaces: whether it takes the place of what was said of the same thing: a meeting was moved.
-        instead: the object that is wrong, where it says "not X". With an empty relation of the claim, that of the fact with
-            this object, or, if it names none, of what was said just before.
+        since, until: when it begins and ends to be true, in seconds since the epoch; None where it names no time.
+        over: whether it ends the claim: the claim is not true any more.
+        replaces: whether it replaces an earlier statement about the same thing: a meeting was moved.
+        instead: the wrong object in a "not X". If the claim has no relation, it takes the relation of the fact with this object. If
+            no object is named either, it takes that of the statement before.
     """
 
     text: str

@@ -1,7 +1,7 @@
 """The usual rolling summary, for comparison: each summary is made from the last one.
 
 Most agents compact like this. What one pass leaves out, no later pass can bring back, and what one pass gets wrong,
-the next one takes as true. So loss compounds with depth. `summarize` folds from originals instead; `kilburn eval
+the next one takes as true. So loss compounds with depth. `summarize` folds from originals instead; `kilburn lab
 drift` shows the difference. A model's text is not checked here. The originals stay in the store, as with every
 policy.
 """

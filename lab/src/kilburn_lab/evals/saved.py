@@ -51,7 +51,7 @@ class SavedCells(Generic[C]):
         force: whether a new file may replace an existing one.
 
     Raises:
-        SpecError: it cannot be read or write_file, is there without `resume` or `force`, or is no file of cells.
+        SpecError: it cannot be read or written, is there without `resume` or `force`, or is no file of cells.
     """
 
     def __init__(self, path: Path, digest: str, kind: type[C], *, resume: bool, force: bool = False) -> None:
