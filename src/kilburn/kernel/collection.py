@@ -131,7 +131,7 @@ class Collection:
             self._counted = found.pages
 
     def _count(self, pages: int) -> int:
-        """The number of originals among so many pages. Originals and derived pages are numbered without holes and never removed. So a
+        """The number of originals among so many pages. Both kinds are numbered without holes and never removed. So a
         search by halves finds the last original in a few reads."""
         low, high = self._originals, self._originals + pages - self._counted
         while low < high:

@@ -57,15 +57,15 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of a forget. It lists what was there at the beginning; what others add meanwhile is forgotten too, and not listed.
+    """The receipt of a forget. It lists what was there at the beginning; what others add meanwhile is forgotten too.
 
     Args:
         asked: the request: what to forget.
         time: seconds since the epoch.
         pages: the addresses of the forgotten pages, in ranges, by the name of their process.
         whole: names of the processes that are gone, with their ledgers.
-        places: counts of what was erased: originals, folds, facts, entities, chunks, and entries of the index of words. With an entry
-            go its vectors, and its place in the queue of those without one.
+        places: counts of what was erased: originals, folds, facts, entities, chunks, and entries of the index of words. An entry
+            takes its vectors with it, and its place in the queue of those without one.
         told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
         left: (name, reason) of processes that stay: they are damaged, or somebody else's, and what goes was made from them.

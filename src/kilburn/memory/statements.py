@@ -34,8 +34,8 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         since, until: when it begins and ends to be true, in seconds since the epoch; None where it names no time.
         over: whether it ends the claim: the claim is not true any more.
         replaces: whether it replaces an earlier statement about the same thing: a meeting was moved.
-        instead: the wrong object in a "not X". If the claim has no relation, it takes the relation of the fact with this object. If
-            no object is named either, it takes that of the statement before.
+        instead: the wrong object in a "not X". If the claim has no relation, it takes that of the fact with this
+            object. If no object is named either, it takes that of the statement before.
     """
 
     text: str
