@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -253,7 +254,7 @@ class Recursive(Agent):
         """
         if source is None and past is None:
             raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
-        with self._asking:
+        with self._asking, _alone(self.process):
             return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
     def _ask(
@@ -452,7 +453,7 @@ class Recursive(Agent):
             later = [*kernel.store.events(kernel.info.number, self._seen)]
             self._seen += len(later)
             if any(event.act is Act.NOTE and "resumed" in event.data for event in later):
-                raise StoreStale(f"another program went on with the run in {self.process.name!r}", advice="wait for its answer")
+                raise _taken_up(self.process)
 
     def _append(self, message: Message) -> None:
         self._check()
@@ -881,8 +882,25 @@ def resume(
         "limits": msgspec.structs.replace(run.limits, **given),
         "bounds": run.cell_bounds,
     }
-    agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
-    return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
+    with _alone(process):
+        agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
+        return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
+
+
+@contextmanager
+def _alone(process: Process) -> Iterator[None]:
+    """Whatever of a run's sessions another program wrote to: it goes on with the run."""
+    try:
+        yield
+    except StoreStale as error:
+        raise _taken_up(process) from error
+
+
+def _taken_up(process: Process) -> StoreStale:
+    return StoreStale(
+        f"another program went on with the run in {process.name!r}",
+        advice="wait for its answer: `kilburn ask --resume` shows it then, and goes on with a run that was cut off",
+    )
 
 
 def _ended(run: Recorded) -> RecursiveResult:
