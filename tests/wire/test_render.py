@@ -168,7 +168,10 @@ def test_a_message_of_thinking_alone_is_sent_to_no_provider_and_kept_whole(name:
     parsed = form.parse([go, THINKING[name], on])
     assert form.dump(parsed) == [go, THINKING[name], on]
     assert chat.render(parsed) == [go, on]
-    assert messages.render(parsed) == (None, [{"role": "user", "content": [{"type": "text", "text": each} for each in ("go", "on")]}])
+    assert messages.render(parsed) == (
+        None,
+        [{"role": "user", "content": [{"type": "text", "text": each} for each in ("go", "on")]}],
+    )
     assert responses.write(chat.render(parsed)) == [{"type": "message", **go}, {"type": "message", **on}]
     with pytest.raises(InvalidMessage):
         validate_chat([go, THINKING["reasoning"]])

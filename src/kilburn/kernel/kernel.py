@@ -372,12 +372,16 @@ class Kernel:
         """
         window, budget, room = self.window, self.budget, self.capacity
         pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
-        waiting = [page for call in sorted(window.awaited(LEAST)) if (page := window.stands_itself(call)) and page not in window.pins]
+        waiting = [
+            page for call in sorted(window.awaited(LEAST)) if (page := window.stands_itself(call)) and page not in window.pins
+        ]
         over, left = list[int](), least
         while left > room and len(over) < len(pins):
             over.append(pins[len(over)])
             left -= window.cost(over[-1])
-        parts = [f"{what}: {self._priced(pages)}" for what, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages]
+        parts = [
+            f"{what}: {self._priced(pages)}" for what, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages
+        ]
         larger = budget.window - budget.capacity + -(-least * budget.capacity // room)
         return PinsExceedWindow(
             f"what may not leave takes {least:,} of {room:,} tokens; {'; '.join(parts)}",
