@@ -201,9 +201,13 @@ def test_the_window_that_the_error_names_is_large_enough(tmp_path: Path) -> None
             store.process("a").render()
         needed = int(caught.value.advice.partition("window of ")[2].split()[0].replace(",", ""))
         process = store.process("a")
+        process.resize(Budget(needed - 1, 50))
+        with pytest.raises(PinsExceedWindow):
+            process.render()
+        process.resize(Budget(needed, 50))
+        assert process.render().tokens <= needed - 50
         with pytest.raises(PinsExceedWindow):
             process.resize(Budget(needed - 1, 50))
-        process.resize(Budget(needed, 50))
         assert process.render().tokens <= needed - 50
         check_laws(process)
     with kilburn.open(str(path), window=needed, reserve=50, policy="fifo", tokenizer="chars/4") as store:

@@ -349,15 +349,17 @@ class Process:
         """Give this process another budget from now on; pages that no longer fit leave.
 
         Raises:
-            PinsExceedWindow: the pins do not fit; the old budget stays.
+            PinsExceedWindow: the pins do not fit; the old budget stays. Where they did not fit it either, the new one is taken.
         """
+        over = self.excess > 0
 
         def change() -> tuple[int, ...]:
             self.kernel.rebudget(budget)
-            self.kernel.check_pins()
+            if not over:
+                self.kernel.check_pins()
             return ()
 
-        run(self._settling(change, Cause.PRESSURE), self._answer)
+        run(self._settling(change, Cause.PRESSURE, eases=over), self._answer)
 
     def observe(self, usage: Tokens, counted: int) -> bool:
         """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
