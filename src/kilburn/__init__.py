@@ -14,10 +14,11 @@ everything else, exactly, below it.
 
 from __future__ import annotations
 
+from os import fsencode
 from typing import Any
 
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError
+from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import HitRateWarning, Process
 from kilburn.kernel.resolve import locate
@@ -74,6 +75,12 @@ def open(
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
         MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
+    try:
+        sound = b"\0" not in fsencode(path)
+    except (TypeError, UnicodeEncodeError):
+        sound = False
+    if not sound:
+        raise SpecError(f"path={path!a}"[:200], advice='give the path of a file, or ":memory:"')
     budget = Budget(window, reserve)
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)

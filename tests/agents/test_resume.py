@@ -485,7 +485,7 @@ def test_of_two_programs_that_go_on_at_once_one_is_refused(tmp_path: Path) -> No
         cut(first.process("a"), cell('print(llm_query("first"))'), sub=sub, text={"text": TEXT})
         other = Between(lambda: go_on(second.process("a"), Scripted([final]), sub, {"text": TEXT}))
         root = Scripted([final])
-        with pytest.raises(StoreStale):
+        with pytest.raises(StoreStale, match="another program went on with the run in 'a'"):
             go_on(first.process("a"), root, sub, other)
         assert not root.requests
         check_all(second.process("a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -68,6 +69,35 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, db: Path) -> None:
     assert "partial: 2 steps, 2 sub-calls" in said.err
     assert "missing: b: the limit of calls is reached" in said.err
     assert kilburn(*words, "--resume", "--model", model()).out == "two\n"
+    assert kilburn("fsck", "--db", db).status == 0
+
+
+def test_two_that_go_on_with_one_run_at_once(tmp_path: Path, db: Path) -> None:
+    """One of them answers. The other one has the answer, too, or says in plain words that it went on elsewhere."""
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 1234)
+    words = ["ask", str(text), "--db", str(db), "--session", "s", "--sub-model", model(*"abcdef")]
+    assert kilburn(*words, "--question", "how long?", "--model", model('```repl\ngot = llm_query("one")\n```')).status == 1
+    slow = '```repl\nimport time\nfor n in range(3):\n    print(llm_query(f"q{n}"))\n    time.sleep(0.1)\n```'
+    again = [*words, "--resume", "--json", "--model", model(slow, CODE)]
+    both = [
+        subprocess.Popen([sys.executable, "-m", "kilburn", *again], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    answered = 0
+    for one in both:
+        out, err = one.communicate(timeout=600)
+        if one.returncode == 0:
+            answered += 1
+            assert json.loads(out)["content"] == 1234
+            continue
+        said = json.loads(err.decode().splitlines()[-1])["error"]
+        assert (one.returncode, out, said["type"]) == (1, b"", "StoreStale")
+        assert "another program went on with the run in 's'" in said["message"]
+        assert "wait for its answer" in said["message"] + said["advice"]
+        assert b"Traceback" not in err
+    assert answered
+    assert kilburn(*words, "--resume", "--model", model()).out == "1234\n"
     assert kilburn("fsck", "--db", db).status == 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import kilburn, program
+from kilburn import open as open_store
 from kilburn.agents.access import Confirmation, Consent, Question
 from kilburn.cli.chat import confirm
 from kilburn.testing.upstream import Refusal, Upstream, serving
@@ -138,3 +139,20 @@ def test_an_endpoint_that_refuses_tools_answers_and_it_is_said_once(spec: str, t
     assert done.out == "Noted.\n" * 4
     assert done.err == f"m {NOTICE}\n"
     assert [sent.status for sent in upstream.prompts] == [400, 200, 200, 200, 200]
+
+
+def test_a_session_whose_pins_exceed_the_window_is_mended_in_a_chat(tmp_path: Path) -> None:
+    db = tmp_path / "agent.db"
+    with open_store(db, window=4000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append({"role": "user", "content": "go"})
+        process.append({"role": "assistant", "content": "w" * 2000}, {"role": "assistant", "content": "v" * 2000})
+        process.pin("p2-p3")
+    assert kilburn("ps", "--db", db).status == 0
+    assert kilburn("show", "a", "--db", db).status == 0
+    words = ("chat", "a", "--db", db, "--model", "scripted(['one', 'two'])", "--window", 1000, "--reply", 50)
+    said = program(*words, folder=tmp_path, given=b"hi\n/unpin p2\nhi\n/unpin p3\nhi\n")
+    assert (said.status, said.out) == (0, "p2 may go\np3 may go\none\n")
+    assert "unpin p2, p3, or open a window of" in said.err
+    assert "Traceback" not in said.err
+    assert kilburn("fsck", "--db", db).status == 0

@@ -266,3 +266,17 @@ def test_overflow_is_found_by_counting_again() -> None:
         assert 0 < recount(prompt, store.counter) <= prompt.tokens
         longer = [*prompt, {"role": "user", "content": "x" * 4000}]
         assert recount(longer, store.counter) == recount(prompt, store.counter) + 1000
+
+
+@pytest.mark.parametrize("form", ["chat", "messages"])
+def test_the_judge_counts_a_call_as_it_is_sent(form: str) -> None:
+    """An id and a name that are counted apart may take one token more than they do side by side."""
+    with package.open(":memory:", window=8000, policy="fifo", tokenizer="chars/4") as store:
+        for named in range(1, 9):
+            for numbered in range(1, 9):
+                process = store.process(f"{named}-{numbered}")
+                call = {"id": "c" * numbered, "type": "function", "function": {"name": "n" * named, "arguments": "{}"}}
+                process.append({"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": [call]})
+                process.append({"role": "tool", "tool_call_id": "c" * numbered, "content": "done"})
+                prompt = process.render(form)
+                assert recount(prompt, store.counter) <= prompt.tokens, (named, numbered)

@@ -25,7 +25,7 @@ def test_what_is_no_name_is_a_typed_error_and_makes_nothing(tmp_path: Path, name
             made(tenant=name)
     assert not path.exists()
     with kilburn.open(str(path), policy="fifo") as store:
-        with pytest.raises(SpecError, match="session"):
+        with pytest.raises(SpecError, match=r"session|name="):
             store.process(name)
         assert store.processes() == []
         store.process("a").append({"role": "user", "content": "x"})

@@ -127,13 +127,120 @@ def test_a_window_smaller_than_the_pins(tmp_path: Path) -> None:
         process = store.process("a")
         process.append({"role": "system", "content": "s" * 2000}, user(TASK))
     with kilburn.open(path, window=300, policy="fifo", tokenizer="chars/4") as store, pytest.raises(PinsExceedWindow):
-        store.process("a")
+        store.process("a").render()
     with kilburn.open(path, window=1000, policy="fifo", tokenizer="chars/4") as store:
         process = store.process("a")
         with pytest.raises(PinsExceedWindow):
             process.resize(Budget(300))
         assert process.budget == Budget(1000)
         assert process.render()[0]["content"] == "s" * 2000
+        check_laws(process)
+
+
+def overpinned(path: Path) -> None:
+    """A session whose pins, p1, p3 and p5, take about 600 tokens, and others that the model's tools left."""
+    with kilburn.open(str(path), window=2000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append({"role": "system", "content": "s" * 400}, user(TASK))
+        for number in range(3):
+            process.append(assistant(f"plan {number} " + "w" * 780), user(f"go on {number}"))
+        process.pin("p3")
+        process.pin("p5")
+        process.append(assistant(None, call_of("k", path="a.py")), tool("k", "harbour " * 50))
+
+
+@pytest.mark.parametrize("tokenizer", ["chars/4", "chars/3"])
+@pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
+def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
+    policy: str, tokenizer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.db"
+    overpinned(path)
+    with kilburn.open(str(path), window=300, policy=policy, tokenizer=tokenizer) as store:
+        process = store.process("a")
+        assert "session a" in caplog.text
+        assert "p3" in caplog.text
+        assert process.excess > 0
+        before = (process.pages(), process.use, list(process.window.pins))
+        # Reading works, and changes nothing.
+        assert process.recall("p3").startswith("plan 0")
+        assert [hit.address for hit in process.search("harbour", unseen=True)]
+        assert len(process.messages()) == 10
+        assert process.stats().pages == 10
+        assert process.receipts() is not None
+        # A prompt does not, and says what to do; nor does anything that asks for room.
+        for act in (process.render, lambda: process.append(user("more")), lambda: process.fork("try"), lambda: process.pin("p9")):
+            with pytest.raises(PinsExceedWindow) as caught:
+                act()
+            assert "p3 (" in caught.value.what
+            assert "unpin p" in caught.value.advice
+            assert "window of" in caught.value.advice
+        assert (process.pages(), process.use, list(process.window.pins)) == before
+        process.remember("p2", 0.5)
+        assert tokenizer != "chars/4" or process.forget("p7") == ["p7"]
+        # One pin after the other.
+        process.unpin("p3")
+        assert process.excess > 0
+        with pytest.raises(PinsExceedWindow):
+            process.render()
+        process.unpin("p5")
+        assert process.excess == 0
+        assert process.render().tokens <= 300
+        check_laws(process)
+        process.append(user("more"))
+        check_laws(process)
+    with kilburn.open(str(path), window=300, policy=policy, tokenizer=tokenizer) as store:
+        check_laws(store.process("a"))
+
+
+def test_the_window_that_the_error_names_is_large_enough(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    overpinned(path)
+    with kilburn.open(str(path), window=300, reserve=50, policy="fifo", tokenizer="chars/4") as store:
+        with pytest.raises(PinsExceedWindow) as caught:
+            store.process("a").render()
+        needed = int(caught.value.advice.partition("window of ")[2].split()[0].replace(",", ""))
+        process = store.process("a")
+        process.resize(Budget(needed - 1, 50))
+        with pytest.raises(PinsExceedWindow):
+            process.render()
+        process.resize(Budget(needed, 50))
+        assert process.render().tokens <= needed - 50
+        with pytest.raises(PinsExceedWindow):
+            process.resize(Budget(needed - 1, 50))
+        assert process.render().tokens <= needed - 50
+        check_laws(process)
+    with kilburn.open(str(path), window=needed, reserve=50, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        assert process.window.pins == {1, 2, 3, 5}
+        check_laws(process)
+
+
+def test_forgetting_pins_mends_a_session(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    overpinned(path)
+    with kilburn.open(str(path), window=300, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.forget("p1")
+        assert process.excess
+        process.forget("p3")
+        process.append(user("go on"))
+        assert process.window.pins == {2, 5}
+        check_laws(process)
+
+
+def test_a_smaller_window_than_open_calls_need(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "x" * 200, "arguments": "{}"}} for n in range(8)]
+    with kilburn.open(path, window=1000, policy="fifo", tokenizer="chars/4") as store:
+        store.process("a").append(user("go"), {"role": "assistant", "content": None, "tool_calls": calls})
+    with kilburn.open(path, window=100, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        with pytest.raises(PinsExceedWindow) as caught:
+            process.render()
+        assert "waiting for a result: p2 (" in caught.value.what
+        process.append(*(tool(f"c{n}", "done") for n in range(8)))
+        assert process.render().tokens <= 100
         check_laws(process)
 
 

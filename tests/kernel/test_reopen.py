@@ -49,10 +49,11 @@ def test_another_window_and_another_ruler(tokenizer: str, window: int, tmp_path:
     path = tmp_path / "a.db"
     filled(path)
     with kilburn.open(str(path), window=window, policy="lru", tokenizer=tokenizer) as store:
-        try:
-            process = store.process("a")
-        except PinsExceedWindow:
+        process = store.process("a")
+        if process.excess:
             assert window == 300
+            with pytest.raises(PinsExceedWindow):
+                process.render()
             return
         assert process.render().tokens <= window
         for number in range(5):
@@ -316,3 +317,21 @@ def test_another_ruler_counts_also_when_the_session_is_opened_again(tmp_path: Pa
             uses.append(process.use)
             check_laws(process)
     assert len(set(uses)) == 1, "the pages' costs were by the first counter again"
+
+
+@pytest.mark.parametrize("window", [60, 150, 400])
+@pytest.mark.parametrize("policy", ["fifo", "lru", "hybrid"])
+def test_opening_a_session_again_moves_nothing(policy: str, window: int, tmp_path: Path) -> None:
+    """Not even the user's message, where the live window had no room for it and has some now."""
+    for seed in range(4):
+        path = str(tmp_path / f"{seed}.db")
+        for message in list(FORMS["chat"](seed, 12)):
+            with kilburn.open(path, window=window, policy=policy, tokenizer="chars/4") as store:
+                process = store.process("a")
+                try:
+                    process.append(message)
+                except PinsExceedWindow:
+                    break
+                before = dict(process.window.states)
+            with kilburn.open(path, window=window, policy=policy, tokenizer="chars/4") as store:
+                assert store.process("a").window.states == before

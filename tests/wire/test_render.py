@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
 from pydantic import TypeAdapter
 
+from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
-from kilburn.wire import chat, form, messages
+from kilburn.wire import chat, form, messages, responses
 from kilburn.wire.quotation import quote
 from kilburn.wire.validity import validate_chat, validate_messages
 from wire.transcripts import chapters, sound_chats, sound_messages, transcripts
@@ -131,6 +132,88 @@ def test_a_chat_grows_at_its_end_only(rounds: list[list[dict[str, Any]]]) -> Non
         after = chat.render(form.parse([message for part in rounds[: number + 1] for message in part]))
         assert after[: len(before)] == before
         before = after
+
+
+@st.composite
+def own(draw: st.DrawFn) -> list[Message]:
+    """Messages as a program makes them, or as the window holds them: thinking alone, nothing at all, calls with results."""
+    thought = st.builds(Part, kind=st.just(Kind.REASONING), text=st.sampled_from(["", "hm", "so it is"]))
+    said = st.builds(Part, kind=st.just(Kind.TEXT), text=st.sampled_from(["", " ", "yes"]))
+    made = []
+    for number in range(draw(st.integers(1, 6))):
+        if draw(st.booleans()):
+            made.append(Message(role=draw(st.sampled_from([Role.USER, Role.SYSTEM])), parts=(draw(said),)))
+        parts = draw(st.lists(st.one_of(thought, said), max_size=3))
+        calls = [f"c{number}-{at}" for at in range(draw(st.integers(0, 2)))]
+        parts += [Part(kind=Kind.CALL, text="{}", call=call, name="f") for call in calls]
+        made.append(Message(role=Role.ASSISTANT, parts=tuple(draw(st.permutations(parts)))))
+        made += [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text="x", call=call),)) for call in calls]
+    return made
+
+
+THINKING: dict[str, dict[str, Any]] = {
+    "reasoning_content": {"role": "assistant", "content": None, "reasoning_content": "hm"},
+    "reasoning": {"role": "assistant", "content": "", "reasoning": "hm"},
+    "an empty part": {"role": "assistant", "content": [{"type": "text", "text": ""}], "reasoning_content": "hm"},
+    "no content": {"role": "assistant", "reasoning_content": "hm"},
+    "no calls": {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": []},
+    "thinking": {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+    "redacted": {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]},
+}
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_message_of_thinking_alone_is_sent_to_no_provider_and_kept_whole(name: str) -> None:
+    go, on = {"role": "user", "content": "go"}, {"role": "user", "content": "on"}
+    parsed = form.parse([go, THINKING[name], on])
+    assert form.dump(parsed) == [go, THINKING[name], on]
+    assert chat.render(parsed) == [go, on]
+    assert messages.render(parsed) == (
+        None,
+        [{"role": "user", "content": [{"type": "text", "text": each} for each in ("go", "on")]}],
+    )
+    assert responses.write(chat.render(parsed)) == [{"type": "message", **go}, {"type": "message", **on}]
+    with pytest.raises(InvalidMessage):
+        validate_chat([go, THINKING["reasoning"]])
+
+
+@given(own() | remainders())
+def test_any_messages_are_valid_in_each_form(given_messages: list[Message]) -> None:
+    in_chat = chat.render(given_messages)
+    if in_chat:
+        validate_chat(in_chat)
+    for message in in_chat:
+        if message["role"] == "assistant" and any(message.get(key) for key in ("reasoning", "reasoning_content")):
+            beside = [message.get(key) for key in ("content", "tool_calls", "refusal", "function_call", "audio")]
+            assert any(beside), "thinking alone"
+    system, in_messages = messages.render(given_messages)
+    if in_messages:
+        validate_messages(in_messages)
+    else:
+        assert system is not None or not any(message.parts for message in given_messages)
+
+
+@given(own())
+def test_any_messages_are_items_of_responses(given_messages: list[Message]) -> None:
+    items = responses.write(chat.render(given_messages))
+    assert all(item["content"] for item in items if item["type"] == "message")
+    called = [item["call_id"] for item in items if item["type"] == "function_call"]
+    assert sorted(called) == sorted(item["call_id"] for item in items if item["type"] == "function_call_output")
+
+
+@given(st.lists(st.sampled_from("RUAFO"), max_size=9))
+def test_reasoning_items_always_have_something_of_the_assistant_behind_them(order: list[str]) -> None:
+    made: dict[str, dict[str, Any]] = {
+        "R": {"role": "assistant", "content": [{"type": "reasoning", "id": "rs", "summary": []}]},
+        "U": {"role": "user", "content": "u"},
+        "A": {"role": "assistant", "content": "a"},
+        "F": {"role": "assistant", "content": None, "tool_calls": [call("f", "c")]},
+        "O": {"role": "tool", "tool_call_id": "c", "content": "x"},
+    }
+    items = responses.write([made[one] for one in order])
+    runs = "".join(order).replace("F", "A").replace("O", "U").rstrip("R")
+    kept = [one for at, one in enumerate(runs) if one != "R" or runs[at:].lstrip("R").startswith("A")]
+    assert ["R" if item["type"] == "reasoning" else "." for item in items] == ["R" if one == "R" else "." for one in kept]
 
 
 def call(name: str, number: str, arguments: str = "{}") -> dict[str, Any]:

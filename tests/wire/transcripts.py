@@ -261,7 +261,9 @@ sound_first = st.lists(
 )
 sound_next = st.lists(
     shuffled_known({"role": const("user"), "content": sound_asked}, {"name": visible})
-    | shuffled_known({"role": const("assistant"), "content": sound_said}, sound_beside)
+    | shuffled_known({"role": const("assistant"), "content": sound_said}, sound_beside).filter(
+        lambda message: message["content"] or not message.get("reasoning_content")
+    )
     | shuffled_known({"role": const("function"), "name": const("read"), "content": st.none() | texts}),
     max_size=2,
 )

@@ -20,6 +20,7 @@ import msgspec
 from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat, tainted
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
+from kilburn.arguments import checked
 from kilburn.budget import Budget
 from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, encodable
@@ -357,6 +358,7 @@ class InBranch(msgspec.Struct, frozen=True):
 RunEvent = Said | Called | Returned | InBranch | Stopped
 
 
+@checked
 class Agent:
     """A model with tools that works in a process.
 

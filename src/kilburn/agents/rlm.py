@@ -25,6 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -315,7 +316,7 @@ class Recursive(Agent):
         if self in getattr(INSIDE, "runs", ()):
             what = "a function that the code of this agent called asks it another question"
             raise SpecError(what, advice="make another agent, in another session")
-        with self._asking:
+        with self._asking, _alone(self.process):
             return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
     def _ask(
@@ -521,7 +522,7 @@ class Recursive(Agent):
             later = [*kernel.store.events(kernel.info.number, self._seen)]
             self._seen += len(later)
             if any(event.act is Act.NOTE and "resumed" in event.data for event in later):
-                raise StoreStale(f"another program went on with the run in {self.process.name!r}", advice="wait for its answer")
+                raise _taken_up(self.process)
 
     def _append(self, message: Message) -> None:
         self._check()
@@ -1090,8 +1091,25 @@ def resume(
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
     known = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
-    agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
-    return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
+    with _alone(process):
+        agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
+        return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
+
+
+@contextmanager
+def _alone(process: Process) -> Iterator[None]:
+    """Whatever of a run's sessions another program wrote to: it goes on with the run."""
+    try:
+        yield
+    except StoreStale as error:
+        raise _taken_up(process) from error
+
+
+def _taken_up(process: Process) -> StoreStale:
+    return StoreStale(
+        f"another program went on with the run in {process.name!r}",
+        advice="wait for its answer: `kilburn ask --resume` shows it then, and goes on with a run that was cut off",
+    )
 
 
 def _ended(run: Recorded) -> RecursiveResult:

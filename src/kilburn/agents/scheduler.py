@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.queue import Job, Queue, Served, Share, Stage
+from kilburn.arguments import checked
 from kilburn.errors import Cancelled, DeadlinePassed
 from kilburn.event import Act
 from kilburn.kernel.process import Process
@@ -54,6 +55,7 @@ class JobNote(msgspec.Struct, frozen=True, kw_only=True):
     slices: int = 0
 
 
+@checked
 class Scheduler:
     """Runs the jobs of many agents on one model, some at a time.
 

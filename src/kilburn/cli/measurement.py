@@ -116,11 +116,21 @@ def _texts(message: dict[str, Any], counter: Counter) -> list[int]:
     content = message.get("content")
     for block in content if isinstance(content, list) else [{"type": "text", "text": content}]:
         url = _image_of(block)
-        costs.append(cost_of_image(counter, url) if url else sum(map(counter.count, _strings(block))))
+        costs.append(cost_of_image(counter, url) if url else sum(map(counter.count, _spoken(block))))
     for call in message.get("tool_calls") or ():
-        costs.append(sum(map(counter.count, _strings(call))))
+        costs.append(sum(map(counter.count, _spoken(call))))
     costs.append(counter.count(str(message.get("tool_call_id") or "")))
     return costs
+
+
+def _spoken(block: Any) -> list[str]:
+    """The texts of a block. A call's id and name are one text: they stand side by side in what the provider sends to the
+    model, and a text that is counted in halves may count one token more."""
+    inner = block.get(block.get("type"), block) if isinstance(block, dict) else {}
+    if not (isinstance(inner, dict) and isinstance(block.get("id"), str) and isinstance(inner.get("name"), str)):
+        return _strings(block)
+    rest = {key: value for key, value in inner.items() if key not in ("id", "name")}
+    return [f"{block['id']} {inner['name']}", *_strings(rest)]
 
 
 def _image_of(block: Any) -> str:

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kilburn.arguments import checked
 from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
-from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
+from kilburn.kernel.collecting import LARGEST, Change, Collecting, as_changes, held_of, is_true, keys_of
 from kilburn.kernel.drive import aside
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.recalled import Recalled
@@ -59,6 +60,7 @@ def undisturbed(work: Callable[[], T]) -> T:
     return work()
 
 
+@checked
 class Collection:
     """A user's facts or a document, made by `Hierarchy.memory` and `Hierarchy.document`.
 
@@ -552,7 +554,7 @@ class Collection:
             self._refresh()
             head = self.info.head
             waiting = [msgspec.structs.replace(event, number=head + at) for at, event in enumerate(self._observed, 1)]
-        written = self.store.events(self.number, after)
+        written = self.store.events(self.number, max(-LARGEST, min(after, LARGEST)))
         return (event for events in (written, waiting) for event in events)
 
     def _event(

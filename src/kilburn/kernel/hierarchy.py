@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from kilburn.arguments import checked
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
@@ -47,6 +48,7 @@ def _name_of_memory(user: str) -> str:
     return f"{MEMORY}/{user}" if user else MEMORY
 
 
+@checked
 class Hierarchy:
     """A one-level store for the agents of one tenant.
 

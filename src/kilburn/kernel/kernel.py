@@ -76,6 +76,9 @@ SHORT = 64
 GATHERED = 256
 """Observations that wait for a commit at most."""
 
+NAMED = 5
+"""Pages that an error names."""
+
 
 class Kernel:
     """Carries out what the laws allow, in batches.
@@ -353,13 +356,43 @@ class Kernel:
         Raises:
             PinsExceedWindow: they do not.
         """
-        window = self.window
-        if not window.pins:
-            return
-        rest = text_cost(self.counter, PENDING) if len(window.pins) < len(window.pages) else 0
-        least = sum(map(window.cost, window.pins)) + rest
-        if least > self.capacity:
-            raise PinsExceedWindow(f"pinned pages take {least} of {self.capacity} tokens")
+        if self.window.pins and self._least(self.window.pins) > self.capacity:
+            raise self.too_much(self._least(self.window.pins))
+
+    def _least(self, stays: Set[int]) -> int:
+        """Tokens of pages that may not leave, and of one handle for the rest."""
+        rest = text_cost(self.counter, PENDING) if len(stays) < len(self.window.pages) else 0
+        return sum(map(self.window.cost, stays)) + rest
+
+    def too_much(self, least: int) -> PinsExceedWindow:
+        """The error that names what may not leave, what of it to unpin, and the window that would hold it all.
+
+        Args:
+            least: tokens that the prompt takes in any case.
+        """
+        window, budget, room = self.window, self.budget, self.capacity
+        pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
+        waiting = [
+            page for call in sorted(window.awaited(LEAST)) if (page := window.stands_itself(call)) and page not in window.pins
+        ]
+        over, left = list[int](), least
+        while left > room and len(over) < len(pins):
+            over.append(pins[len(over)])
+            left -= window.cost(over[-1])
+        parts = [
+            f"{what}: {self._priced(pages)}" for what, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages
+        ]
+        larger = budget.window - budget.capacity + -(-least * budget.capacity // room)
+        return PinsExceedWindow(
+            f"what may not leave takes {least:,} of {room:,} tokens; {'; '.join(parts)}",
+            advice=(f"unpin {', '.join(map(address_of, over[:NAMED]))}, or " if over else "")
+            + f"open a window of {larger:,} tokens or more",
+        )
+
+    def _priced(self, pages: Sequence[int]) -> str:
+        """The addresses of pages with their tokens, the first few of them."""
+        named = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:NAMED])
+        return named + (f" and {len(pages) - NAMED:,} more" if len(pages) > NAMED else "")
 
     def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.

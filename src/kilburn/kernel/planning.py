@@ -7,6 +7,7 @@ makes room itself, oldest pages first, so that law 2 never depends on a policy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,6 +25,8 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Place, Span
 from kilburn.policy import Cause, Policy, View
+
+log = logging.getLogger("kilburn")
 
 __all__ = ["Planner"]
 
@@ -45,7 +48,7 @@ class Planner:
         self._handle = text_cost(kernel.counter, handle_of((1000, 2000, 1001, 1_000_000)))
 
     def settle(
-        self, cause: Cause, change: Callable[[], tuple[int, ...]], *, waits: bool = True
+        self, cause: Cause, change: Callable[[], tuple[int, ...]], *, waits: bool = True, eases: bool = False
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
         """Make a change, consult the policy, and bring the window within its capacity.
 
@@ -53,6 +56,7 @@ class Planner:
             change: begins the batch; says which pages it is about. It is made again where others changed
                 the process while a model was waited for.
             waits: whether a model may be waited for.
+            eases: whether the change asks for no room: then it is made also where pins exceed the window before and after it.
 
         Returns:
             The pages that the change is about.
@@ -62,6 +66,8 @@ class Planner:
         """
         kernel = self.kernel
         wanted = self._begin(cause, change)
+        if eases and not self._fits():
+            return wanted
         if not (kernel.window.open and kernel.window.awaited()) and not (yield from self._consult(cause, wanted, waits=waits)):
             wanted = self._begin(cause, change)
         rounds, before = 0, -1
@@ -70,8 +76,7 @@ class Planner:
             if not (yield from self._consult(Cause.PRESSURE, wanted, waits=waits)):
                 wanted, before = self._begin(cause, change), -1
             rounds += 1
-        if kernel.excess:
-            self._fall_back()
+        self.enforce(eases=eases)
         return wanted
 
     def _begin(self, cause: Cause, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
@@ -92,24 +97,50 @@ class Planner:
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)
 
-    def enforce(self) -> None:
-        """Settle the budget without asking the policy."""
-        if self.kernel.excess:
-            self._fall_back()
+    def enforce(self, *, eases: bool = False) -> None:
+        """Settle the budget without asking the policy.
 
-    def reopen(self) -> None:
-        """Fit a reopened process to this budget and counter.
+        Args:
+            eases: whether the change asks for no room; see `settle`.
 
         Raises:
-            PinsExceedWindow: the pins need a larger window.
+            PinsExceedWindow: nothing unpinned is left to move.
         """
+        kernel = self.kernel
+        if not kernel.excess or (eases and not self._fits()):
+            return
+        point = kernel.savepoint()
+        try:
+            self._fall_back()
+        except PinsExceedWindow:
+            if not eases:
+                raise
+            # What could leave would leave for nothing.
+            kernel.undo(point)
+
+    def _fits(self) -> bool:
+        """Whether the pins, and one handle for the rest, fit the window."""
+        try:
+            self.kernel.check_pins()
+        except PinsExceedWindow:
+            return False
+        return True
+
+    def reopen(self) -> None:
+        """Fit a reopened process to this budget and counter. Where its pins need a larger window, it stays as it is: it can
+        be read, and mended by `unpin`, and the log says so."""
         kernel = self.kernel
         with kernel.batch():
             kernel.settle_ruler()
-            kernel.check_pins()
-            self._hold_request()
-            if kernel.excess:
-                self._fall_back()
+        try:
+            with kernel.batch():
+                # Where all of it fits, nothing moves: what was live, and what is opened again, are the same.
+                if kernel.excess:
+                    kernel.check_pins()
+                    self._hold_request()
+                    self.enforce()
+        except PinsExceedWindow as error:
+            log.warning("session %s: %s", kernel.info.name, error)
 
     def view(self, cause: Cause, wanted: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
@@ -278,7 +309,7 @@ class Planner:
             self._drop_thinking(window.last + 1)
             self._crowd_out(frozenset(window.pins))
         if kernel.excess:
-            raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
+            raise kernel.too_much(kernel.use)
 
     def _make_room(self, stays: Set[int]) -> None:
         """Evict the oldest groups that may leave, the user's words last; then calls without a result after which other

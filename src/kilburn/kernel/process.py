@@ -10,7 +10,6 @@ that.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.arguments import checked
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
 from kilburn.errors import (
@@ -35,6 +35,7 @@ from kilburn.errors import (
 )
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
+from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.drive import answerer, arun, aside, run
 from kilburn.kernel.forgetting import Holder, addresses, closure, forget, named_closure
 from kilburn.kernel.found import Found
@@ -75,6 +76,7 @@ class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
+@checked
 class Process:
     """One session of one agent, made by `Hierarchy.process`.
 
@@ -157,6 +159,14 @@ class Process:
             return self.kernel.use
 
     @property
+    def excess(self) -> int:
+        """Tokens over the capacity: 0, unless the session was opened with a smaller window than its pins, and its calls that
+        wait for results, need. Then it can be read and mended, by `unpin`, `forget` or a larger window; `render` and `append`
+        raise `PinsExceedWindow`."""
+        with self.lock:
+            return self.kernel.excess
+
+    @property
     def shipped(self) -> int | None:
         """Tokens that the last prompt might take; None before the first prompt."""
         with self.lock:
@@ -230,8 +240,6 @@ class Process:
     def _append(
         self, messages: tuple[Any, ...], time: float | None, instead_of: tuple[int, ...] = ()
     ) -> Generator[Ask, Answer, str]:
-        if time is not None and not (isinstance(time, int | float) and math.isfinite(time)):
-            raise KernelError(f"the time {time!r} is none", advice="give seconds since the epoch, or None for now")
         parsed = [message for value in messages for message in parse(value)]
         if not parsed:
             raise KernelError("append without a message", advice="give at least one message")
@@ -249,7 +257,7 @@ class Process:
         Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
         with self.kernel.batch():
             self._take_back(pages)
-            self._planner.enforce()
+            self._planner.enforce(eases=True)
 
     def _take_back(self, pages: Iterable[int]) -> None:
         window = self.window
@@ -295,7 +303,13 @@ class Process:
             yield self.kernel
 
     def _settling(
-        self, change: Callable[[], tuple[int, ...]], cause: Cause, *, planner: Planner | None = None, waits: bool = True
+        self,
+        change: Callable[[], tuple[int, ...]],
+        cause: Cause,
+        *,
+        planner: Planner | None = None,
+        waits: bool = True,
+        eases: bool = False,
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
         """One batch: a change, then the policy's moves; `change` says which pages it is about."""
         kernel, planner = self.kernel, planner or self._planner
@@ -305,7 +319,7 @@ class Process:
                 kernel.begin()
                 # A policy must not quote to a model what another process has forgotten.
                 kernel.check_current()
-                wanted = yield from planner.settle(cause, change, waits=waits)
+                wanted = yield from planner.settle(cause, change, waits=waits, eases=eases)
                 kernel.flush()
                 kernel.end()
             except BaseException as error:
@@ -335,15 +349,17 @@ class Process:
         """Give this process another budget from now on; pages that no longer fit leave.
 
         Raises:
-            PinsExceedWindow: the pins do not fit; the old budget stays.
+            PinsExceedWindow: the pins do not fit; the old budget stays. Where they did not fit it either, the new one is taken.
         """
+        over = self.excess > 0
 
         def change() -> tuple[int, ...]:
             self.kernel.rebudget(budget)
-            self.kernel.check_pins()
+            if not over:
+                self.kernel.check_pins()
             return ()
 
-        run(self._settling(change, Cause.PRESSURE), self._answer)
+        run(self._settling(change, Cause.PRESSURE, eases=over), self._answer)
 
     def observe(self, usage: Tokens, counted: int) -> bool:
         """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
@@ -568,16 +584,17 @@ class Process:
         self._advise(address, pin)
 
     def unpin(self, address: str) -> None:
-        """Let pages move again."""
-        self._advise(address, self.kernel.unpin)
+        """Let pages move again. It also works where a session was opened with a smaller window than its pins need, one pin
+        after the other."""
+        self._advise(address, self.kernel.unpin, eases=True)
 
     def remember(self, address: str, importance: float = 1.0) -> None:
         """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
-        self._advise(address, lambda pages: self.kernel.remember(pages, importance))
+        self._advise(address, lambda pages: self.kernel.remember(pages, importance), eases=True)
 
-    def _advise(self, address: str, advise: Callable[[list[int]], None]) -> None:
+    def _advise(self, address: str, advise: Callable[[list[int]], None], *, eases: bool = False) -> None:
         """Change what is known of pages' worth, and let the policy use the occasion."""
 
         def change() -> tuple[int, ...]:
@@ -585,7 +602,7 @@ class Process:
             advise(pages)
             return tuple(pages)
 
-        run(self._settling(change, Cause.ADVICE), self._answer)
+        run(self._settling(change, Cause.ADVICE, eases=eases), self._answer)
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
         """The view that a policy at the window would get now: frozen, and valid until the next change."""
@@ -665,7 +682,7 @@ class Process:
                 return []
             with self.kernel.batch():
                 self.kernel.carry(Drop(pages=tuple(gone), why=why))
-                self._planner.enforce()
+                self._planner.enforce(eases=True)
             self.kernel.forget_texts(gone)
             self._prompts.forget(gone)
         failures = []
@@ -728,7 +745,7 @@ class Process:
             if not kernel.store.readonly:
                 kernel.flush_observed()
             waiting = [event for event in kernel.pending.events if event.number > after and act in (None, event.act)]
-            written = kernel.store.events(kernel.info.number, after, act)
+            written = kernel.store.events(kernel.info.number, max(-LARGEST, min(after, LARGEST)), act)
         return (event for events in (written, waiting) for event in events)
 
     def origin(self) -> dict[str, Any]:

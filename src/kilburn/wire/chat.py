@@ -18,7 +18,7 @@ from kilburn.wire.plain import pack, string_at, type_of, unpack
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["ASIDES", "ROLES", "UNVOICED", "read", "render", "tools", "write"]
+__all__ = ["ASIDES", "ROLES", "UNVOICED", "is_thinking_alone", "read", "render", "tools", "write"]
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -239,7 +239,7 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
     follow the results, in a user message that names the call. A message without anything that can be rendered is left
-    out. The same messages give the same bytes.
+    out, and so is one of thinking alone. The same messages give the same bytes.
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
@@ -330,11 +330,23 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     if not own and not kept and not calls:
         return None
     said = calls or any(out.get(key) is not None for key in UNVOICED)
+    if not said and is_thinking_alone(out):
+        return None
     if not said and not out.get("content"):
         out["content"] = ""
     elif out.get("content") == []:
         out["content"] = None
     return out
+
+
+def is_thinking_alone(message: dict[str, Any]) -> bool:
+    """Whether an assistant's message has thoughts, and neither content nor calls: providers refuse it, or show the model an
+    empty answer of its own."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(str(block.get("text", block["type"])) for block in content)
+    asides = any(message.get(key) is not None for key in UNVOICED)
+    return any(message.get(key) for key in _THOUGHTS) and not (content or asides or message.get("tool_calls"))
 
 
 def _render_call(part: Part) -> dict[str, Any]:

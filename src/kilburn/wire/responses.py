@@ -104,12 +104,15 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         if item["type"] == "function_call_output" and item["call_id"] in custom:
             item["type"] = "custom_tool_call_output"
-    behind = [*items[1:], {"type": "message", "role": "user"}]
-    return [
-        item
-        for item, after in zip(items, behind, strict=True)
-        if item["type"] != "reasoning" or (after["type"] not in RESULTS and after.get("role", "assistant") == "assistant")
-    ]
+    kept: list[dict[str, Any]] = []
+    says = False
+    for item in reversed(items):
+        if item["type"] != "reasoning":
+            says = item["type"] not in RESULTS and item.get("role", "assistant") == "assistant"
+        elif not says:
+            continue
+        kept.append(item)
+    return kept[::-1]
 
 
 def _is_item(block: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kilburn.errors import DuplicateCall, InvalidMessage, OrphanResult
-from kilburn.wire.chat import ROLES, UNVOICED
+from kilburn.wire.chat import ROLES, UNVOICED, is_thinking_alone
 from kilburn.wire.messages import BREAKPOINTS, SERVED, SETTINGS, THOUGHTS, as_blocks
 from kilburn.wire.parts import role_at
 
@@ -78,6 +78,8 @@ def _check_chat_assistant(message: dict[str, Any], where: str) -> None:
             raise InvalidMessage(f"{where}: an assistant message without content and without calls")
         return
     _check_chat_content(content, where, texts_only=False)
+    if is_thinking_alone(message):
+        raise InvalidMessage(f"{where}: an assistant message of thinking alone", advice="leave it out")
 
 
 def _check_chat_calls(message: dict[str, Any], where: str) -> set[str]:

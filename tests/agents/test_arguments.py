@@ -1,0 +1,201 @@
+"""Odd values at every public method: each is refused by a typed error, or does no harm; a refusal changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.agents.loop import Agent
+from kilburn.agents.scheduler import Scheduler
+from kilburn.budget import Budget
+from kilburn.errors import KilburnError, SpecError
+from kilburn.event import Act
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.model import Tokens
+from kilburn.move import Evict
+from kilburn.policies.fifo import Fifo
+from kilburn.testing import Scripted, check_laws
+
+ODD: tuple[Any, ...] = (
+    *(None, 5, -1, 2**70, True, 1.5, math.nan, math.inf, "", "\ud800", "p1", "b1/\ud800", "\x00", b"x", object, object()),
+    *([], ["x"], ["\ud800"], [1.5], [None], {}, {"x": object()}, Budget(10), Scripted(["x"]), Act.NOTE, lambda: 5),
+)
+
+GIVEN: dict[str, Any] = {
+    "act": Act.NOTE,
+    "address": "p1",
+    "agent": "a",
+    "budget": Budget(1000),
+    "counted": 100,
+    "gone": None,
+    "message": {"role": "user", "content": "x"},
+    "messages": {"role": "user", "content": "x"},
+    "moves": Evict((2,)),
+    "name": "other",
+    "outcome": "done",
+    "page": 1,
+    "pages": (2,),
+    "path": "b1",
+    "policy": Fifo(),
+    "prompt": "try it",
+    "query": "harbour",
+    "roots": {},
+    "text": "done",
+    "usage": Tokens(prompt=100, reply=5),
+}
+"""A sound value for each argument that has no default."""
+
+ENDS = {"close", "release", "abandon"}
+"""They end what is tested."""
+SEAMS = {
+    *("enter", "wait", "give_way", "leave", "ahead", "tokens_of", "tokens_in"),  # between the scheduler and its models
+    *("decide_by", "view"),  # any policy, and any page, may be looked at
+    *("part", "fetch"),
+}
+"""Between parts of Kilburn: they are given what another part has made."""
+
+
+def methods(cls: type) -> Iterator[tuple[str, str]]:
+    """The public methods of a class, each with one of its arguments."""
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if name.startswith("_") or name in ENDS | SEAMS:
+            continue
+        for parameter in list(inspect.signature(method).parameters.values())[1:]:
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.annotation != "bool":
+                yield name, parameter.name
+
+
+def call(target: Any, name: str, odd: str, value: Any) -> Any:
+    """Call a method with sound values for what it needs, and one that is odd."""
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in inspect.signature(getattr(target, name)).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD or (parameter.default is not parameter.empty and parameter.name != odd):
+            continue
+        chosen = value if parameter.name == odd else GIVEN.get(parameter.name, "x")
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            given.append(chosen)
+        else:
+            named[parameter.name] = chosen
+    positional = [*named.values(), *given] if given else []
+    made = getattr(target, name)(*positional) if given else getattr(target, name)(**named)
+    if inspect.iscoroutine(made):
+        return asyncio.run(made)
+    return list(made) if inspect.isgenerator(made) else made
+
+
+def state(store: Hierarchy) -> list[Any]:
+    """What stands in the store: what reading records does not count."""
+    found: list[Any] = []
+    for info in store.store.processes():
+        moves = [event for event in store.store.events(info.number) if event.act not in (Act.FAULT, Act.SEARCH, Act.NOTE)]
+        found.append((info.name, sorted(store.store.pages(info.number), key=lambda row: row[0].id), moves))
+    return found
+
+
+@pytest.fixture
+def store() -> Iterator[Hierarchy]:
+    with kilburn.open(":memory:", window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as made:
+        process = made.process("a")
+        process.append({"role": "user", "content": "the harbour"}, {"role": "assistant", "content": "is far"})
+        process.fork("look")
+        made.memory("ana").add("the harbour is far")
+        yield made
+
+
+@pytest.mark.parametrize(("name", "odd"), [*methods(Process)], ids=":".join)
+def test_odd_arguments_of_a_session(store: Hierarchy, name: str, odd: str) -> None:
+    for value in ODD:
+        _check(store, store.process("a"), name, odd, value)
+    check_laws(store.process("a"))
+    assert store.process("a").append({"role": "user", "content": "and on"})
+
+
+@pytest.mark.parametrize(("name", "odd"), [*methods(Process)], ids=":".join)
+def test_odd_arguments_of_a_branch(store: Hierarchy, name: str, odd: str) -> None:
+    for value in ODD:
+        if not store.process("a").branches():
+            store.process("a").fork("again")
+        branch = store.process("a").branches()[-1][0].name.removeprefix("a/")
+        _check(store, store.process("a").branch(branch), name, odd, value)
+    check_laws(store.process("a"))
+
+
+@pytest.mark.parametrize(("name", "odd"), [*methods(Collection)], ids=":".join)
+def test_odd_arguments_of_a_memory(store: Hierarchy, name: str, odd: str) -> None:
+    for value in ODD:
+        _check(store, store.memory("ana"), name, odd, value)
+    store.memory("ana").add("and on")
+
+
+@pytest.mark.parametrize(("name", "odd"), [*methods(Hierarchy)], ids=":".join)
+def test_odd_arguments_of_a_store(store: Hierarchy, name: str, odd: str) -> None:
+    for value in ODD:
+        _check(store, store, name, odd, value)
+    check_laws(store.process("a"))
+
+
+def _check(store: Hierarchy, target: Any, name: str, odd: str, value: Any) -> None:
+    before = state(store)
+    try:
+        call(target, name, odd, value)
+    except KilburnError:
+        assert state(store) == before, (name, odd, value)
+
+
+@pytest.mark.parametrize(("name", "odd"), [*methods(Scheduler)], ids=":".join)
+def test_odd_arguments_of_a_scheduler(name: str, odd: str) -> None:
+    with Scheduler(Scripted(["x"])) as scheduler:
+        for value in ODD:
+            try:
+                call(scheduler, name, odd, value)
+            except KilburnError:
+                assert not scheduler.jobs()
+
+
+@pytest.mark.parametrize("priority", [math.nan, math.inf, -math.inf, "x", True, None, 1j])
+def test_a_priority_is_a_finite_number(priority: Any) -> None:
+    with Scheduler(Scripted(["x"])) as scheduler, pytest.raises(SpecError, match=r"Scheduler.model: priority=.*a finite number"):
+        scheduler.model("a", priority=priority)
+
+
+@pytest.mark.parametrize("value", ["\ud800", None, 5, b"x"])
+def test_a_branch_is_begun_and_returned_from_with_text(store: Hierarchy, value: Any) -> None:
+    process, before = store.process("a"), state(store)
+    with pytest.raises(SpecError, match=r"Process.fork: prompt="):
+        process.fork(value)
+    branch = process.branch("b1")
+    with pytest.raises(SpecError, match=r"Process.exit: text="):
+        branch.exit(value)
+    assert state(store) == before
+    assert branch.exit("done") == "p3"
+
+
+def test_parts_in_a_wrong_order_are_named(store: Hierarchy) -> None:
+    with pytest.raises(SpecError, match=r"Agent: process=a Hierarchy \(give Process\)"):
+        Agent(Scripted(["x"]), [], store)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="Agent: tools="):
+        Agent(Scripted(["x"]), store.process("a"), [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [None, 5.5, ["x"], "\ud800", "a\x00b", object()])
+def test_a_path_that_is_none(path: Any) -> None:
+    with pytest.raises(SpecError, match="path="):
+        kilburn.open(path)
+
+
+def test_what_fits_goes_through(store: Hierarchy, tmp_path: Path) -> None:
+    assert store.process("a").append(*({"role": "user", "content": f"{n}"} for n in range(20))) == "p3-p22"
+    assert store.process("a").search("harbour", tokens=100, limit=1)
+    assert store.search("harbour", where=iter(["sessions"]))
+    with kilburn.open(tmp_path / "a.db", embedder=None) as other:  # type: ignore[arg-type]
+        other.process("a")
