@@ -163,7 +163,6 @@ class ChatReading(Reading):
         self._texts: list[str] = []
         self._usage_asked = False
         self._body: dict[str, Any] = {}
-        self._raw = b""
         self.again()
         self.rounds = 0
 
@@ -247,7 +246,7 @@ class ChatReading(Reading):
         return reply
 
     def _take(self, body: bytes) -> None:
-        self._raw, self._body = body, {}
+        self._body = {}
         said = _object(body)
         if said.get("error") and not said.get("choices"):
             self.failed = said

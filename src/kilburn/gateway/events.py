@@ -11,7 +11,7 @@ import msgspec
 
 from kilburn.errors import Unavailable
 
-__all__ = ["Events", "ServerEvent", "Shape", "shape_of", "written"]
+__all__ = ["MARK", "Events", "ServerEvent", "Shape", "shape_of", "written"]
 
 LONGEST = 64 << 20
 """Bytes of one event."""

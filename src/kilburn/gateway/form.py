@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.errors import InvalidMessage, Unavailable, WireError
-from kilburn.gateway.events import ServerEvent, written
+from kilburn.gateway.events import MARK, ServerEvent, written
 from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import LARGEST, Delta, Reply, Request, Tokens, ToolSpec
@@ -154,7 +154,7 @@ class Form(ABC):
         Raises:
             InvalidMessage: one of them is none. DuplicateCall.
         """
-        return self.together([message for source in given for message in self._read(plain(source, "message"))])
+        return numbered([message for source in given for message in self._read(plain(source, "message"))], whole=True)
 
     @abstractmethod
     def _read(self, source: dict[str, Any]) -> list[Message]:
@@ -206,6 +206,8 @@ class Reading(ABC):
         self.faults = faults
         self._holds = held
         self._held: list[bytes] = []
+        self._raw = b""
+        """The reply, where it is whole."""
         self.rounds = 0
         self.spoke = False
         """Whether there was more in this round than its beginning."""
@@ -238,8 +240,9 @@ class Reading(ABC):
 
     def take(self, body: bytes) -> None:
         """Take a whole reply, of a request that is not streamed."""
+        self._raw = body
         try:
-            self._take(body)
+            self._take(body.removeprefix(MARK))
         except UNREADABLE as error:
             self.odd = error
 

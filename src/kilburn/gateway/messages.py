@@ -202,7 +202,6 @@ class MessagesReading(Reading):
         super().__init__(faults, held=held)
         self._next = 0
         self._body: dict[str, Any] = {}
-        self._raw = b""
         self._content: list[dict[str, Any]] = []
         self._theirs = False
         self.again()
@@ -284,7 +283,7 @@ class MessagesReading(Reading):
         return reply
 
     def _take(self, body: bytes) -> None:
-        self._raw, self._body = body, {}
+        self._body = {}
         said = _object(body)
         if said.get("type") == "error" or (said.get("error") and "content" not in said):
             self.failed = said

@@ -354,7 +354,8 @@ class _Turn:
             reply = reading.reply()
         except Unavailable as error:
             self._unread(error.__cause__ or error)
-            await self._finish(reading.end() if reading.ended or not reading.faults else b"", answer)
+            ends = shape is Shape.WHOLE or reading.ended or not reading.faults
+            await self._finish(reading.end() if ends else b"", answer)
             return False
         if await run_sync(self._goes_on, reply, reading):
             reading.again()

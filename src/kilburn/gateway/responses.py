@@ -107,7 +107,7 @@ class Responses(Chat):
         messages = _chat(map(response_item, listed_items))
         if asked.get("instructions"):
             messages.insert(0, {"role": "system", "content": asked["instructions"]})
-        prompt = render(numbered(parse([chat_message(message) for message in messages])), into, 0)
+        prompt = render(numbered(parse([chat_message(message) for message in messages]), whole=True), into, 0)
         return Request(
             messages=prompt,
             system=prompt.system,
@@ -251,7 +251,6 @@ class ResponsesReading(Reading):
         self._first: dict[str, Any] = {}
         self._output: list[dict[str, Any]] = []
         self._next = self._number = 0
-        self._raw = b""
         self.again()
         self.rounds = 0
 
@@ -328,7 +327,6 @@ class ResponsesReading(Reading):
         return written(said, kind)
 
     def _take(self, body: bytes) -> None:
-        self._raw = body
         said = _object(body)
         if said.get("error") or said.get("status") == "failed":
             self.failed = said

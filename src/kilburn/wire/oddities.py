@@ -156,17 +156,23 @@ def _nth(call: str, seen: Counter[str]) -> str:
     return call if seen[call] == 1 else f"{call}-{seen[call]}"
 
 
-def numbered(messages: Iterable[Message]) -> list[Message]:
+def numbered(messages: Iterable[Message], *, whole: bool = False) -> list[Message]:
     """Messages whose results name their calls also where several of a turn have one id, or none: they come in the order of the
-    calls."""
+    calls.
+
+    Args:
+        whole: whether these are all messages; then no two calls without id get the same one.
+    """
     out: list[Message] = []
     calls: Counter[str] = Counter()
     results: Counter[str] = Counter()
     spoke = False
     for message in messages:
         if message.role is Role.ASSISTANT and not spoke:
+            before = calls[NO_ID] if whole else 0
             calls.clear()
             results.clear()
+            calls[NO_ID] = results[NO_ID] = before
         spoke = message.role is Role.ASSISTANT
         parts: list[Part] = []
         answered: tuple[str | None, str] = ("", "")

@@ -104,7 +104,7 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         if item["type"] == "function_call_output" and item["call_id"] in custom:
             item["type"] = "custom_tool_call_output"
-    behind = [*items[1:], {"type": "message", "role": "user"}]
+    behind = [*items[1:], {"type": "message", "role": "user"}][: len(items)]
     return [
         item
         for item, after in zip(items, behind, strict=True)
