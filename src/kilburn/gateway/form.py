@@ -123,7 +123,11 @@ class Form(ABC):
         )
 
     def unread(self, raw: bytes) -> bool:
-        """Whether a request has no history, and goes through as it is: its provider takes it or refuses it."""
+        """Whether a request has no history, and goes through as it is."""
+        return False
+
+    def empty(self, raw: bytes) -> bool:
+        """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it."""
         if len(raw) > SHORT and f'"{self.key}"'.encode() in raw:
             return False
         try:

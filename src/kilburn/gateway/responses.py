@@ -48,9 +48,7 @@ class Responses(Chat):
     caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
 
     def unread(self, raw: bytes) -> bool:
-        """See `Form`. A stored prompt may say all."""
-        if super().unread(raw):
-            return True
+        """See `Form`."""
         if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, NAMED)):
             return False
         try:

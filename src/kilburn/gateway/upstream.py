@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
@@ -378,7 +378,7 @@ async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], 
             yield b"".join(write(piece))
 
 
-async def _heard(name: str, answer: Response, form: Form) -> AsyncIterator[Delta | Reply]:
+async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
     """What an endpoint answers in its own form, streamed or whole.
 
     Raises:
@@ -405,7 +405,7 @@ async def _heard(name: str, answer: Response, form: Form) -> AsyncIterator[Delta
     yield reading.reply()
 
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[ServerEvent]:
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[ServerEvent, None]:
     events = Events()
     async for piece in pieces:
         for event in events.feed(piece):

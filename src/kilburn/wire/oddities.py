@@ -101,7 +101,8 @@ def _with(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A dict with other values; itself if it has these. What has no type needs none."""
     if "type" in fields and "type" not in source:
         del fields["type"]
-    return source if all(key in source and source[key] == value for key, value in fields.items()) else {**source, **fields}
+    same = all(key in source and source[key] == value for key, value in fields.items())
+    return source if same else {**source, **fields}
 
 
 def _content(content: Any, kind: str) -> Any:
@@ -114,9 +115,10 @@ def _content(content: Any, kind: str) -> Any:
     return content if all(one is other for one, other in zip(blocks, content, strict=True)) else blocks
 
 
-def _block(block: Any, kind: str) -> dict[str, Any]:
-    if not isinstance(block, dict):
-        return {"type": kind, "text": _text(block)}
+def _block(given: Any, kind: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        return {"type": kind, "text": _text(given)}
+    block: dict[str, Any] = given
     if not isinstance(block.get("type"), str):
         block = {**block, "type": kind} if "text" in block else {"type": kind, "text": _text(block)}
     slot = "text" if block["type"].endswith("_text") else block["type"]
