@@ -470,6 +470,19 @@ def test_a_reply_in_a_zip_is_unpacked_and_read(far: Any) -> None:
     assert kept(near) == ["Fine."]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_status_goes_through_and_a_redirection_is_an_error(far: Any, form: str) -> None:
+    made, near = far("messages" if form == "messages" else "chat")
+    whole = json.dumps(BODIES[form]).encode()
+    for status, body in ((201, whole), (203, b"accepted"), (204, b"")):
+        made.say = lambda _, status=status, body=body: (status, [("content-type", JSON)], [body] if body else [])
+        for streamed in (False, True):
+            got = post(near, form, stream=streamed)
+            assert (got.status_code, got.content) == (status, body)
+    made.say = lambda _: (302, [("location", "http://127.0.0.1:9/")], [])
+    assert post(near, form).status_code == 502
+
+
 def test_several_replies_go_through_as_they_are(far: Any) -> None:
     made, near = far("chat")
     both = [{"index": at, "message": {"role": "assistant", "content": text}} for at, text in enumerate(("One.", "Two."))]

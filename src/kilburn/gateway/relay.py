@@ -42,7 +42,7 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
-from kilburn.gateway.upstream import Response, Upstream, status_of
+from kilburn.gateway.upstream import Response, Upstream, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import to_send
@@ -341,7 +341,7 @@ class _Turn:
                 await self._through(answer)
                 return False
             else:
-                failed = await _gathered(answer)
+                failed = await gathered(answer)
                 reading.take(failed)
                 if reading.failed is not None and await self._unsaid(reading, reading.failed):
                     return True
@@ -449,7 +449,7 @@ class _Turn:
 
     async def _refused(self, answer: Response) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""
-        body = await _gathered(answer, LONGEST_ERROR)
+        body = await gathered(answer, LONGEST_ERROR)
         try:
             said = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
@@ -565,22 +565,6 @@ async def _waited(asking: AbstractAsyncContextManager[Response], exchange: Excha
         with waiting():
             answer = await stack.enter_async_context(asking)
         yield answer._replace(pieces=pieces(answer))
-
-
-async def _gathered(answer: Response, most: int = 1 << 28) -> bytes:
-    """All of an answer's body.
-
-    Raises:
-        Unavailable: it is larger than that.
-    """
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in answer.pieces:
-        size += len(piece)
-        if size > most:
-            raise Unavailable("the upstream's answer is too large", advice="check the upstream")
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 async def _with_end(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:

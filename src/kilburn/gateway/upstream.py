@@ -51,7 +51,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "joined", "status_of"]
+__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "gathered", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -81,6 +81,9 @@ STAND_INS = frozenset({"", "kilburn", "none"})
 
 REPLY = 4096
 """Tokens of a reply where a request does not say, and the other form has to."""
+
+LARGEST = 1 << 28
+"""Bytes of a whole answer."""
 
 LARGE = 1 << 18
 """Bytes of a body that is read by a thread."""
@@ -349,7 +352,7 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
             if request.max_tokens < 1:
                 raise ValueError("a reply has at least one token")
             more = msgspec.json.decode(body, type=_More)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
         return _Asked(request, str(more.model), bool(more.stream))
 
@@ -395,7 +398,7 @@ async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delt
                 if reading.failed is not None or event.data.strip() == b"[DONE]" or event.name == "message_stop":
                     break
     elif shape is Shape.WHOLE:
-        reading.take(b"".join([piece async for piece in pieces]))
+        reading.take(await gathered(answer._replace(pieces=pieces)))
         for delta in reading.deltas:
             yield delta
     else:
@@ -420,7 +423,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
     Raises:
         Overlong, ToolsRefused: it means that.
     """
-    body = b"".join([piece async for piece in answer.pieces])
+    body = await gathered(answer)
     try:
         said = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -536,6 +539,22 @@ class _Thread:
         close: Callable[[], None] | None = getattr(self._pieces, "close", None)
         if close is not None:
             close()
+
+
+async def gathered(answer: Response, most: int = LARGEST) -> bytes:
+    """All of an answer's body.
+
+    Raises:
+        Unavailable: it is larger than that.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in answer.pieces:
+        size += len(piece)
+        if size > most:
+            raise Unavailable("the upstream's answer is too large", advice="check the upstream")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _one(piece: bytes) -> AsyncIterator[bytes]:
