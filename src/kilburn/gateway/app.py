@@ -343,7 +343,8 @@ class _Endpoint:
         upstream = self._gateway.upstream
         if self._form is not None and isinstance(upstream, InProcess):
             raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
-        await forward(upstream, scope["method"], path, body, headers, send)
+        if await forward(upstream, scope["method"], path, body, headers, send) >= 400:
+            scope["state"]["exchange"].problem = "upstream_error"
 
 
 async def _body(receive: Receive) -> bytes | None:

@@ -270,7 +270,7 @@ class Endpoint:
         if anthropic:
             sent["anthropic-version"] = "2023-06-01"
         if key:
-            sent["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
+            sent["authorization"] = f"Bearer {key}"  # as the SDKs of both do
         return sent
 
     def _watch(self, response: aiohttp.ClientResponse) -> None:
@@ -351,8 +351,10 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
             request = msgspec.convert(made, Request)  # every field is checked
             if request.max_tokens < 1:
                 raise ValueError("a reply has at least one token")
+            if not request.messages:
+                raise ValueError("nothing of it has a place in the upstream's form")
             more = msgspec.json.decode(body, type=_More)
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
         return _Asked(request, str(more.model), bool(more.stream))
 
