@@ -585,11 +585,12 @@ async def start(send: Send, status: int, headers: Mapping[str, str], length: int
 async def forward(upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> int:
     """Pass a request and its answer through, byte for byte; returns the answer's status."""
     async with upstream.ask(method, path, body, headers, None) as answer:
+        status: int = answer.status
         await start(send, answer.status, answer.headers)
         async for piece in answer.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-    return answer.status
+    return status
 
 
 async def fail(form: Form, error: KilburnError, send: Send) -> None:
