@@ -285,9 +285,10 @@ class _Streamed(httpx2.SyncByteStream):
             events = Events()
             for piece in self._answer.iter_bytes():
                 yield b"".join(map(turn.reading.feed, events.feed(piece)))
-            yield b"".join(map(turn.reading.feed, events.feed(b"\n\n")))
+            yield b"".join(map(turn.reading.feed, events.end()))
             self._answer.close()
             if turn.reading.failed is not None:
+                yield turn.reading.left()
                 return
             if not turn.goes_on():
                 yield turn.reading.end()
@@ -344,9 +345,10 @@ class _AsyncStreamed(httpx2.AsyncByteStream):
             events = Events()
             async for piece in self._answer.aiter_bytes():
                 yield b"".join(map(turn.reading.feed, events.feed(piece)))
-            yield b"".join(map(turn.reading.feed, events.feed(b"\n\n")))
+            yield b"".join(map(turn.reading.feed, events.end()))
             await self._answer.aclose()
             if turn.reading.failed is not None:
+                yield turn.reading.left()
                 return
             if not await asyncio.to_thread(turn.goes_on):
                 yield turn.reading.end()

@@ -326,10 +326,12 @@ class _Endpoint:
         if self._form is None or headers.get("x-kilburn", "").lower() == "off":
             await self._pass(scope, path, body, headers, send)
             return
-        if self._form.unread(body):
+        empty = self._form.empty(body)
+        if empty or self._form.unread(body):
             if not gateway.upstream.speaks(self._form):
-                what = "the request goes on from what a provider keeps, and this upstream keeps nothing"
-                raise Refused(what, advice="send the whole conversation as input")
+                kept = "goes on from what a provider keeps, and this upstream keeps nothing"
+                what = f"the request {'has no conversation' if empty else kept}"
+                raise Refused(what, advice=f"send the whole conversation as {self._form.key}")
             await self._pass(scope, path, body, headers, send)
             return
         relay = gateway.opened(key.tenant)
@@ -341,7 +343,8 @@ class _Endpoint:
         upstream = self._gateway.upstream
         if self._form is not None and isinstance(upstream, InProcess):
             raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
-        await forward(upstream, scope["method"], path, body, headers, send)
+        if await forward(upstream, scope["method"], path, body, headers, send) >= 400:
+            scope["state"]["exchange"].problem = "upstream_error"
 
 
 async def _body(receive: Receive) -> bytes | None:

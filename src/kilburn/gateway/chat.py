@@ -12,14 +12,14 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, listed, options, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, listed, of_theirs, options, summed, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
 from kilburn.models.assembly import Assembly
 from kilburn.wire import chat as wire
-from kilburn.wire.form import parse
+from kilburn.wire.oddities import chat_message, counted, whole_number
 
 __all__ = ["Chat"]
 
@@ -56,7 +56,7 @@ class Chat(Form):
             raise InvalidMessage(f"messages: {error}") from None
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
-        return [wire.read(source)]
+        return [wire.read(chat_message(source))]
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
@@ -80,11 +80,11 @@ class Chat(Form):
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
-        asked = _object(body)
+        asked = {key: whole_number(value) for key, value in _object(body).items()}
         if (asked.get("n") or 1) > 1:
             raise Refused("one reply is given here at a time, and n asks for more", advice="ask several times")
-        prompt = render(parse(asked["messages"]), into, 0) if into != "chat" else None
-        tools = [tool["function"] for tool in asked.get("tools") or () if tool.get("type") == "function"]
+        prompt = render(self.parsed(asked["messages"]), into, 0) if into != "chat" else None
+        tools = [tool["function"] for tool in of_theirs(asked.get("tools")) if tool.get("type") == "function"]
         schema = (asked.get("response_format") or {}).get("json_schema") or {}
         return Request(
             messages=asked["messages"] if prompt is None else prompt,
@@ -163,37 +163,35 @@ class ChatReading(Reading):
         self._texts: list[str] = []
         self._usage_asked = False
         self._body: dict[str, Any] = {}
-        self._raw = b""
         self.again()
         self.rounds = 0
 
     def again(self) -> None:
         self.rounds += 1
+        self.odd, self.ended = None, False
         self._assembly = Assembly("the upstream", whole=True)
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] | None = None
         self.spoke = self._told = False
 
-    def feed(self, event: ServerEvent) -> bytes:
+    def _feed(self, event: ServerEvent) -> bytes:
         if not event.data:
             return event.raw if not self.faults or not self.rounds else b""
-        if event.data == b"[DONE]":
+        if event.data.strip() == b"[DONE]":
+            self.ended = True
             return b"" if self.faults else self._last_of(event.raw)
-        try:
-            chunk = _object(event.data)
-            if "error" in chunk:
-                self.failed = chunk
-                return event.raw
-            self.spoke = True
-            list(self._assembly.feed(chunk))
-            if chunk.get("usage"):
-                summed(self.usage, chunk["usage"])
-            if self.faults:
-                return self._seen(chunk, event.raw)
-            ends = self._held or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
-            return self._last_of(event.raw) if ends else event.raw
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise unreadable(error) from error
+        chunk = _object(event.data)
+        if chunk.get("error"):
+            self.failed = chunk
+            return event.raw
+        self.spoke = True
+        self.deltas = list(self._assembly.feed(chunk))
+        summed(self.usage, counted(chunk.get("usage")))
+        ends = any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+        self.ended = self.ended or ends
+        if self.faults:
+            return self._seen(chunk, event.raw)
+        return self._last_of(event.raw) if ends and not self._held else event.raw
 
     def _seen(self, chunk: dict[str, Any], raw: bytes) -> bytes:
         """What the client sees of a chunk: no call of ours, and the end only at the end."""
@@ -226,8 +224,10 @@ class ChatReading(Reading):
         return written({**self._first, "choices": [{**choice, "delta": delta, "finish_reason": None}]})
 
     def _call(self, piece: dict[str, Any]) -> dict[str, Any] | None:
-        index = piece.get("index", 0)
         name = (piece.get("function") or {}).get("name")
+        index = piece.get("index")
+        if not isinstance(index, int):  # some servers leave it out
+            index = -len(self._slots) - 1 if name or not self._slots else min(self._slots)
         if index not in self._slots:
             if name in OURS:
                 self._slots[index] = None
@@ -237,33 +237,38 @@ class ChatReading(Reading):
         slot = self._slots[index]
         return None if slot is None else {**piece, "index": slot}
 
-    def reply(self) -> Reply:
-        reply = self._assembly.reply()
+    def _reply(self) -> Reply:
+        self._check(self._assembly.said, any(slot is None for slot in self._slots.values()))
+        reply = self._assembly.reply(ended=True)
         if self.rounds and self._texts and reply.text:
             reply = msgspec.structs.replace(reply, message=_separated(reply.message))
         self._texts += [reply.text] if reply.text else []
         return reply
 
-    def take(self, body: bytes) -> None:
-        try:
-            self._raw, self._body = body, _object(body)
-            if self._body.get("usage"):
-                summed(self.usage, self._body["usage"])
-            for choice in self._body["choices"][:1]:
-                delta = dict(choice["message"])
-                calls = delta.get("tool_calls")
-                if calls:
-                    delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(calls)]
-                whole = {"choices": [{**choice, "index": 0, "delta": delta}], "usage": self._body.get("usage")}
-                list(self._assembly.feed(whole))
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise unreadable(error) from error
+    def _take(self, body: bytes) -> None:
+        self._body = {}
+        said = _object(body)
+        if said.get("error") and not said.get("choices"):
+            self.failed = said
+            return
+        summed(self.usage, counted(said.get("usage")))
+        for choice in said.get("choices") or ():
+            message = choice.get("message")
+            delta = dict(message) if isinstance(message, dict) else {}
+            calls = delta.get("tool_calls")
+            if calls:
+                listed = calls if isinstance(calls, list) else [calls]
+                delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(listed)]
+            whole = {"choices": [{**choice, "index": 0, "delta": delta}], "usage": said.get("usage")}
+            self.deltas = list(self._assembly.feed(whole))
+            break
+        self._body, self.ended = said, True
 
     def end(self) -> bytes:
-        if self._body:
-            return self._whole()
+        if self._raw:
+            return self._raw if self.odd is not None or not self._body.get("choices") else self._whole()
         if not self.faults:
-            return b"".join(self._held)
+            return self.left()
         choice = self._last or {"index": 0}
         finish = choice.get("finish_reason") or "stop"
         if finish == "tool_calls" and not self._calls:
@@ -277,9 +282,10 @@ class ChatReading(Reading):
         return written(error)
 
     def _whole(self) -> bytes:
-        choice = self._body["choices"][0] if self._body.get("choices") else {}
+        choice = self._body["choices"][0]
         message = dict(choice.get("message") or {})
         calls = message.get("tool_calls") or []
+        calls = calls if isinstance(calls, list) else [calls]
         kept = [call for call in calls if (call.get("function") or {}).get("name") not in OURS]
         if not self.faults or (not self.rounds and len(kept) == len(calls)):
             return self._raw

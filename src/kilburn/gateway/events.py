@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncIterator
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kilburn.errors import Unavailable
 
-__all__ = ["Events", "ServerEvent", "written"]
+__all__ = ["MARK", "Events", "ServerEvent", "Shape", "shape_of", "written"]
 
 LONGEST = 64 << 20
 """Bytes of one event."""
+
+MARK = b"\xef\xbb\xbf"
+"""A byte order mark, with which a text may begin."""
+
+BLANKS = b" \t\r\n"
+
+_LINE = rb"(?:\r\n|\n|\r(?!\n))"
+_lines = re.compile(_LINE).split
+_end = re.compile(_LINE + _LINE)
+_FIELDS = (b"data", b"event", b"id", b"retry", b":")
+"""What a line of an event begins with."""
 
 
 class ServerEvent(NamedTuple):
@@ -23,11 +37,13 @@ class ServerEvent(NamedTuple):
 
 
 class Events:
-    """Splits a stream of bytes into events. Comments, and events without data, keep their bytes and have no data."""
+    """Splits a stream of bytes into events; their bytes together are those of the stream, line ends included. Comments, and
+    events without data, have no data."""
 
     def __init__(self) -> None:
         self._left = bytearray()
-        self._returned = False
+        self._returns = False
+        """Whether lines may end with a carriage return."""
 
     @property
     def open(self) -> bool:
@@ -40,30 +56,79 @@ class Events:
         Raises:
             Unavailable: an event that never ends.
         """
-        if self._returned:
-            piece = piece.removeprefix(b"\n")  # the second half of a line's end
-        self._returned = piece.endswith(b"\r") or (self._returned and not piece)
-        if b"\r" in piece:
-            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        known = max(0, len(self._left) - 1)
+        known = max(0, len(self._left) - 3)
         self._left += piece
-        if self._left.find(b"\n\n", known) < 0:
-            if len(self._left) > LONGEST:
-                raise Unavailable("the upstream sent an event that does not end", advice="check the upstream")
-            return []
-        *whole, rest = bytes(self._left).split(b"\n\n")
-        self._left = bytearray(rest)
-        return [_event_of(raw) for raw in whole if raw]
+        self._returns = self._returns or b"\r" in piece
+        found: list[ServerEvent] = []
+        if not self._returns:
+            known = max(known, len(self._left) - len(piece) - 1)
+            if self._left.find(b"\n\n", known) >= 0:
+                *whole, rest = bytes(self._left).split(b"\n\n")
+                found, self._left = [_event_of(raw + b"\n\n") for raw in whole], bytearray(rest)
+        else:
+            begun, data = 0, self._left
+            for match in _end.finditer(data, known):
+                found.append(_event_of(bytes(data[begun : match.end()])))
+                begun = match.end()
+            if begun:
+                self._left = data[begun:]
+        if len(self._left) > LONGEST:
+            raise Unavailable("the upstream sent an event that does not end", advice="check the upstream")
+        return found
+
+    def end(self) -> list[ServerEvent]:
+        """What is left when the stream has ended, as an event without its blank line."""
+        rest, self._left = bytes(self._left), bytearray()
+        return [_event_of(rest)] if rest else []
 
 
 def _event_of(raw: bytes) -> ServerEvent:
     name, data = "", []
-    for line in raw.split(b"\n"):
+    for line in _lines(raw.removeprefix(MARK)):
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line.startswith(b"event:"):
             name = line[6:].strip().decode("utf-8", "replace")
-    return ServerEvent(raw + b"\n\n", name, b"\n".join(data))
+    return ServerEvent(raw, name, b"\n".join(data))
+
+
+class Shape(StrEnum):
+    """What an answer looks like, whatever was asked for and whatever its headers say."""
+
+    EVENTS = "events"
+    WHOLE = "whole"
+    """JSON."""
+    OTHER = "other"
+    """Nothing at all, or something else."""
+
+
+async def shape_of(pieces: AsyncIterator[bytes]) -> tuple[Shape, AsyncIterator[bytes]]:
+    """What an answer looks like by its first bytes, and all of its pieces."""
+    head, shape = b"", None
+    async for piece in pieces:
+        head += piece
+        shape = _shape(head.removeprefix(MARK).lstrip(BLANKS))
+        if shape is not None or len(head) > 1 << 16:
+            break
+
+    async def all_of_it() -> AsyncIterator[bytes]:
+        if head:
+            yield head
+        async for piece in pieces:
+            yield piece
+
+    return shape or Shape.OTHER, all_of_it()
+
+
+def _shape(head: bytes) -> Shape | None:
+    """The shape of what begins so; None where too little of it is known."""
+    if not head:
+        return None
+    if head[:1] in (b"{", b"["):
+        return Shape.WHOLE
+    if head.startswith(_FIELDS):
+        return Shape.EVENTS
+    return None if any(field.startswith(head) for field in _FIELDS) else Shape.OTHER
 
 
 def written(value: Any, name: str = "") -> bytes:

@@ -12,18 +12,36 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kilburn.errors import InvalidMessage, Unavailable
-from kilburn.gateway.events import ServerEvent, written
+from kilburn.errors import InvalidMessage, Unavailable, WireError
+from kilburn.gateway.events import MARK, ServerEvent, written
 from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
-from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
+from kilburn.model import LARGEST, Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
+from kilburn.wire.oddities import numbered, whole_number
 from kilburn.wire.plain import plain
 
 __all__ = ["Asked", "Form", "Reading", "decoded", "hidden", "listed"]
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+SHORT = 1 << 12
+"""Bytes of a body that is looked into to see whether it has a history."""
+
+UNREADABLE = (
+    msgspec.DecodeError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RecursionError,
+    Unavailable,
+    WireError,
+)
+"""What reading raises where a provider sends something else than its form."""
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -41,6 +59,7 @@ class Asked(msgspec.Struct, kw_only=True):
         choices: replies that it wants.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
         tools: whether the client has tools of its own.
+        open: whether ours can stand beside them: not in a field that is no list, and not beside the older `functions`.
     """
 
     raw: bytes
@@ -54,6 +73,7 @@ class Asked(msgspec.Struct, kw_only=True):
     choices: int
     faults: bool
     tools: bool
+    open: bool = True
 
     @property
     def beside(self) -> list[bytes]:
@@ -87,22 +107,34 @@ class Form(ABC):
         fields = decoded(_fields, raw, "the body is no JSON object")
         if self.key not in fields:
             raise InvalidMessage(f"{self.key} is missing", advice="send at least one message")
-        choices = int(_plain(fields, "n", int | None, 1) or 1)
+        choices = max(1, _count(fields, "n"))
+        model, tools = _value(fields, "model"), _value(fields, "tools")
         return Asked(
             raw=raw,
             fields=fields,
             history=bytes(fields[self.key]).strip(),
-            model=str(_plain(fields, "model", str, "")),
-            stream=bool(_plain(fields, "stream", bool | None, False)),
-            reply=max((int(_plain(fields, key, int | None, 0) or 0) for key in self.caps), default=0),
+            model=model if isinstance(model, str) else "",
+            stream=bool(_value(fields, "stream")),
+            reply=max((_count(fields, key) for key in self.caps), default=0),
             choices=choices,
-            faults=choices == 1 and OURS.isdisjoint(self._tools(fields)),
-            tools=bytes(fields.get("tools", b"")).strip() not in (b"", b"[]", b"null"),
+            faults=choices == 1 and OURS.isdisjoint(_names(tools)),
+            tools=bool(tools),
+            open=(tools is None or isinstance(tools, list)) and not _value(fields, "functions"),
         )
 
     def unread(self, raw: bytes) -> bool:
         """Whether a request has no history, and goes through as it is."""
         return False
+
+    def empty(self, raw: bytes) -> bool:
+        """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it."""
+        if len(raw) > SHORT and f'"{self.key}"'.encode() in raw:
+            return False
+        try:
+            fields = _fields(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return False
+        return _blank(bytes(fields.get(self.key, b"null")))
 
     def split(self, asked: Asked) -> None:
         """Take the conversation apart.
@@ -112,14 +144,6 @@ class Form(ABC):
         """
         asked.messages = listed(asked.history, self.key)
 
-    def _tools(self, fields: Mapping[str, msgspec.Raw]) -> Iterator[str]:
-        """The names of the client's tools."""
-        if "tools" in fields:
-            for tool in decoded(_tools, bytes(fields["tools"]), "tools") or ():
-                inner = tool.get("function", tool)
-                if isinstance(inner, dict) and isinstance(inner.get("name"), str):
-                    yield inner["name"]
-
     def read(self, raw: bytes) -> list[Message]:
         """The messages that one message of the client is.
 
@@ -128,13 +152,22 @@ class Form(ABC):
         """
         return self._read(plain(decoded(_object, raw, "a message is no object"), "message"))
 
+    def parsed(self, given: Any) -> list[Message]:
+        """The messages of a decoded list.
+
+        Raises:
+            InvalidMessage: one of them is none. DuplicateCall.
+        """
+        return numbered([message for source in given for message in self._read(plain(source, "message"))], whole=True)
+
     @abstractmethod
     def _read(self, source: dict[str, Any]) -> list[Message]:
         """The messages that a decoded message is."""
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """The messages of a history, those joined that its provider takes back only together."""
-        return messages
+        """The messages of a history, those joined that its provider takes back only together, and each result with the id of
+        its call."""
+        return numbered(messages)
 
     @abstractmethod
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
@@ -165,7 +198,7 @@ class Reading(ABC):
     """Reads what the upstream answers to one request of a client, over several rounds, and says what the client sees of it.
 
     Our own calls are taken out. The client sees one reply: the first round's beginning, all texts, and the last round's end,
-    with the usage of all rounds summed.
+    with the usage of all rounds summed. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
 
     Args:
         faults: whether our calls may be in it; otherwise every byte goes through as it came.
@@ -177,28 +210,63 @@ class Reading(ABC):
         self.faults = faults
         self._holds = held
         self._held: list[bytes] = []
+        self._raw = b""
+        """The reply, where it is whole."""
         self.rounds = 0
         self.spoke = False
         """Whether there was more in this round than its beginning."""
         self.usage: dict[str, Any] = {}
         self.failed: dict[str, Any] | None = None
-        """An error that came inside the stream."""
+        """An error that came inside the reply."""
+        self.ended = False
+        """Whether anything says that this round is over: a reason, or the event that ends a reply."""
+        self.odd: Exception | None = None
+        """Why something of this round could not be read."""
+        self.deltas: list[Delta] = []
+        """The pieces of text that the last event brought."""
 
-    @abstractmethod
     def feed(self, event: ServerEvent) -> bytes:
-        """What the client sees of one event, now.
-
-        Raises:
-            Unavailable: it is no event of this form.
-        """
+        """What the client sees of one event, now."""
+        self.deltas = []
+        begun = bool(self._held)
+        try:
+            seen = self._feed(event)
+        except UNREADABLE as error:
+            self.odd, seen = error, event.raw
+        if self.failed is not None and not self.faults and seen:
+            return self._last_of(seen)
+        # What comes behind the end, a comment for example, is not heard before it.
+        return self._last_of(seen) if begun and seen else seen
 
     @abstractmethod
-    def take(self, body: bytes) -> None:
-        """Take a whole reply, of a request that is not streamed.
+    def _feed(self, event: ServerEvent) -> bytes:
+        """The same; raises one of `UNREADABLE` for what is no event of this form."""
 
-        Raises:
-            Unavailable: it is no reply.
+    def take(self, body: bytes) -> None:
+        """Take a whole reply, of a request that is not streamed."""
+        self._raw = body
+        try:
+            self._take(body.removeprefix(MARK))
+        except UNREADABLE as error:
+            self.odd = error
+
+    @abstractmethod
+    def _take(self, body: bytes) -> None:
+        """The same; raises one of `UNREADABLE` for what is no reply of this form."""
+
+    def _check(self, said: bool, asked: bool) -> None:
+        """Raise Unavailable if there is no reply, if nothing says that it is whole, or if something of it could not be read: then
+        nobody knows what the client makes of it, and its next request says.
+
+        Args:
+            said: whether there is anything. asked: whether we are asked something, and can go on.
         """
+        if self.odd is not None:
+            raise unreadable(self.odd) from self.odd
+        if not said:
+            raise Unavailable("the upstream sent no reply", advice="check the upstream")
+        if not self.ended and not asked:
+            raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
 
     def _last_of(self, raw: bytes) -> bytes:
         """Hold back an event that ends a reply, where that is asked for; returns what the client sees of it now."""
@@ -207,13 +275,32 @@ class Reading(ABC):
         self._held.append(raw)
         return b""
 
-    @abstractmethod
+    def left(self) -> bytes:
+        """What is held back, where every byte goes through: the end of a reply, or the error that it ended with."""
+        return b"".join(self._held)
+
     def reply(self) -> Reply:
-        """This round's reply.
+        """This round's reply, of which all has come.
 
         Raises:
-            Unavailable: the stream ended before the reply did.
+            Unavailable: there is none, or it cannot be read.
         """
+        try:
+            return self._reply()
+        except Unavailable:
+            raise
+        except UNREADABLE as error:
+            raise unreadable(error) from error
+
+    @abstractmethod
+    def _reply(self) -> Reply:
+        """The same; raises one of `UNREADABLE`."""
+
+    def begin_again(self) -> None:
+        """Begin the next round instead of this one, which said nothing but an error."""
+        self.faults, self.failed = True, None
+        self._held.clear()
+        self.again()
 
     @abstractmethod
     def again(self) -> None:
@@ -258,7 +345,6 @@ def decoded(decode: Any, raw: bytes, what: str) -> Any:
 
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
-_tools = msgspec.json.Decoder(list[dict[str, Any]] | None).decode
 
 
 def listed(raw: bytes, what: str) -> list[bytes]:
@@ -273,15 +359,42 @@ def listed(raw: bytes, what: str) -> list[bytes]:
     return [bytes(item) for item in items]
 
 
-def _plain(fields: Mapping[str, msgspec.Raw], key: str, kind: Any, missing: Any) -> Any:
-    if key not in fields:
-        return missing
-    return decoded(lambda raw: msgspec.json.decode(raw, type=kind), bytes(fields[key]), key)
+def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
+    """A field's value; None where there is none, or where it cannot be read: the provider says what it thinks of it."""
+    try:
+        return msgspec.json.decode(fields.get(key, b"null"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
-def summed(total: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Two reports of usage as one: numbers are added, at every level; of anything else the newer one counts."""
-    for key, value in more.items():
+def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
+    """A field's whole number, 0 where it has none."""
+    value = whole_number(_value(fields, key))
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else 0
+
+
+def _names(tools: Any) -> Iterator[str]:
+    """The names of the client's tools."""
+    for tool in tools if isinstance(tools, list) else ():
+        inner = tool.get("function", tool) if isinstance(tool, dict) else None
+        if isinstance(inner, dict) and isinstance(inner.get("name"), str):
+            yield inner["name"]
+
+
+def _blank(raw: bytes) -> bool:
+    """Whether a history, as JSON, has nothing in it."""
+    return len(raw) <= SHORT and raw.translate(None, b" \t\r\n") in (b"null", b"[]", b'""')
+
+
+def of_theirs(given: Any) -> list[Any]:
+    """A request's list of tools, or of blocks; empty where it has none."""
+    return given if isinstance(given, list) else []
+
+
+def summed(total: dict[str, Any], more: Any) -> dict[str, Any]:
+    """Two reports of usage as one: numbers are added, at every level; of anything else the newer one counts. What is no report
+    adds nothing."""
+    for key, value in more.items() if isinstance(more, dict) else ():
         known = total.get(key)
         if isinstance(value, dict):
             total[key] = summed(dict(known) if isinstance(known, dict) else {}, value)

@@ -206,7 +206,7 @@ class Histories:
             process.append(*following(fresh, process))
         except OrphanResult:
             form.split(asked)
-            before = (message for raw in asked.messages[:-count] for message in form.read(raw))
+            before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
             process.append(*following(renamed(fresh, before, process), process))
 
     def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:

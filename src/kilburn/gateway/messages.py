@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, options, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, of_theirs, options, summed, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -17,6 +17,7 @@ from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
 from kilburn.models.messages import Blocks
 from kilburn.wire import messages as wire
 from kilburn.wire.form import parse
+from kilburn.wire.oddities import counted, messages_message, whole_number
 
 __all__ = ["Messages"]
 
@@ -37,7 +38,7 @@ class Messages(Form):
     caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
-        return wire.read(source)
+        return wire.read(messages_message(source))
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
@@ -63,18 +64,18 @@ class Messages(Form):
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
-        asked = _object(body)
+        asked = {key: whole_number(value) for key, value in _object(body).items()}
         messages, system = asked["messages"], asked.get("system")
         if into != "messages":
             texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
             lead = [{"role": "system", "content": text} for text in texts]
-            messages, system = render([*parse(lead), *(m for each in messages for m in wire.read(each))], into, 0), None
+            messages, system = render([*parse(lead), *self.parsed(messages)], into, 0), None
         return Request(
             messages=messages,
             system=system,
             tools=tuple(
                 ToolSpec(name=tool["name"], description=tool.get("description") or "", parameters=tool["input_schema"])
-                for tool in asked.get("tools") or ()
+                for tool in of_theirs(asked.get("tools"))
                 if "input_schema" in tool
             ),
             max_tokens=asked.get("max_tokens") or cap,
@@ -201,7 +202,6 @@ class MessagesReading(Reading):
         super().__init__(faults, held=held)
         self._next = 0
         self._body: dict[str, Any] = {}
-        self._raw = b""
         self._content: list[dict[str, Any]] = []
         self._theirs = False
         self.again()
@@ -209,31 +209,34 @@ class MessagesReading(Reading):
 
     def again(self) -> None:
         self.rounds += 1
+        self.odd, self.ended = None, False
         self.spoke = False
         self._blocks = Blocks("the upstream")
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] = {}
 
-    def feed(self, event: ServerEvent) -> bytes:
-        if not event.data:
+    def _feed(self, event: ServerEvent) -> bytes:
+        if not event.data or event.data.strip() == b"[DONE]":
+            return event.raw if not self.faults or not self.rounds else b""
+        said = _object(event.data)
+        kind = said.get("type")
+        if kind == "error" or (kind is None and said.get("error")):
+            self.failed = said
             return event.raw
-        try:
-            said = _object(event.data)
-            kind = said["type"]
-            if kind == "error":
-                self.failed = said
-                return event.raw
-            self.spoke = True
-            list(self._blocks.feed(said))
-            if kind == "message_start":
-                summed(self.usage, said["message"].get("usage") or {})
-            elif kind == "message_delta":
-                self._count(said.get("usage") or {})
-            if self.faults:
-                return self._seen(said, kind, event.raw)
-            return self._last_of(event.raw) if kind in ("message_delta", "message_stop") else event.raw
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise unreadable(error) from error
+        self.spoke = self.spoke or kind != "ping"
+        self.deltas = list(self._blocks.feed(said))
+        if kind == "message_start":
+            message = said.get("message")
+            summed(self.usage, counted(message.get("usage") if isinstance(message, dict) else None))
+        elif kind == "message_delta":
+            self._count(counted(said.get("usage")))
+            self.ended = self.ended or bool((said.get("delta") or {}).get("stop_reason"))
+        elif kind == "message_stop":
+            self.ended = True
+        if self.faults:
+            return self._seen(said, str(kind), event.raw)
+        ends = kind in ("message_delta", "message_stop") and not self._held
+        return self._last_of(event.raw) if ends else event.raw
 
     def _count(self, usage: Mapping[str, Any]) -> None:
         """The end of a message repeats figures of its beginning, and says how long the reply was."""
@@ -260,45 +263,54 @@ class MessagesReading(Reading):
             return raw
         index = said["index"]
         if kind == "content_block_start":
-            block = said["content_block"]
+            block = {"type": "text", **said["content_block"]}
             mine = block["type"] == "tool_use" and block.get("name") in OURS
             self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
             self._slots[index] = None if mine else self._next
             self._next += not mine
+        if index not in self._slots:  # it had no beginning
+            self._slots[index] = self._next
+            self._next += 1
         slot = self._slots[index]
         if slot is None:
             return b""
         return raw if slot == index else written({**said, "index": slot}, kind)
 
-    def reply(self) -> Reply:
-        reply = self._blocks.reply()
+    def _reply(self) -> Reply:
+        self._check(self._blocks.said, any(slot is None for slot in self._slots.values()))
+        reply = self._blocks.reply(ended=True)
         self._earlier = int(self.usage.get("output_tokens") or 0)
         return reply
 
-    def take(self, body: bytes) -> None:
-        try:
-            self._raw, self._body = body, _object(body)
-            summed(self.usage, self._body.get("usage") or {})
-            list(self._blocks.feed({"type": "message_start", "message": {"usage": self._body.get("usage")}}))
-            for index, block in enumerate(self._body["content"]):
-                list(self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block}))
-                if not (block["type"] == "tool_use" and block.get("name") in OURS):
-                    self._content.append(block)
-            end = {"stop_reason": self._body.get("stop_reason")}
-            list(self._blocks.feed({"type": "message_delta", "delta": end, "usage": {}}))
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise unreadable(error) from error
+    def _take(self, body: bytes) -> None:
+        self._body = {}
+        said = _object(body)
+        if said.get("type") == "error" or (said.get("error") and "content" not in said):
+            self.failed = said
+            return
+        summed(self.usage, counted(said.get("usage")))
+        list(self._blocks.feed({"type": "message_start", "message": {"usage": said.get("usage")}}))
+        content = said.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        for index, block in enumerate(blocks):
+            self.deltas += self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block})
+            if not (block.get("type") == "tool_use" and block.get("name") in OURS):
+                self._content.append(block)
+        list(self._blocks.feed({"type": "message_delta", "delta": {"stop_reason": said.get("stop_reason")}, "usage": {}}))
+        self._body, self.ended = {**said, "content": blocks}, True
 
     def end(self) -> bytes:
-        if self._body:
-            if not self.faults or (not self.rounds and len(self._content) == len(self._body["content"])):
+        if self._raw:
+            if not self._body or self.odd is not None or not self.faults:
+                return self._raw
+            if not self.rounds and len(self._content) == len(self._body["content"]):
                 return self._raw
             stop = self._body.get("stop_reason")
-            if stop == "tool_use" and not any(block["type"] == "tool_use" for block in self._content):
+            if stop == "tool_use" and not any(block.get("type") == "tool_use" for block in self._content):
                 stop = "end_turn"
             return msgspec.json.encode({**self._body, "content": self._content, "stop_reason": stop, "usage": self.usage})
         if not self.faults:
-            return b"".join(self._held)
+            return self.left()
         delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
         if delta.get("stop_reason") == "tool_use" and not self._theirs:
             delta["stop_reason"] = "end_turn"

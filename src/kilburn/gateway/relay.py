@@ -6,6 +6,7 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
-from kilburn.gateway.events import Events
+from kilburn.gateway.events import Events, Shape, shape_of
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
@@ -41,7 +42,7 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
-from kilburn.gateway.upstream import Response, Upstream, status_of
+from kilburn.gateway.upstream import Response, Upstream, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import to_send
@@ -50,6 +51,8 @@ from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
+
+log = logging.getLogger("kilburn.gateway")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -165,7 +168,7 @@ class _Work:
         self._hierarchy = relay.histories.hierarchy
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self.wanted = faults
-        self.tools = relay.offer.to(asked.model)
+        self.tools = asked.open and relay.offer.to(asked.model)
         """Whether our tools may be offered; if not, what they would bring is searched for."""
         self.faults = False
         """Whether they are in the body."""
@@ -277,6 +280,8 @@ class _Turn:
         self._started = self._given = False
         self._retried = self._without = False
         self._reading: Reading | None = None
+        self._shape: Shape | None = None
+        """Of the answers; the client hears one reply."""
         self._shown: list[Part] = []
         """Texts of the rounds before."""
 
@@ -322,29 +327,63 @@ class _Turn:
                 return await self._refused(answer)
             if self._reading is None:
                 self._reading = work.form.reading(work.faults, held=work.keeps)
-            if work.asked.stream:
-                kind = answer.headers.get("content-type", "text/event-stream")
-                if not kind.lower().startswith("text/event-stream"):
-                    raise Unavailable(f"the upstream answered a streamed request with {kind}", advice="check the upstream")
-                failed = await self._stream(answer, self._reading)
+            reading = self._reading
+            shape, pieces = await shape_of(answer.pieces)
+            answer = answer._replace(pieces=pieces)
+            if self._shape not in (None, shape):
+                raise Unavailable("the upstream answered once with events and once without", advice="check the upstream")
+            self._shape = shape
+            if shape is Shape.EVENTS:
+                failed = await self._stream(answer, reading)
                 if failed is None:
                     return True
+            elif shape is Shape.OTHER:
+                await self._through(answer)
+                return False
             else:
-                failed = b""
-                self._reading.take(await _gathered(answer))
-            headers = answer.headers
-        reading = self._reading
+                failed = await gathered(answer)
+                reading.take(failed)
+                if reading.failed is not None and await self._unsaid(reading, reading.failed):
+                    return True
         if reading.failed is not None:
-            # The upstream said so inside its stream.
+            # The upstream said so inside its reply.
             exchange.problem = "upstream_error"
-            await self._finish(failed, headers)
+            await self._finish(failed, answer)
             return False
-        reply = reading.reply()
+        try:
+            reply = reading.reply()
+        except Unavailable as error:
+            self._unread(error.__cause__ or error)
+            ends = shape is Shape.WHOLE or reading.ended or not reading.faults
+            await self._finish(reading.end() if ends else b"", answer)
+            return False
         if await run_sync(self._goes_on, reply, reading):
             reading.again()
             return True
-        await self._finish(reading.end(), headers)
+        await self._finish(reading.end(), answer)
         return False
+
+    def _unread(self, error: BaseException | None = None) -> None:
+        """Say that a reply goes through and is not kept: what the client makes of it comes with its next request."""
+        # Its words may quote what was said.
+        why = type(error).__name__ if error is not None else "neither events nor JSON"
+        log.warning("session %s: the upstream's reply goes through, and is not kept: %s", self._session.number, why)
+        self._exchange.problem = "odd_reply"
+
+    async def _through(self, answer: Response) -> None:
+        """Pass on what is no reply of any form.
+
+        Raises:
+            Unavailable: a redirection.
+        """
+        if 300 <= answer.status < 400:
+            raise Unavailable(f"the upstream sent what is no reply, with status {answer.status}", advice="check the upstream")
+        self._unread()
+        await self.give()
+        await self._start(answer.status, answer.headers)
+        async for piece in answer.pieces:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
 
     def _goes_on(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
@@ -410,8 +449,7 @@ class _Turn:
 
     async def _refused(self, answer: Response) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""
-        body = await _gathered(answer, LONGEST_ERROR)
-        work = self._work
+        body = await gathered(answer, LONGEST_ERROR)
         try:
             said = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
@@ -421,11 +459,9 @@ class _Turn:
             return True
         if self._started:
             raise error
-        if not isinstance(said, dict) or "error" not in said:
-            body = msgspec.json.encode(work.form.error(answer.status, error.what))
         self._exchange.problem = type(error).__name__
         await self.give()
-        await self._start(answer.status, {**_passed_on(answer.headers), "content-type": "application/json"}, len(body))
+        await self._start(answer.status, answer.headers, len(body))
         await self._send({"type": "http.response.body", "body": body})
         return False
 
@@ -451,43 +487,39 @@ class _Turn:
         if not await self._mended(error_of("the upstream", None, failed, "")):
             return False
         if self._started:
-            reading.faults, reading.failed = True, None
-            reading.again()
+            reading.begin_again()
         else:
-            self._reading = None
+            self._reading = self._shape = None
         return True
 
     async def _stream(self, answer: Response, reading: Reading) -> bytes | None:
         """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
         said that the prompt was too long or had tools, and that is mended now."""
-        events, over = Events(), False
+        events, over, failed = Events(), False, b""
         with anyio.move_on_after(math.inf) as patience:
-            async for piece in answer.pieces:
+            async for piece in _with_end(answer.pieces):
                 out = b""
-                for event in events.feed(piece):
+                for event in events.end() if piece is None else events.feed(piece):
                     seen = reading.feed(event)
-                    if reading.failed is not None and not reading.spoke and await self._unsaid(reading, reading.failed):
+                    if reading.failed is None:
+                        out += seen
+                    elif not over and not reading.spoke and await self._unsaid(reading, reading.failed):
                         return None
-                    out += seen
-                    over = over or event.data == b"[DONE]" or event.name in LAST
+                    else:
+                        failed += seen
+                    over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
                 if not self._started:
                     kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-                    await self._start(200, {**kind, **answer.headers})
-                if reading.failed is not None:
-                    return out
+                    await self._start(answer.status, {**kind, **answer.headers})
                 if out:
                     await self._send({"type": "http.response.body", "body": out, "more_body": True})
                 if over:
                     patience.deadline = min(patience.deadline, anyio.current_time() + LINGER)
-        if events.open:
-            for event in events.feed(b"\n\n"):
-                await self._send({"type": "http.response.body", "body": reading.feed(event), "more_body": True})
-        return b""
+        return reading.left() + failed
 
-    async def _finish(self, last: bytes, headers: dict[str, str]) -> None:
+    async def _finish(self, last: bytes, answer: Response) -> None:
         if not self._started:
-            kept = {**_passed_on(headers), "content-type": headers.get("content-type", "application/json")}
-            await self._start(200, kept, None if self._work.asked.stream else len(last))
+            await self._start(answer.status, {"content-type": "application/json", **answer.headers}, len(last))
         await self.give()
         await self._send({"type": "http.response.body", "body": last})
 
@@ -535,24 +567,11 @@ async def _waited(asking: AbstractAsyncContextManager[Response], exchange: Excha
         yield answer._replace(pieces=pieces(answer))
 
 
-async def _gathered(answer: Response, most: int = 1 << 28) -> bytes:
-    """All of an answer's body.
-
-    Raises:
-        Unavailable: it is larger than that.
-    """
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in answer.pieces:
-        size += len(piece)
-        if size > most:
-            raise Unavailable("the upstream's answer is too large", advice="check the upstream")
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name != "content-type"}
+async def _with_end(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
+    """The pieces, and None when there are no more."""
+    async for piece in pieces:
+        yield piece
+    yield None
 
 
 async def start(send: Send, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
@@ -563,13 +582,15 @@ async def start(send: Send, status: int, headers: Mapping[str, str], length: int
     await send({"type": "http.response.start", "status": status, "headers": listed})
 
 
-async def forward(upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
-    """Pass a request and its answer through, byte for byte."""
+async def forward(upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> int:
+    """Pass a request and its answer through, byte for byte; returns the answer's status."""
     async with upstream.ask(method, path, body, headers, None) as answer:
+        status: int = answer.status
         await start(send, answer.status, answer.headers)
         async for piece in answer.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+    return status
 
 
 async def fail(form: Form, error: KilburnError, send: Send) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from kilburn.errors import InvalidMessage, Unavailable, WireError
+from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Reading, listed, options, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Reading, listed, of_theirs, options, summed, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
@@ -25,6 +25,7 @@ from kilburn.models.assembly import tokens_of
 from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.form import parse
+from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
 from kilburn.wire.plain import pack, plain, unpack
 
 __all__ = ["Responses"]
@@ -66,13 +67,13 @@ class Responses(Chat):
         asked.messages = listed(asked.history, self.key)
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
-        return [wire.read(items.read(source))]
+        return [wire.read(chat_message(items.read(response_item(source))))]
 
     def together(self, messages: list[Message]) -> list[Message]:
         """See `Form`. What the assistant says in a row is one message, as far as its order can be kept: a provider takes
         reasoning back only with what came of it, and results behind all calls."""
         out: list[Message] = []
-        for message in messages:
+        for message in numbered(messages):
             last = out[-1] if out and message.role is out[-1].role is Role.ASSISTANT else None
             kinds, before = {part.kind for part in message.parts}, {part.kind for part in last.parts} if last else set()
             told, called = Kind.TEXT in before, Kind.CALL in before
@@ -98,13 +99,13 @@ class Responses(Chat):
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
-        asked = _object(body)
+        asked = {key: whole_number(value) for key, value in _object(body).items()}
         given = asked["input"]
         listed_items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        messages = _chat(listed_items)
+        messages = _chat(map(response_item, listed_items))
         if asked.get("instructions"):
             messages.insert(0, {"role": "system", "content": asked["instructions"]})
-        prompt = render(parse(messages), into, 0)
+        prompt = render(numbered(parse([chat_message(message) for message in messages]), whole=True), into, 0)
         return Request(
             messages=prompt,
             system=prompt.system,
@@ -114,7 +115,7 @@ class Responses(Chat):
                     description=tool.get("description") or "",
                     parameters=tool.get("parameters") or {"type": "object", "properties": {}},
                 )
-                for tool in asked.get("tools") or ()
+                for tool in of_theirs(asked.get("tools"))
                 if tool.get("type") == "function"
             ),
             max_tokens=asked.get("max_output_tokens") or cap,
@@ -131,7 +132,7 @@ class Responses(Chat):
         return _whole(_head(model), reply)
 
 
-def _chat(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _chat(given: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as another provider takes them: no blocks of OpenAI's own, and one message for all that the assistant says in a
     row."""
     out: list[dict[str, Any]] = []
@@ -248,44 +249,53 @@ class ResponsesReading(Reading):
         self._first: dict[str, Any] = {}
         self._output: list[dict[str, Any]] = []
         self._next = self._number = 0
-        self._raw = b""
         self.again()
         self.rounds = 0
 
     def again(self) -> None:
         """See `Reading`."""
         self.rounds += 1
+        self.odd, self.ended = None, False
         self.spoke = False
         self._slots: dict[int, int | None] = {}
         self._response: dict[str, Any] | None = None
+        self._items: dict[Any, dict[str, Any]] = {}
+        self._text: list[str] = []
 
-    def feed(self, event: ServerEvent) -> bytes:
-        """See `Reading`."""
-        if not event.data or event.data == b"[DONE]":
+    def _feed(self, event: ServerEvent) -> bytes:
+        if not event.data or event.data.strip() == b"[DONE]":
             return event.raw
-        try:
-            said = _object(event.data)
-            kind = said["type"]
-            if kind in ("error", "response.failed"):
-                self.failed = said.get("response") or said
-                return self._numbered(_unseen(said), kind) if self.faults else event.raw
-            self.spoke = self.spoke or kind not in BEGINNINGS
-            if kind in ENDS:
-                self._end_round(said["response"])
-                return b"" if self.faults else self._last_of(event.raw)
-            if self.faults:
-                return self._seen(said, kind)
-            self._number += 1
-            self._first = self._first or said.get("response", {})
-            return event.raw
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise unreadable(error) from error
+        said = _object(event.data)
+        kind = str(said.get("type") or event.name or "error" * bool(said.get("error")))
+        if kind in ("error", "response.failed"):
+            self.failed = said.get("response") or said
+            return self._numbered(_unseen(said), kind) if self.faults else event.raw
+        self.spoke = self.spoke or kind not in BEGINNINGS
+        if kind in ENDS:
+            self.ended = True
+            self._end_round(said.get("response"))
+            return b"" if self.faults else self._last_of(event.raw)
+        if kind == "response.output_item.done":
+            self._items[said.get("output_index", len(self._items))] = said["item"]
+        elif kind == "response.output_text.delta" and isinstance(said.get("delta"), str):
+            self._text.append(said["delta"])
+        if self.faults:
+            return self._seen(said, kind)
+        self._number += 1
+        self._first = self._first or said.get("response", {})
+        return event.raw
 
-    def _end_round(self, response: dict[str, Any]) -> None:
-        self._response = response
+    def _end_round(self, given: Any) -> None:
+        """The end of a reply; some servers do not repeat there what it was, or send none."""
+        response: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
+        output = response.get("output") or list(self._items.values())
+        if not output and self._text:
+            text = {"type": "output_text", "text": "".join(self._text), "annotations": []}
+            output = [{"type": "message", "role": "assistant", "content": [text]}]
+        self._response = {**response, "output": output}
         self._first = self._first or response
-        summed(self.usage, response.get("usage") or {})
-        self._output += [item for item in response["output"] if not _is_ours(item)]
+        summed(self.usage, counted(response.get("usage")))
+        self._output += [each for each in output if not _is_ours(each)]
 
     def _seen(self, said: dict[str, Any], kind: str) -> bytes:
         if "response" in said:
@@ -299,6 +309,9 @@ class ResponsesReading(Reading):
                 mine = _is_ours(said["item"])
                 self._slots[index] = None if mine else self._next
                 self._next += not mine
+            if index not in self._slots:  # it had no beginning
+                self._slots[index] = None if _is_ours(said.get("item") or {}) else self._next
+                self._next += self._slots[index] is not None
             slot = self._slots[index]
             if slot is None:
                 return b""
@@ -311,40 +324,40 @@ class ResponsesReading(Reading):
         self._number += 1
         return written(said, kind)
 
-    def take(self, body: bytes) -> None:
-        """See `Reading`."""
-        try:
-            self._raw = body
-            self._end_round(_object(body))
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise unreadable(error) from error
+    def _take(self, body: bytes) -> None:
+        said = _object(body)
+        if said.get("error") or said.get("status") == "failed":
+            self.failed = said
+            return
+        if isinstance(said.get("output"), str):
+            said["output"] = [{"type": "message", "role": "assistant", "content": said["output"]}]
+        if "output" in said:
+            self.ended = True
+            self._end_round(said)
 
-    def reply(self) -> Reply:
-        """See `Reading`."""
-        response = self._response
-        if response is None:
-            raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
-        try:
-            read = [wire.read(items.read(item)) for item in plain(response["output"], "output")]
-            parts = tuple(part for message in read for part in message.parts if part.text or part.kind is not Kind.TEXT)
-            spoken = [message for message in read if any(part.kind is Kind.TEXT for part in message.parts)]
-            extra = unpack(spoken[0].extra) if len(spoken) == 1 else {"form": "chat"}
-            message = Message(
-                role=Role.ASSISTANT,
-                parts=parts or (Part(kind=Kind.TEXT, text=""),),
-                extra=pack({**extra, "shape": "list"}),
-            )
-            if any(message.role is not Role.ASSISTANT for message in read):
-                raise InvalidMessage("a reply of somebody else")
-            used = response.get("usage") or {}
-            details = used.get("input_tokens_details") or {}
-            figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
-            usage = tokens_of({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
-        except (WireError, AttributeError, KeyError, TypeError) as error:
-            raise unreadable(error) from error
+    def _reply(self) -> Reply:
+        if self._response is None and (self._items or self._text):
+            self._end_round(None)
+        response = self._response or {}
+        self._check(self._response is not None, any(map(_is_ours, response.get("output") or ())))
+        read = [wire.read(chat_message(items.read(response_item(each)))) for each in plain(response["output"], "output")]
+        parts = tuple(part for message in read for part in message.parts if part.text or part.kind is not Kind.TEXT)
+        spoken = [message for message in read if any(part.kind is Kind.TEXT for part in message.parts)]
+        extra = unpack(spoken[0].extra) if len(spoken) == 1 else {"form": "chat"}
+        message = Message(
+            role=Role.ASSISTANT,
+            parts=parts or (Part(kind=Kind.TEXT, text=""),),
+            extra=pack({**extra, "shape": "list"}),
+        )
+        if any(message.role is not Role.ASSISTANT for message in read):
+            raise InvalidMessage("a reply of somebody else")
+        used = counted(response.get("usage"))
+        details = counted(used.get("input_tokens_details"))
+        figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
+        usage = tokens_of({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
         called = any(part.kind is Kind.CALL for part in parts)
         finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
-        return Reply(message=message, finish=finish, usage=usage)
+        return Reply(message=numbered([message])[0], finish=finish, usage=usage)
 
     def end(self) -> bytes:
         """See `Reading`."""
@@ -355,7 +368,9 @@ class ResponsesReading(Reading):
         whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
         whole |= {"output": self._output, "usage": self.usage or None}
         if not self.faults:
-            return self._raw or b"".join(self._held)
+            return self._raw or self.left()
+        if self._raw and (self.odd is not None or self._response is None):
+            return self._raw
         if self._raw and not self.rounds and _unseen({"response": response})["response"] == response:
             return self._raw
         whole = _unseen({"response": whole})["response"]

@@ -12,20 +12,35 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, SpecError, Unavailable
+from kilburn.errors import (
+    KilburnError,
+    MissingExtra,
+    ModelError,
+    Overlong,
+    RateLimited,
+    Refused,
+    SpecError,
+    ToolsRefused,
+    Unavailable,
+)
+from kilburn.gateway.chat import Chat as ChatForm
+from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
 from kilburn.gateway.form import Form
+from kilburn.gateway.messages import Messages as MessagesForm
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.models.chat import Chat
-from kilburn.models.messages import Messages
-from kilburn.models.retry import Retry
+from kilburn.models.chat import fields as chat_fields
+from kilburn.models.messages import arguments as messages_fields
+from kilburn.models.messages import betas_for
+from kilburn.models.provider_errors import MESSAGE_LETTERS, error_of
 from kilburn.tokens.choice import counter_for
 
 try:
@@ -36,7 +51,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "joined", "status_of"]
+__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "gathered", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -67,12 +82,25 @@ STAND_INS = frozenset({"", "kilburn", "none"})
 REPLY = 4096
 """Tokens of a reply where a request does not say, and the other form has to."""
 
-MODELS = 64
-"""Models of an endpoint that are kept for clients of the other form."""
+LARGEST = 1 << 28
+"""Bytes of a whole answer."""
+
+LARGE = 1 << 18
+"""Bytes of a body that is read by a thread."""
+
+LINGER = 1.0
+"""Seconds that an endpoint may keep its stream open after a reply."""
+
+THREADS = 64
+"""Requests that a model of this process is asked at the same time."""
+
+FORMS: dict[str, Form] = {"chat": ChatForm(), "messages": MessagesForm()}
+"""The forms that an endpoint may speak."""
 
 
-class _Named(msgspec.Struct):
+class _More(msgspec.Struct):
     model: Any = ""
+    stream: Any = False
 
 
 class Response(NamedTuple):
@@ -139,7 +167,6 @@ class Endpoint:
             raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
         self.form = "chat" if url.rstrip("/").endswith("/v1") else "messages"
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._models: dict[tuple[str, str | None], InProcess] = {}
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -169,17 +196,30 @@ class Endpoint:
     ) -> AsyncIterator[Response]:
         """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
         if form is not None and not self.speaks(form):
-            async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
+            async with self._translated(body, headers, form) as answer:
                 yield answer
             return
-        sent = self._headers(headers, path)
+        async with AsyncExitStack() as stack:
+            answer = await stack.enter_async_context(self._sent(method, path, body, self._headers(headers, path)))
+            if form is not None and form.name == "responses" and answer.status in ABSENT:
+                with suppress(Refused):  # then it is the model that is not there
+                    other = await stack.enter_async_context(self._translated(body, headers, form))
+                    if other.status < 400:
+                        self._lacks.add(form.path)
+                    if other.status not in ABSENT:
+                        answer = other
+            yield answer
+
+    @asynccontextmanager
+    async def _sent(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[Response]:
+        """The endpoint's answer to a request as it is."""
         if body:
-            sent["content-length"] = str(len(body))
+            headers["content-length"] = str(len(body))
         url = URL(f"{self.url}/v1{path}")
         try:
             async with asyncio.timeout(self._timeout):
                 response = await self._client.request(
-                    method, url, data=_one(body) if body else None, headers=sent, allow_redirects=False
+                    method, url, data=_one(body) if body else None, headers=headers, allow_redirects=False
                 )
         except TimeoutError as error:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
@@ -189,34 +229,49 @@ class Endpoint:
         try:
             if not 200 <= response.status < 600:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
-            async with AsyncExitStack() as stack:
-                answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
-                if form is not None and form.name == "responses" and response.status in ABSENT:
-                    with suppress(Refused, MissingExtra):  # then it is the model that is not there
-                        asking = self._translated(body, headers).ask(method, path, body, headers, form)
-                        answer = await stack.enter_async_context(asking)
-                        self._lacks.add(form.path)
-                yield answer
+            yield Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
         finally:
             # Closes the connection, unless the answer was read to its end.
             response.close()
 
-    def _translated(self, body: bytes, headers: Mapping[str, str]) -> InProcess:
-        """The endpoint as a model, for a client that speaks the other form."""
-        name = str(msgspec.json.decode(body, type=_Named).model)
-        given = self._headers(headers, "/messages" if self.form == "messages" else "")
-        key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ") or None
-        known = self._models.get((name, key))
-        if known is None:
-            made: Model
-            if self.form == "messages":
-                made = Messages(name, self.url, key, timeout=self._timeout, retry=Retry(attempts=1), cache=True)
-            else:
-                made = Chat(name, f"{self.url}/v1", key, timeout=self._timeout, retry=Retry(attempts=1))
-            if len(self._models) >= MODELS:
-                self._models.clear()
-            known = self._models[name, key] = InProcess(made, cap=REPLY)
-        return known
+    @asynccontextmanager
+    async def _translated(self, body: bytes, headers: Mapping[str, str], form: Form) -> AsyncIterator[Response]:
+        """The answer to a client that speaks another form, in that form. No thread waits for it."""
+        far = FORMS[self.form]
+        asked = await _read(form, body, far.name, REPLY)
+        path, sent = far.path, self._foreign(headers)
+        if far is FORMS["messages"]:
+            if betas := betas_for(asked.request):
+                path, sent["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
+            given = messages_fields(asked.name, asked.request, cache=True)
+            given = {**given, **given.pop("extra_body", {}), "stream": True}
+        else:
+            given = {**chat_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
+        async with self._sent("POST", path, msgspec.json.encode(given), sent) as answer:
+            if answer.status >= 400:
+                yield await _refusal(asked.name, answer, form)
+                return
+            if answer.status >= 300:
+                raise Unavailable(f"the upstream answered with status {answer.status}", advice="check the upstream")
+            async with aclosing(_heard(asked.name, answer, far)) as pieces:
+                yield await _told(pieces, form, asked, answer.headers)
+            with anyio.move_on_after(LINGER):  # then its connection can be used again
+                async for _ in answer.pieces:
+                    pass
+
+    def _foreign(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers of a request in the endpoint's form, for a client that speaks another one: of the client's own, only its
+        key means the same there."""
+        known = {name: headers[name] for name in ("authorization", "x-api-key", KEY_FROM) if name in headers}
+        anthropic = self.form == "messages"
+        given = self._headers(known, "/messages" if anthropic else "")
+        key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ").strip()
+        sent = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+        if anthropic:
+            sent["anthropic-version"] = "2023-06-01"
+        if key:
+            sent["authorization"] = f"Bearer {key}"  # as the SDKs of both do
+        return sent
 
     def _watch(self, response: aiohttp.ClientResponse) -> None:
         """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
@@ -239,9 +294,13 @@ class Endpoint:
             closed.add_done_callback(lost)
 
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        said = False
         try:
             async for piece in response.content.iter_any():
+                said = True
                 yield piece
+            if not said and response.headers.get("content-encoding"):
+                raise Unavailable("the upstream broke a compressed answer off", advice="try again")
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, HttpProcessingError) as error:
@@ -266,22 +325,135 @@ class Endpoint:
         """See `Upstream`."""
         if self._session is not None:
             await self._session.close()
-        for known in self._models.values():
-            await known.close()
-        self._models.clear()
+
+
+class _Asked(NamedTuple):
+    """A request as a model is asked it: the model's name, and whether the reply is to be streamed."""
+
+    request: Request
+    name: str
+    streamed: bool
+
+
+async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
+    """What a client asks, for a model of a form. A long conversation is read by a thread, so that nobody else waits for it.
+
+    Args:
+        cap: tokens of a reply where the request says nothing.
+
+    Raises:
+        Refused: it cannot be read. WireError: a message cannot.
+    """
+
+    def read() -> _Asked:
+        try:
+            made = msgspec.to_builtins(form.request(body, into, cap))
+            request = msgspec.convert(made, Request)  # every field is checked
+            if request.max_tokens < 1:
+                raise ValueError("a reply has at least one token")
+            if not request.messages:
+                raise ValueError("nothing of it has a place in the upstream's form")
+            more = msgspec.json.decode(body, type=_More)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
+        return _Asked(request, str(more.model), bool(more.stream))
+
+    return await run_sync(read) if len(body) > LARGE else read()
+
+
+async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, asked: _Asked, headers: Mapping[str, str]) -> Response:
+    """What a model says, in a client's form. An error before the first piece has a status of its own."""
+    first = await anext(pieces, None)
+    if asked.streamed and first is not None:
+        kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+        return Response(200, {**headers, **kind}, _streamed(first, pieces, form, asked.name))
+    while first is not None and not isinstance(first, Reply):
+        first = await anext(pieces, None)
+    if first is None:
+        raise Unavailable(f"{asked.name} ended its stream without a reply")
+    whole = msgspec.json.encode(form.whole(first, asked.name))
+    return Response(200, {**headers, "content-type": "application/json"}, _one(whole))
+
+
+async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], form: Form, name: str) -> AsyncIterator[bytes]:
+    write = form.writer(name)
+    yield b"".join(write(piece))
+    if not isinstance(piece, Reply):
+        async for piece in pieces:
+            yield b"".join(write(piece))
+
+
+async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
+    """What an endpoint answers in its own form, streamed or whole.
+
+    Raises:
+        ModelError: it is an error, or no reply.
+    """
+    reading = form.reading(False, held=False)
+    shape, pieces = await shape_of(answer.pieces)
+    if shape is Shape.EVENTS:
+        async with aclosing(_events(pieces)) as events:
+            async for event in events:
+                reading.feed(event)
+                for delta in reading.deltas:
+                    yield delta
+                if reading.failed is not None or event.data.strip() == b"[DONE]" or event.name == "message_stop":
+                    break
+    elif shape is Shape.WHOLE:
+        reading.take(await gathered(answer._replace(pieces=pieces)))
+        for delta in reading.deltas:
+            yield delta
+    else:
+        raise Unavailable(f"{name} sent what is no reply", advice="check the upstream")
+    if reading.failed is not None:
+        raise error_of(name, None, reading.failed, "")
+    yield reading.reply()
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[ServerEvent, None]:
+    events = Events()
+    async for piece in pieces:
+        for event in events.feed(piece):
+            yield event
+    for event in events.end():
+        yield event
+
+
+async def _refusal(name: str, answer: Response, form: Form) -> Response:
+    """An error of an endpoint, in a client's form, with its status, its words and its headers.
+
+    Raises:
+        Overlong, ToolsRefused: it means that.
+    """
+    body = await gathered(answer)
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = None
+    text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
+    error = error_of(name, answer.status, said, text, answer.headers)
+    if isinstance(error, Overlong | ToolsRefused):
+        raise error
+    inner = said.get("error", said) if isinstance(said, dict) else None
+    words, code = (inner.get("message"), inner.get("code")) if isinstance(inner, dict) else (inner, None)
+    whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else status_of(error)[1])
+    return Response(answer.status, {**answer.headers, "content-type": "application/json"}, _one(msgspec.json.encode(whole)))
 
 
 class InProcess:
-    """A model of this process behind the forms of the gateway.
+    """A model of this process behind the forms of the gateway. Its generator blocks, so it has threads of its own: nothing else
+    of the gateway waits for them.
 
     Args:
         model: the model.
         cap: tokens of a reply where a request says nothing.
+        threads: requests that it is asked at the same time; others wait.
     """
 
-    def __init__(self, model: Model, cap: int = 1024) -> None:
+    def __init__(self, model: Model, cap: int = 1024, threads: int = THREADS) -> None:
         self.model = model
         self._cap = cap
+        self._pool = ThreadPoolExecutor(threads, "kilburn-model")
 
     def speaks(self, form: Form) -> bool:
         """See `Upstream`."""
@@ -295,37 +467,13 @@ class InProcess:
         if form is None:
             yield self._other(path, body)
             return
+        asked = await _read(form, body, self.model.form, self._cap)
+        said = _Thread(self.model.name, iter(self.model.stream(asked.request)), self._pool)
         try:
-            made = msgspec.to_builtins(form.request(body, self.model.form, self._cap))
-            request = msgspec.convert(made, Request)  # every field is checked
-            if request.max_tokens < 1:
-                raise ValueError("a reply has at least one token")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
-        streamed = bool(msgspec.json.decode(body).get("stream"))
-        said = _Thread(self.model.name, iter(self.model.stream(request)))
-        try:
-            # An error before the first piece has a status of its own.
-            first = await said.next()
-            if streamed:
-                yield Response(200, {"content-type": "text/event-stream"}, self._streamed(first, said, form))
-            else:
-                piece = first
-                while piece is not None and not isinstance(piece, Reply):
-                    piece = await said.next()
-                if piece is None:
-                    raise Unavailable(f"{self.model.name} ended its stream without a reply")
-                whole = msgspec.json.encode(form.whole(piece, self.model.name))
-                yield Response(200, {"content-type": "application/json"}, _one(whole))
+            yield await _told(said.pieces(), form, asked._replace(name=self.model.name), {})
         finally:
             with anyio.CancelScope(shield=True):
                 await said.close()
-
-    async def _streamed(self, piece: Any, said: _Thread, form: Form) -> AsyncIterator[bytes]:
-        write = form.writer(self.model.name)
-        while piece is not None:
-            yield b"".join(write(piece))
-            piece = None if isinstance(piece, Reply) else await said.next()
 
     def _other(self, path: str, body: bytes) -> Response:
         path = path.partition("?")[0]
@@ -341,22 +489,28 @@ class InProcess:
 
     async def close(self) -> None:
         """See `Upstream`."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         close: Callable[[], None] | None = getattr(self.model, "close", None)
         if close is not None:
             await run_sync(close)
 
 
 class _Thread:
-    """A generator that blocks, asked from a thread, and closed when nobody listens any more."""
+    """A generator that blocks, asked from threads of a pool, and closed when nobody listens any more: a thread has it only as
+    long as it makes a piece."""
 
-    def __init__(self, name: str, pieces: Iterator[Delta | Reply]) -> None:
-        self._name, self._pieces = name, pieces
+    def __init__(self, name: str, pieces: Iterator[Delta | Reply], pool: ThreadPoolExecutor) -> None:
+        self._name, self._pieces, self._pool = name, pieces, pool
         self._lock = threading.Lock()
         self._left = False
 
-    async def next(self) -> Delta | Reply | None:
-        """The next piece; None after the last."""
-        return await run_sync(self._next, abandon_on_cancel=True)
+    async def pieces(self) -> AsyncIterator[Delta | Reply]:
+        """The pieces. A client that leaves while it waits for a thread gives its place back; one that leaves while its piece is
+        made, when it is made."""
+        while (piece := await asyncio.wrap_future(self._pool.submit(self._next))) is not None:
+            yield piece
+            if isinstance(piece, Reply):
+                return
 
     def _next(self) -> Delta | Reply | None:
         with self._lock:
@@ -387,6 +541,22 @@ class _Thread:
         close: Callable[[], None] | None = getattr(self._pieces, "close", None)
         if close is not None:
             close()
+
+
+async def gathered(answer: Response, most: int = LARGEST) -> bytes:
+    """All of an answer's body.
+
+    Raises:
+        Unavailable: it is larger than that.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in answer.pieces:
+        size += len(piece)
+        if size > most:
+            raise Unavailable("the upstream's answer is too large", advice="check the upstream")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _one(piece: bytes) -> AsyncIterator[bytes]:

@@ -15,7 +15,8 @@ from kilburn.event import encodable
 from kilburn.message import Kind
 from kilburn.model import Delta, Finish, Reply, Request, Tokens
 from kilburn.wire import chat
-from kilburn.wire.plain import plain
+from kilburn.wire.oddities import chat_message, counted
+from kilburn.wire.plain import pack, plain
 
 __all__ = ["Assembly", "Halves", "arguments", "tokens_of"]
 
@@ -65,6 +66,19 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = value
 
 
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a list; none where it is no list."""
+    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())
+
+
+def _joined(content: Any) -> str:
+    """A piece of a text; some servers send it as a list of blocks."""
+    if isinstance(content, list):
+        texts = (block.get("text") for block in _objects(content))
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
 class Assembly:
     """Takes chunks in order and ends with a reply.
 
@@ -83,24 +97,32 @@ class Assembly:
         self._usage: Tokens | None = None
         self._halves = Halves()
 
+    @property
+    def said(self) -> bool:
+        """Whether there was anything of a reply: a text, a call, or why it ended."""
+        return self._finish is not None or bool(self._calls or self._beside) or any(self._texts.values())
+
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         """The pieces of text in a chunk."""
         if chunk.get("usage") is not None:
             self._usage = tokens_of(chunk["usage"])
-        for choice in chunk.get("choices") or ():
+        for choice in _objects(chunk.get("choices")):
             if choice.get("index"):
                 continue
-            self._finish = choice.get("finish_reason") or self._finish
-            delta = choice.get("delta") or {}
+            finish = choice.get("finish_reason")
+            self._finish = finish if isinstance(finish, str) and finish else self._finish
+            delta = choice.get("delta") or choice.get("message")
+            if not isinstance(delta, dict):
+                delta = {}
             for key, texts in self._texts.items():
-                text = delta.get(key)
+                text = _joined(delta.get(key))
                 # Some servers send the same reasoning under both names.
-                if isinstance(text, str) and text and not (key == "reasoning" and delta.get("reasoning_content")):
+                if text and not (key == "reasoning" and delta.get("reasoning_content")):
                     text = self._halves.join(key, text)
                     if text:
                         texts.append(text)
                         yield Delta(text, key in _THOUGHTS)
-            for piece in delta.get("tool_calls") or ():
+            for piece in _objects(delta.get("tool_calls")):
                 self._feed_call(piece)
             if self._whole:
                 _merge(self._beside, {key: value for key, value in delta.items() if key not in KNOWN})
@@ -111,9 +133,15 @@ class Assembly:
 
     def _feed_call(self, piece: dict[str, Any]) -> None:
         index, given = piece.get("index"), piece.get("id")
-        at = self._slots.get(index) if isinstance(index, int) else (len(self._calls) - 1 if self._calls and not given else None)
+        if isinstance(index, str) and index.isdigit():
+            index = int(index)
+        given = given if isinstance(given, str) else "" if given is None else str(given)
+        body = "custom" if "custom" in piece else "function"
+        said = piece.get(body)
+        said = said if isinstance(said, dict) else {}
+        at = self._slots.get(index) if isinstance(index, int) else self._last_if(given, said.get("name"))
         if at is None or (given and self._calls[at]["id"] not in ("", given)):
-            self._calls.append({"id": "", "type": "custom" if "custom" in piece else "function"})
+            self._calls.append({"id": "", "type": body})
             at = len(self._calls) - 1
             if isinstance(index, int):
                 self._slots[index] = at
@@ -121,19 +149,32 @@ class Assembly:
         call["id"] = given or call["id"]
         body, slot = ("custom", "input") if call["type"] == "custom" else ("function", "arguments")
         called = call.setdefault(body, {"name": "", slot: ""})
-        for key, text in (piece.get(body) or {}).items():
+        for key, value in said.items():
             if key in called:
-                called[key] += text or ""
+                called[key] += value if isinstance(value, str) else "" if value is None else pack(value)
         if self._whole:
             _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
-    def reply(self) -> Reply:
+    def _last_if(self, given: str, name: Any) -> int | None:
+        """The last call, if a piece without a number goes on with it; not if it begins another one."""
+        if not self._calls:
+            return None
+        last = self._calls[-1]
+        if given and last["id"]:
+            return len(self._calls) - 1 if given == last["id"] else None
+        called = last.get(last["type"]) or {}
+        return None if name and called.get("name") else len(self._calls) - 1
+
+    def reply(self, *, ended: bool = False) -> Reply:
         """The whole reply.
+
+        Args:
+            ended: whether it is known to be over, although nothing says why.
 
         Raises:
             Unavailable: the stream ended before the reply did, or it is no message.
         """
-        if self._finish is None:
+        if self._finish is None and not ended:
             raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
         source: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts["content"])}
         for key in ("reasoning_content", "reasoning", "refusal"):
@@ -149,10 +190,10 @@ class Assembly:
         if isinstance(source.get("audio"), dict):
             source["audio"] = {"id": source["audio"].get("id")}  # which is all that is sent back
         try:
-            message = chat.read(plain(source, "reply"), "reply")
+            message = chat.read(chat_message(plain(source, "reply")), "reply")
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        finish = _FINISH.get(self._finish, Finish.STOP)
+        finish = _FINISH.get(self._finish or "", Finish.STOP)
         if finish == Finish.STOP and any(part.kind is Kind.CALL for part in message.parts):
             finish = Finish.CALLS
         if finish == Finish.STOP and self._texts["refusal"]:
@@ -162,7 +203,7 @@ class Assembly:
 
 def tokens_of(usage: Any) -> Tokens | None:
     """The figures of a chat completion's `usage`; None if it leaves out the prompt or the reply, or is impossible."""
-    said: dict[str, Any] = usage if isinstance(usage, dict) else {}
+    said = counted(usage)
     details = said.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else details
     prompt: Any = said.get("prompt_tokens")

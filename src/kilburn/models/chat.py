@@ -13,7 +13,19 @@ from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
 
-__all__ = ["Chat"]
+__all__ = ["Chat", "fields"]
+
+
+def fields(model: str, request: Request, host: str | None) -> dict[str, Any]:
+    """The fields of a streamed request to a host, but for `request.options`."""
+    return {
+        "model": model,
+        "messages": list(request.messages),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_completion_tokens" if host == "api.openai.com" else "max_tokens": request.max_tokens,
+        **arguments(request),
+    }
 
 
 class Chat(SdkModel):
@@ -50,19 +62,10 @@ class Chat(SdkModel):
     ) -> None:
         super().__init__("openai", model, context, model if tokenizer is None else tokenizer, timeout, retry)
         self._client = self._openai(base_url, api_key)
-        self._cap = "max_completion_tokens" if self._client.base_url.host == "api.openai.com" else "max_tokens"
 
     def _open(self, request: Request, silence: float) -> Any:
-        return self._client.chat.completions.create(
-            model=self.name,
-            messages=list(request.messages),
-            stream=True,
-            stream_options={"include_usage": True},
-            timeout=silence,
-            extra_body=request.options or None,
-            **{self._cap: request.max_tokens},
-            **arguments(request),
-        )
+        given = fields(self.name, request, self._client.base_url.host)
+        return self._client.chat.completions.create(timeout=silence, extra_body=request.options or None, **given)
 
     def _collector(self) -> Assembly:
         return Assembly(self.name)

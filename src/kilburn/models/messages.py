@@ -23,9 +23,10 @@ from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
 from kilburn.wire.compaction import betas_of, read_block, read_report, report_json
 from kilburn.wire.editing import read_management, read_summarize
-from kilburn.wire.plain import plain
+from kilburn.wire.oddities import counted, messages_message
+from kilburn.wire.plain import load_object, pack, plain
 
-__all__ = ["Blocks", "Messages"]
+__all__ = ["Blocks", "Messages", "arguments", "betas_for"]
 
 _FINISH = {
     "end_turn": Finish.STOP,
@@ -80,10 +81,10 @@ class Messages(SdkModel):
 
     def _open(self, request: Request, silence: float) -> Any:
         try:
-            betas = _betas(request)
+            betas = betas_for(request)
         except WireError as error:
             raise Refused(f"{self.name}: {error.what}", advice=error.advice) from error
-        given = _arguments(self.name, request, self._cache)
+        given = arguments(self.name, request, cache=self._cache)
         endpoint = self._client.beta.messages if betas else self._client.messages
         try:
             return endpoint.create(stream=True, timeout=silence, **given, **({"betas": betas} if betas else {}))
@@ -107,85 +108,111 @@ class Blocks:
         """What the reply says about the provider's own work on the prompt."""
         self._stop: str | None = None
 
+    @property
+    def said(self) -> bool:
+        """Whether there was anything of a reply: a block, or why it ended."""
+        return self._stop is not None or any(block.get("text") or block["type"] != "text" for block in self._blocks.values())
+
     def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
         """The pieces of text in an event."""
-        kind = event["type"]
+        kind = event.get("type")
         if kind == "message_start":
-            self._count(event["message"].get("usage"), event["message"].get("context_management"))
+            message = _object(event.get("message"))
+            self._count(message.get("usage"), message.get("context_management"))
         elif kind == "message_delta":
-            self._stop = event["delta"].get("stop_reason") or self._stop
+            stop = _object(event.get("delta")).get("stop_reason")
+            self._stop = stop if isinstance(stop, str) and stop else self._stop
             self._count(event.get("usage"), event.get("context_management"))
         elif kind == "content_block_start":
-            block = self._blocks[event["index"]] = dict(event["content_block"])
+            index = self._place(event, len(self._blocks))
+            block = self._blocks[index] = {"type": "text", **_object(event.get("content_block"))}
             if block["type"] in ("text", "thinking"):
-                text = block.get(block["type"]) or ""
+                text = block.get(block["type"])
                 block[block["type"]] = ""
-                yield from self._say(event["index"], block["type"], text)
+                yield from self._say(index, block["type"], text)
         elif kind == "content_block_delta":
-            yield from self._extend(event["index"], event["delta"])
+            yield from self._extend(self._place(event, max(0, len(self._blocks) - 1)), _object(event.get("delta")))
         if self._stop is not None:
             for (index, key), text in self._halves.rest():
                 yield from self._say(index, key, text)
 
+    def _place(self, event: dict[str, Any], usual: int) -> int:
+        """The number of the block that an event is about; some servers leave it out."""
+        index = event.get("index")
+        return index if isinstance(index, int) else usual
+
     def _extend(self, index: int, delta: dict[str, Any]) -> Iterator[Delta]:
-        block, kind = self._blocks[index], delta["type"]
+        kind = delta.get("type")
+        if index not in self._blocks and kind in ("text_delta", "thinking_delta"):
+            self._blocks[index] = {"type": _PIECES[kind], _PIECES[kind]: ""}
+        block = self._blocks[index]
         if kind == "input_json_delta":
-            self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+            piece = delta.get("partial_json")
+            self._arguments[index] = self._arguments.get(index, "") + (
+                piece if isinstance(piece, str) else "" if piece is None else pack(piece)
+            )
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+            block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
         elif kind == "compaction_delta":
             # It comes whole, in one piece.
             block.update({key: value for key, value in delta.items() if key != "type"})
         elif kind in _PIECES:
             key = _PIECES[kind]
-            yield from self._say(index, key, delta[key])
+            yield from self._say(index, key, delta.get(key))
 
-    def _say(self, index: int, key: str, text: str) -> Iterator[Delta]:
+    def _say(self, index: int, key: str, text: Any) -> Iterator[Delta]:
         block = self._blocks[index]
-        text = self._halves.join((index, key), text)
+        text = self._halves.join((index, key), text if isinstance(text, str) else "")
         block[key] = (block.get(key) or "") + text
         if key != "signature" and text:
             yield Delta(text, key == "thinking")
 
-    def _count(self, usage: Any, management: dict[str, Any] | None) -> None:
+    def _count(self, usage: Any, management: Any) -> None:
         if usage is not None and not isinstance(usage, dict):
             self._usage["input_tokens"], usage = None, None
         # A null is ignored: the end of a stream repeats fields of its start without their values.
-        self._usage.update({key: value for key, value in (usage or {}).items() if value is not None})
+        self._usage.update({key: value for key, value in counted(usage).items() if value is not None})
         if usage and usage.get("iterations"):
             self._said["usage"] = {"iterations": usage["iterations"]}
         if management:
             self._said["context_management"] = management
 
-    def reply(self) -> Reply:
+    def reply(self, *, ended: bool = False) -> Reply:
         """The whole reply.
+
+        Args:
+            ended: whether it is known to be over, although nothing says why.
 
         Raises:
             Unavailable: the stream ended before the reply did, or it is no message.
         """
-        if self._stop is None:
+        if self._stop is None and not ended:
             raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
         written: list[str] = []
         for index, block in self._blocks.items():
             if block["type"] == "tool_use":
-                written.append(encodable(self._arguments.get(index) or json.dumps(block.get("input") or {})))
+                given = block.get("input")
+                whole = given if isinstance(given, str) and given else json.dumps(given or {})
+                written.append(encodable(self._arguments.get(index) or whole))
                 block["input"] = {}
             elif index in self._arguments:
-                block["input"] = json.loads(self._arguments[index] or "{}")
+                said = encodable(self._arguments[index]).strip()
+                block["input"] = load_object(said) or {"_raw": said} if said else {}
             elif block["type"] == "compaction":
                 # An empty summary would be refused when it is sent back.
                 block["content"] = block.get("content") or None
         try:
-            said = {**self._said, "stop_reason": self._stop}
+            report = {**self._said, "stop_reason": self._stop}
             for block in self._blocks.values():
                 if block["type"] == "compaction":
                     read_block(plain(block, "compaction"))
-            usage = self._tokens(said)
-            source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(said)}
-            message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
+            usage = self._tokens(report)
+            source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(report)}
+            message = _with_arguments(wire.read(messages_message(plain(source, "reply")), "reply")[0], written)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        return Reply(message=message, finish=_FINISH.get(self._stop, Finish.STOP), usage=usage)
+        calling = Finish.CALLS if any(part.kind is Kind.CALL for part in message.parts) else Finish.STOP
+        return Reply(message=message, finish=_FINISH.get(self._stop or "", calling), usage=usage)
 
     def _tokens(self, said: dict[str, Any]) -> Tokens | None:
         """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
@@ -203,6 +230,10 @@ class Blocks:
         return tokens if tokens.sound else None
 
 
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _with_arguments(message: Message, written: Sequence[str]) -> Message:
     """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
     left = iter(written)
@@ -210,7 +241,7 @@ def _with_arguments(message: Message, written: Sequence[str]) -> Message:
     return msgspec.structs.replace(message, parts=parts)
 
 
-def _betas(request: Request) -> list[str]:
+def betas_for(request: Request) -> list[str]:
     """The beta headers that a request needs.
 
     Raises:
@@ -224,7 +255,8 @@ def _betas(request: Request) -> list[str]:
     return betas_of(options, request.messages)
 
 
-def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
+def arguments(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
+    """The fields of a request, as the SDK takes them; those that it does not know are in `extra_body`."""
     messages, system = list(request.messages), request.system
     if cache:
         messages[-1] = {**messages[-1], "content": _with_breakpoint(messages[-1]["content"])}
