@@ -136,6 +136,11 @@ class Form(ABC):
         """The messages of a history, those joined that its provider takes back only together."""
         return messages
 
+    def led(self, message: Message, said: Sequence[Part]) -> Message:
+        """A reply that begins with words which the client was shown before it. A provider wants its reasoning first."""
+        first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
+        return msgspec.structs.replace(message, parts=(*message.parts[:first], *said, *message.parts[first:]))
+
     @abstractmethod
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """The request with other messages, and with more tools."""

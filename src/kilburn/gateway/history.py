@@ -119,20 +119,13 @@ class Histories:
             said = [self._said(form, raw) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
-        at = 0
-        while at < len(said):
-            end = at + 1
-            spoken = [one for one in said[at] if one[0]]
-            if spoken and spoken[-1] is said[at][-1]:
-                while end < len(said) and said[end] and said[end][0][0]:
-                    end += 1
-            if end - at > 1:
-                found = canonical([message for raw in raws[at:end] for message in form.read(raw)])
+        for run in _runs(said):
+            if len(run) > 1:
+                found = canonical([message for raw in raws[run.start : run.stop] for message in form.read(raw)])
             else:
-                found = [digest for _, digest in said[at]]
+                found = [digest for _, digest in said[run.start]]
             digests += found
-            ends += [end] * len(found)
-            at = end
+            ends += [run.stop] * len(found)
         return digests, ends
 
     def _said(self, form: Form, raw: bytes) -> tuple[Said, ...]:
@@ -234,7 +227,7 @@ class Histories:
         digests, ends = self.digests(form, asked.messages)
         request = _Request(form, asked, user, digests, ends, root_of(name) if name else _root(user, digests), link=link)
         session, common = self._claim(request)
-        return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
+        return session, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
 
     def _remembered(
         self, form: Form, asked: Asked, name: str | None, user: str
@@ -258,7 +251,7 @@ class Histories:
             session.busy = True
             self._sessions.move_to_end(session.name)
             asked.lead = best.lead
-            return session, raws[ends[len(since) - 1] if since else 0 :], digests[len(since) :]
+            return session, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
 
     def _remember(self, session: Session) -> None:
         """Keep the bytes of a history, by which the next one is recognised: when its request is over, so that nobody waits."""
@@ -561,6 +554,20 @@ class _Request:
                 yield from ((0, text) for text in texts_of(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
+
+
+def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
+    """Which messages of a history are one: what the assistant says in a row, with the reasoning before, between and behind it,
+    which says nothing by itself."""
+    start, spoken = 0, None
+    for at, here in enumerate(said):
+        joins = spoken is None or (spoken and (not here or here[0][0]))
+        if not joins:
+            yield range(start, at)
+            start, spoken = at, None
+        spoken = here[-1][0] if here else spoken
+    if said:
+        yield range(start, len(said))
 
 
 def _rest(raw: bytes) -> list[bytes]:

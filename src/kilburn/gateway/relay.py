@@ -371,9 +371,7 @@ class _Turn:
             self._shown += [part for part in message.parts if part.kind is Kind.TEXT]
             message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if part.kind is not Kind.TEXT))
         elif self._shown:
-            first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
-            parts = (*message.parts[:first], *self._shown, *message.parts[first:])
-            message = msgspec.structs.replace(message, parts=parts)
+            message = work.form.led(message, self._shown)
         if not ours:
             self._keep(reply, [work.heard(message)])
             if work.key.learn and not reply.calls:

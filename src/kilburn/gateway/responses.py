@@ -25,7 +25,7 @@ from kilburn.models.assembly import tokens_of
 from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.form import parse
-from kilburn.wire.plain import pack, plain, unpack
+from kilburn.wire.plain import plain
 
 __all__ = ["Responses"]
 
@@ -69,19 +69,12 @@ class Responses(Chat):
         return [wire.read(items.read(source))]
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """See `Form`. What the assistant says in a row is one message, as far as its order can be kept: a provider takes
-        reasoning back only with what came of it, and results behind all calls."""
-        out: list[Message] = []
-        for message in messages:
-            last = out[-1] if out and message.role is out[-1].role is Role.ASSISTANT else None
-            kinds, before = {part.kind for part in message.parts}, {part.kind for part in last.parts} if last else set()
-            told, called = Kind.TEXT in before, Kind.CALL in before
-            if last is None or (Kind.TEXT in kinds and (told or called)) or (Kind.REASONING in kinds and called):
-                out.append(message)
-                continue
-            extra = pack({**unpack(last.extra if told else message.extra), "shape": "list"})
-            out[-1] = msgspec.structs.replace(last, parts=last.parts + message.parts, extra=extra)
-        return out
+        """See `Form`."""
+        return items.together(messages)
+
+    def led(self, message: Message, said: Sequence[Part]) -> Message:
+        """See `Form`. Here reasoning stays with what came of it."""
+        return msgspec.structs.replace(message, parts=(*said, *message.parts))
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
@@ -326,23 +319,17 @@ class ResponsesReading(Reading):
             raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
         try:
             read = [wire.read(items.read(item)) for item in plain(response["output"], "output")]
-            parts = tuple(part for message in read for part in message.parts if part.text or part.kind is not Kind.TEXT)
-            spoken = [message for message in read if any(part.kind is Kind.TEXT for part in message.parts)]
-            extra = unpack(spoken[0].extra) if len(spoken) == 1 else {"form": "chat"}
-            message = Message(
-                role=Role.ASSISTANT,
-                parts=parts or (Part(kind=Kind.TEXT, text=""),),
-                extra=pack({**extra, "shape": "list"}),
-            )
             if any(message.role is not Role.ASSISTANT for message in read):
                 raise InvalidMessage("a reply of somebody else")
+            said = [message for message in read if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
+            (message,) = items.together(said) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
             used = response.get("usage") or {}
             details = used.get("input_tokens_details") or {}
             figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
             usage = tokens_of({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
         except (WireError, AttributeError, KeyError, TypeError) as error:
             raise unreadable(error) from error
-        called = any(part.kind is Kind.CALL for part in parts)
+        called = any(part.kind is Kind.CALL for part in message.parts)
         finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
         return Reply(message=message, finish=finish, usage=usage)
 

@@ -181,8 +181,8 @@ def write(message: Message) -> dict[str, Any]:
         return out
     content, calls = _fill_asides(turn, out)
     shape = extra.get("shape", "text")
-    if shape == "list":
-        out["content"] = [_write_block(part) for part in content]
+    if shape in ("list", "items"):
+        out["content"] = [_write_block(part) for part in content] or None
     elif shape == "text":
         out["content"] = only_text(content)
     if calls:
@@ -239,11 +239,11 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
     follow the results, in a user message that names the call. A message without anything that can be rendered is left
-    out. The same messages give the same bytes.
+    out. One of OpenAI's responses becomes several, because their items have an order. The same messages give the same bytes.
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
-    for turn in map(_without_foreign, turns(messages)):
+    for turn in (item for turn in turns(messages) for item in _items(_without_foreign(turn))):
         if turn.result is not None:
             out.append(_render_result(turn, images))
             continue
@@ -264,6 +264,23 @@ def _without_foreign(turn: Turn) -> Turn:
         return turn
     parts = (part if part.extra is None else msgspec.structs.replace(part, extra=None) for part in turn.parts)
     return Turn(turn.role, tuple(parts), {})
+
+
+def _items(turn: Turn) -> list[Turn]:
+    """A turn of the shape "items", item by item; any other as it is."""
+    if turn.extra.get("shape") != "items":
+        return [turn]
+    made: list[tuple[dict[str, Any] | None, list[Part]]] = []
+    for part in turn.parts:
+        item = unpack(part.extra).get("item")
+        text = part.kind in PROSE
+        if made and text and item is None and made[-1][1][-1].kind in PROSE:
+            made[-1][1].append(part)
+        else:
+            made.append(({**_default(turn.role), **(item or {})} if text else None, [part]))
+    return [
+        Turn(turn.role, tuple(parts), {"form": "chat", "shape": "list", **({"dict": own} if own else {})}) for own, parts in made
+    ]
 
 
 def _template(turn: Turn, role: Role) -> dict[str, Any]:

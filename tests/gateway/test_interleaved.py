@@ -1,0 +1,186 @@
+"""Replies of OpenAI's responses whose items come in every order, by clients that send them back as they came."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.testing.upstream import Sent, Upstream
+
+Item = dict[str, Any]
+
+FILLER = "The river carries sand, and the sand carries gold. "
+READ = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}
+ORDERS = ("MRF", "RMRF", "RFRF", "RWM", "RWMRF", "RF", "MF", "FF", "RFF", "RFMF", "MMF", "RMRM", "RRF", "WRF", "M", "FRM")
+"""M: words, R: reasoning, F: a call, W: a search of the provider's own."""
+
+
+RECALLS = ("", "R", "RM", "M", "RMR", "RWM", "RWR")
+"""What comes before a recall."""
+
+
+class Model:
+    """Says items in the orders that it is given, and recalls first where it may and is to."""
+
+    def __init__(self, orders: list[str], *, seed: int = 0, recalls: Any = (), bare: bool = False) -> None:
+        self.orders, self.random, self.recalls, self.bare = list(orders), random.Random(seed), recalls, bare
+        self.number = self.recalled = 0
+        self.once = False
+        """Whether it recalls once in a reply at most."""
+
+    def say(self, sent: Sent) -> Message:
+        """One reply."""
+        offered = any(tool.get("name") == "recall" for tool in sent.body.get("tools") or ())
+        behind = sent.body["input"][-1].get("type") == "function_call_output" and sent.body["input"][-2].get("name") == "recall"
+        if self.recalls and offered and not (behind and self.once) and self.random.random() < 0.5:
+            self.recalled += 1
+            parts = self.parts(self.random.choice(self.recalls))
+            parts.append(Part(kind=Kind.CALL, text='{"address": "p2"}', name="recall", call=""))
+            return Message(role=Role.ASSISTANT, parts=tuple(parts))
+        return Message(role=Role.ASSISTANT, parts=tuple(self.parts(self.orders.pop(0))))
+
+    def parts(self, order: str) -> list[Part]:
+        return [self.part(letter) for letter in order]
+
+    def part(self, letter: str) -> Part:
+        self.number += 1
+        number = self.number
+        if letter == "M":
+            if number % 2:
+                return Part(kind=Kind.TEXT, text=f"Words {number}. {FILLER * 3}")
+            said = [{"type": "output_text", "text": f"Words {number}. {FILLER}", "annotations": [], "logprobs": []}]
+            item = {"type": "message", "role": "assistant", "status": "completed", "phase": "commentary", "content": said}
+            return Part(kind=Kind.OPAQUE, text=json.dumps(item))
+        if letter == "R":
+            return Part(kind=Kind.REASONING, text="" if self.bare else f"Thought {number}. {FILLER}")
+        if letter == "F":
+            return Part(kind=Kind.CALL, text=json.dumps({"path": f"file {number}"}), name="read", call="")
+        search = {"type": "search", "query": f"rivers {number}", "queries": [f"rivers {number}"]}
+        return Part(kind=Kind.OPAQUE, text=json.dumps({"type": "web_search_call", "status": "completed", "action": search}))
+
+
+class Agent:
+    """Sends back what it got. `how`: "kept" at the provider, with ids; "sealed": nothing is kept there, and reasoning is
+    encrypted; "bare": as Codex does it, without ids too; "chain": by the id of the last response alone."""
+
+    def __init__(self, setup: Any, how: str, *, streamed: bool) -> None:
+        self.setup, self.how, self.streamed = setup, how, streamed
+        self.items: list[Item] = []
+        self.last: str | None = None
+        self.sessions: set[str] = set()
+
+    def run(self, words: str) -> None:
+        """Ask, and answer calls, until there are none."""
+        new: list[Item] = [{"role": "user", "content": words}]
+        while new:
+            self.items += new
+            reply = self.ask(new)
+            output = [item.model_dump(exclude_unset=True) for item in reply.output]
+            self.items += [self.again(item) for item in output]
+            called = [item["call_id"] for item in output if item["type"] == "function_call"]
+            new = [{"type": "function_call_output", "call_id": call, "output": f"{call}: {FILLER * 4}"} for call in called]
+            self.last = reply.id
+
+    def ask(self, new: list[Item]) -> Any:
+        more: Item = {"model": "m", "tools": [READ], "input": self.items}
+        if self.how in ("sealed", "bare"):
+            more |= {"store": False, "include": ["reasoning.encrypted_content"]}
+        elif self.how == "chain" and self.last is not None:
+            more |= {"input": new, "previous_response_id": self.last}
+        raw = self.setup.openai.responses.with_raw_response.create(**more, stream=self.streamed)
+        self.sessions.add(raw.headers.get("x-kilburn-session", "none"))
+        if not self.streamed:
+            return raw.parse()
+        events = list(raw.parse())
+        assert events[-1].type == "response.completed"
+        return events[-1].response
+
+    def again(self, item: Item) -> Item:
+        if self.how != "bare":
+            return item
+        left = {key: value for key, value in item.items() if key not in ("id", "status")}
+        return {**left, "content": None} if item["type"] == "reasoning" else left
+
+
+def plain(items: list[Item]) -> list[Item]:
+    """Items without what an item may be sent without, and without the gateway's own calls."""
+    out, ours = [], set()
+    for item in items:
+        if item.get("name") == "recall" or item.get("call_id") in ours:
+            ours.add(item["call_id"])
+            continue
+        item = {key: value for key, value in item.items() if key not in ("id", "status") or item.get("type") == "reasoning"}
+        if item.get("type", "message") == "message" and isinstance(item["content"], list):
+            item["type"] = "message"
+        out.append({"type": "message", **item})
+    return out
+
+
+def orders(seed: int, count: int = 60) -> list[str]:
+    """Orders at random: reasoning comes before something, and a few replies end a turn."""
+    rng = random.Random(seed)
+    if not seed:
+        return [*ORDERS] * 4
+    made = []
+    for _ in range(count):
+        letters = "".join(rng.choice("RMFW") for _ in range(rng.randint(1, 5)))
+        made.append(letters.rstrip("R") + rng.choice("MF") if letters.endswith("R") else letters)
+    return made
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("how", ["kept", "sealed", "bare"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_conversation_is_one_session_whatever_the_order_of_its_items(
+    gateway: Any, seed: int, how: str, streamed: bool
+) -> None:
+    model = Model(orders(seed), bare=bool(seed % 2))
+    setup = gateway(upstream=Upstream(otherwise=model.say))
+    agent = Agent(setup, how, streamed=streamed)
+    for turn in range(6):
+        agent.run(f"Question {turn}.")
+    assert not setup.upstream.refused, setup.upstream.refused[0].wrong
+    assert setup.upstream.sent[-1].body["input"] == agent.items[: len(setup.upstream.sent[-1].body["input"])]
+    assert len(agent.sessions) == 1, agent.sessions
+
+
+@pytest.mark.parametrize("recalls", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("how", ["kept", "sealed", "bare", "chain"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_conversation_that_overflows_is_one_session_too(
+    gateway: Any, seed: int, how: str, streamed: bool, recalls: bool
+) -> None:
+    model = Model(orders(seed, 200), seed=seed, recalls=RECALLS if recalls else (), bare=bool(seed % 2))
+    setup = gateway(upstream=Upstream(otherwise=model.say), window=3000)
+    agent = Agent(setup, how, streamed=streamed)
+    for turn in range(14):
+        agent.run(f"Question {turn}. {FILLER * 5}")
+    assert not setup.upstream.refused, setup.upstream.refused[0].wrong
+    assert len(agent.sessions) == 1, agent.sessions
+    assert model.recalled or not recalls
+    assert max(sent.tokens for sent in setup.upstream.sent) <= 3000
+
+
+@pytest.mark.parametrize("how", ["kept", "sealed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_items_that_the_gateway_writes_again_are_those_that_the_client_sent(gateway: Any, seed: int, how: str) -> None:
+    model = Model(orders(seed), seed=seed, recalls=("", "R", "RM", "M"))
+    model.once = True  # words that are said before a recall are kept behind the last one
+    setup = gateway(upstream=Upstream(otherwise=model.say), window=60_000)
+    agent = Agent(setup, how, streamed=False)
+    agent.run("Where does it end? " + FILLER * 6000)
+    for turn in range(6):
+        agent.run(f"Question {turn}.")
+    assert not setup.upstream.refused, setup.upstream.refused[0].wrong
+    assert model.recalled
+    sent = plain(setup.upstream.sent[-1].body["input"])
+    first = next(at for at, item in enumerate(sent) if item.get("content") == "Question 0.")
+    asked = plain(agent.items)
+    start = next(at for at, item in enumerate(asked) if item.get("content") == "Question 0.")
+    assert sent[first:] == asked[start:][: len(sent) - first]
+    assert len(agent.sessions) == 1, agent.sessions
