@@ -35,13 +35,13 @@ class Model:
     def say(self, sent: Sent) -> Message:
         """One reply."""
         offered = any(tool.get("name") == "recall" for tool in sent.body.get("tools") or ())
-        behind = sent.body["input"][-1].get("type") == "function_call_output" and sent.body["input"][-2].get("name") == "recall"
+        behind = any(item.get("name") == "recall" for item in sent.body["input"][-2:])
         if self.recalls and offered and not (behind and self.once) and self.random.random() < 0.5:
             self.recalled += 1
             parts = self.parts(self.random.choice(self.recalls))
             parts.append(Part(kind=Kind.CALL, text='{"address": "p2"}', name="recall", call=""))
             return Message(role=Role.ASSISTANT, parts=tuple(parts))
-        return Message(role=Role.ASSISTANT, parts=tuple(self.parts(self.orders.pop(0))))
+        return Message(role=Role.ASSISTANT, parts=tuple(self.parts(self.orders.pop(0) if self.orders else "M")))
 
     def parts(self, order: str) -> list[Part]:
         return [self.part(letter) for letter in order]

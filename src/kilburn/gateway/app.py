@@ -326,15 +326,15 @@ class _Endpoint:
         if self._form is None or headers.get("x-kilburn", "").lower() == "off":
             await self._pass(scope, path, body, headers, send)
             return
-        if self._form.unread(body):
+        relay = gateway.opened(key.tenant)
+        if relay is None:
+            relay = await run_sync(gateway.relay, key.tenant)
+        if self._form.unread(body) and not await run_sync(relay.histories.has, self._form, body, headers, key.user):
             if not gateway.upstream.speaks(self._form):
                 what = "the request goes on from what a provider keeps, and this upstream keeps nothing"
                 raise Refused(what, advice="send the whole conversation as input")
             await self._pass(scope, path, body, headers, send)
             return
-        relay = gateway.opened(key.tenant)
-        if relay is None:
-            relay = await run_sync(gateway.relay, key.tenant)
         await relay.answer(self._form, body, path, headers, key, scope["state"]["exchange"], send)
 
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:

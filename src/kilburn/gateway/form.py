@@ -33,6 +33,7 @@ class Asked(msgspec.Struct, kw_only=True):
         raw: the client's bytes.
         fields: its fields, each as its JSON.
         history: the field with the conversation, whole.
+        after: the id of the reply that it goes on from, where its provider has what came before; "" where the history is whole.
         lead: messages before the conversation that are the client's business: the system prompt of the chat form.
         messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
         model: the model that it names.
@@ -46,6 +47,7 @@ class Asked(msgspec.Struct, kw_only=True):
     raw: bytes
     fields: dict[str, msgspec.Raw]
     history: bytes
+    after: str = ""
     lead: list[bytes] = []
     messages: list[bytes] = []
     model: str
@@ -92,6 +94,7 @@ class Form(ABC):
             raw=raw,
             fields=fields,
             history=bytes(fields[self.key]).strip(),
+            after=self.after(raw),
             model=str(_plain(fields, "model", str, "")),
             stream=bool(_plain(fields, "stream", bool | None, False)),
             reply=max((int(_plain(fields, key, int | None, 0) or 0) for key in self.caps), default=0),
@@ -103,6 +106,10 @@ class Form(ABC):
     def unread(self, raw: bytes) -> bool:
         """Whether a request has no history, and goes through as it is."""
         return False
+
+    def after(self, raw: bytes) -> str:
+        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else ""."""
+        return ""
 
     def split(self, asked: Asked) -> None:
         """Take the conversation apart.
@@ -211,6 +218,11 @@ class Reading(ABC):
             return raw
         self._held.append(raw)
         return b""
+
+    @property
+    def id(self) -> str:
+        """The reply's id, as the client sees it, where it can go on from there by the id alone; else ""."""
+        return ""
 
     @abstractmethod
     def reply(self) -> Reply:

@@ -13,9 +13,10 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -104,6 +105,10 @@ class Histories:
         """Roots, each with its user, whose sessions in the store were read since the start."""
         self._highest: dict[str, int] = {}
         """The highest number that a session of a root has in the store, as far as it was looked for."""
+        self._replies: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
+        """Where a reply is that its provider keeps: the session, its number, and how many messages it has with this one."""
+        self._noted: dict[int, tuple[float, int]] = {}
+        """Sessions whose notes of replies were read: when they were used last, and the last note."""
         self._away: OrderedDict[bytes, str] = OrderedDict()
         """Names of sessions that are kept in memory no longer, by the end of their chain."""
 
@@ -140,6 +145,69 @@ class Histories:
                 self._known.popitem(last=False)
         return known
 
+    # Replies that their provider keeps
+
+    def replied(self, session: Session, reply: str) -> None:
+        """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
+        process, key = session.process, _key(reply)
+        process.record(Act.NOTE, policy="gateway", reply=key, turn=process.turn)
+        process.kernel.flush_observed()
+        with self._lock:
+            self._note(key, (process.name, session.number, process.turn))
+
+    def _note(self, key: str, place: tuple[str, int, int]) -> None:
+        self._replies[key] = place
+        if len(self._replies) > KNOWN:
+            self._replies.popitem(last=False)
+
+    def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
+        """Whether a request goes on from a reply that is in a session of this user, and of this name if it names one."""
+        reply = form.after(raw)
+        return bool(reply) and self._place(reply, named(headers.get("x-kilburn-session", "")), user) is not None
+
+    def _place(self, reply: str, name: str | None, user: str) -> tuple[str, int] | None:
+        """The session with a reply, and how many messages it has with it."""
+        key = _key(reply)
+        with self._lock:
+            if key not in self._replies:
+                self._read_notes()
+            session, number, turn = self._replies.get(key, ("", 0, 0))
+        info = self._stored(session) if session else None
+        if info is None or info.number != number or info.user != user or info.damaged:
+            return None
+        return (session, turn) if name is None or root_of(name) == root_of(session) else None
+
+    def _read_notes(self) -> None:
+        """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
+        for info in sorted(self.hierarchy.processes(), key=lambda info: info.used)[-SESSIONS:]:
+            used, last = self._noted.get(info.number, (-1.0, 0))
+            if info.used != used and not info.damaged:
+                for event in self.hierarchy.store.events(info.number, last, Act.NOTE):
+                    last = event.number
+                    if "reply" in event.data:
+                        self._note(event.data["reply"], (info.name, info.number, event.data["turn"]))
+                self._noted[info.number] = (info.used, last)
+
+    def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
+        """What came before a request that goes on from a reply.
+
+        Raises:
+            Problem: it was forgotten meanwhile.
+        """
+        if not asked.after:
+            return None
+        place = self._place(asked.after, name, user)
+        if place is None:
+            raise Problem(404, "previous_response_not_found", "the session with this response was forgotten")
+        session, turn = place
+        with self._lock:
+            if session not in self._sessions:
+                self._sessions[session] = self._opened(session, root_of(session), user)
+            known = self._sessions[session]
+            if not known.busy and known.turn == turn:
+                return _Before(known, turn, tuple(known.digests))
+            return _Before(known, turn, tuple(canonical(copy_of(known.process, turn))))
+
     # Which session it continues
 
     def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> Session:
@@ -167,7 +235,7 @@ class Histories:
                     self._append(form, asked, session.process, fresh, len(raws))
                     session.extend(digests)
                 session.turn = session.process.turn
-                session.memo = Memo(session, (form.name, name, user), asked)
+                session.memo = None if asked.after else Memo(session, (form.name, name, user), asked)
                 return session
             except StoreStale:
                 # Another gateway went on with it: it is read again.
@@ -225,7 +293,11 @@ class Histories:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         digests, ends = self.digests(form, asked.messages)
-        request = _Request(form, asked, user, digests, ends, root_of(name) if name else _root(user, digests), link=link)
+        root = root_of(name) if name else _root(user, digests)
+        before = self._before(asked, name, user)
+        if before is not None:
+            root, digests, ends = before.session.root, [*before.digests, *digests], [*[0] * len(before.digests), *ends]
+        request = _Request(form, asked, user, digests, ends, root, link=link, before=before)
         session, common = self._claim(request)
         return session, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
 
@@ -234,6 +306,8 @@ class Histories:
     ) -> tuple[Session, list[bytes], list[bytes]] | None:
         """The same for a history that begins, byte for byte, as that of an earlier request: only what follows is read."""
         history = asked.history
+        if asked.after:
+            return None
         with self._lock:
             best = max(
                 (memo for memo in self._memos.values() if memo.of == (form.name, name, user) and history.startswith(memo.prefix)),
@@ -333,12 +407,17 @@ class Histories:
             both = shared(session.chain, chain)
             if both > common:
                 parent, common = session, both
-        before, known = self._compacted(request) if request.link else (None, 0)
+        before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
         earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
             earlier = (before.number, *before.linked_to)[:LINKED]
-        copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-        kept = beginning_of(parent.process, copied) if parent is not None and copied else []
+        if request.before is not None:
+            # The client has none of it.
+            parent, copied = request.before.session, len(request.before.digests)
+            kept = copy_of(parent.process, request.before.turn)
+        else:
+            copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
+            kept = beginning_of(parent.process, copied) if parent is not None and copied else []
         empty = next((each for each in family if not each.busy and not each.process.window.last), None)
         process = self._new(root, user) if empty is None else empty.process
         origin = before or parent
@@ -508,6 +587,14 @@ class Histories:
         return process
 
 
+class _Before(NamedTuple):
+    """What came before a request that goes on from a reply: so many messages of a session, and what they say."""
+
+    session: Session
+    turn: int
+    digests: tuple[bytes, ...]
+
+
 class _Request:
     """A history that asks for a session.
 
@@ -515,12 +602,22 @@ class _Request:
         digests, ends: what it says, and how many messages end with each digest.
         root: what its sessions are called.
         link: whether its session may be linked to another one.
+        before: what came before it, if the client does not send that.
     """
 
     def __init__(
-        self, form: Form, asked: Asked, user: str, digests: list[bytes], ends: list[int], root: str, *, link: bool
+        self,
+        form: Form,
+        asked: Asked,
+        user: str,
+        digests: list[bytes],
+        ends: list[int],
+        root: str,
+        *,
+        link: bool,
+        before: _Before | None = None,
     ) -> None:
-        self._form, self._asked, self._ends = form, asked, ends
+        self._form, self._asked, self._ends, self.before = form, asked, ends, before
         self.user, self.digests, self.root, self.link = user, digests, root, link
         self.chain = list(chained(digests))
 
@@ -568,6 +665,10 @@ def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
         spoken = here[-1][0] if here else spoken
     if said:
         yield range(start, len(said))
+
+
+def _key(reply: str) -> str:
+    return hashlib.blake2b(reply.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
 def _rest(raw: bytes) -> list[bytes]:

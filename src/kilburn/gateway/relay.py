@@ -164,6 +164,8 @@ class _Work:
         self.key, self.known, self._room = key, known, room
         self._hierarchy = relay.histories.hierarchy
         self._automatic = relay.offer.how is MemoryTools.AUTO
+        self._kept_there = not asked.after or relay.upstream.speaks(form)
+        """Whether the upstream has what the request leaves out."""
         self.wanted = faults
         self.tools = relay.offer.to(asked.model)
         """Whether our tools may be offered; if not, what they would bring is searched for."""
@@ -210,7 +212,7 @@ class _Work:
         misses = self.wanted and (not session.whole or bool(session.earlier))
         self.faults, self.brought = misses and self.tools, None
         self.tokens = process.use
-        if session.whole and not misses and process.use <= process.capacity:
+        if session.whole and self._kept_there and not misses and process.use <= process.capacity:
             process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
@@ -350,6 +352,8 @@ class _Turn:
         """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
         if self._answered(reply, reading):
             return True
+        if self._work.keeps and reading.id:
+            self._relay.histories.replied(self._session, reading.id)
         self._give()
         return False
 

@@ -1,7 +1,8 @@
 """OpenAI's responses as the gateway speaks them.
 
-A client that lets its provider keep the conversation (`previous_response_id`, `conversation`) sends no history: such requests
-go through unread.
+A client that lets its provider keep the conversation sends no history. A request that goes on from a reply
+(`previous_response_id`) goes on with the session that has this reply; any other (`conversation`, `background`, items that are only
+named) goes through unread.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from kilburn.wire.plain import plain
 
 __all__ = ["Responses"]
 
-KEPT_THERE = ("previous_response_id", "conversation", "background")
+KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
+
+BEFORE = "previous_response_id"
+"""The field with the id of the reply that a request goes on from."""
 
 NAMED = "item_reference"
 """The type of an item that only its provider has."""
@@ -48,16 +52,13 @@ class Responses(Chat):
 
     def unread(self, raw: bytes) -> bool:
         """See `Form`."""
-        if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, NAMED)):
-            return False
-        try:
-            fields = _object(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return False
-        given = fields.get("input")
-        listed = given if isinstance(given, list) else []
-        named = any(isinstance(item, dict) and item.get("type") == NAMED for item in listed)
-        return named or any(fields.get(name) for name in KEPT_THERE)
+        before, kept = _kept_there(raw)
+        return bool(before) or kept
+
+    def after(self, raw: bytes) -> str:
+        """See `Form`."""
+        before, kept = _kept_there(raw)
+        return "" if kept else before
 
     def split(self, asked: Asked) -> None:
         """See `Form`."""
@@ -78,7 +79,8 @@ class Responses(Chat):
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
-        fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
+        # What came before is in the input now.
+        fields = {name: value for name, value in asked.fields.items() if name != BEFORE} | {"input": items.write(messages)}
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
             offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
@@ -122,6 +124,21 @@ class Responses(Chat):
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
         """See `Form`."""
         return _whole(_head(model), reply)
+
+
+def _kept_there(raw: bytes) -> tuple[str, bool]:
+    """The id of the reply that a request goes on from, and whether it names anything else that only its provider has."""
+    if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, BEFORE, NAMED)):
+        return "", False
+    try:
+        fields = _object(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "", False
+    given, before = fields.get("input"), fields.get(BEFORE)
+    listed = given if isinstance(given, list) else []
+    named = any(isinstance(item, dict) and item.get("type") == NAMED for item in listed)
+    kept = named or any(fields.get(name) for name in KEPT_THERE) or not isinstance(before, str | None)
+    return before if isinstance(before, str) else "", kept or (bool(before) and not given)
 
 
 def _chat(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -311,6 +328,13 @@ class ResponsesReading(Reading):
             self._end_round(_object(body))
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise unreadable(error) from error
+
+    @property
+    def id(self) -> str:
+        """See `Reading`."""
+        # See `end`.
+        seen = (self._response if self._raw else self._first) or {}
+        return str(seen.get("id") or "") if seen.get("store") is not False else ""
 
     def reply(self) -> Reply:
         """See `Reading`."""
