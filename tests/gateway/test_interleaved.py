@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.testing.upstream import Sent, Upstream
+from kilburn.testing.upstream import Sent, Upstream, calling
 
 Item = dict[str, Any]
 
@@ -184,3 +184,92 @@ def test_items_that_the_gateway_writes_again_are_those_that_the_client_sent(gate
     start = next(at for at, item in enumerate(asked) if item.get("content") == "Question 0.")
     assert sent[first:] == asked[start:][: len(sent) - first]
     assert len(agent.sessions) == 1, agent.sessions
+
+
+def following(setup: Any, words: str, before: str | None, **more: Any) -> tuple[Any, str]:
+    """A reply to words that go on from another reply, and its session."""
+    raw = setup.openai.responses.with_raw_response.create(
+        model="m", input=words, **({} if before is None else {"previous_response_id": before}), **more
+    )
+    return raw.parse(), raw.headers.get("x-kilburn-session", "none")
+
+
+@pytest.mark.parametrize("window", [2000, 1_000_000])
+def test_a_chain_of_ids_goes_on_after_a_restart(gateway: Any, window: int) -> None:
+    provider = Upstream()
+    setup = gateway(upstream=provider, window=window)
+    before, names = None, set()
+    for turn in range(12):
+        if turn % 3 == 2:
+            setup = gateway(upstream=provider, window=window)
+        reply, name = following(setup, f"Question {turn}. {FILLER * 20}", before, instructions="Be brief.")
+        before = reply.id
+        names.add(name)
+    assert len(names) == 1, names
+    assert not provider.refused
+    assert max(sent.tokens for sent in provider.sent) <= max(2000, sum(len(FILLER * 20) for _ in range(12)) // 3)
+    last = provider.sent[-1].body
+    assert ("previous_response_id" in last) == (window > 2000), "what left the window is not read from the provider's copy"
+    assert last["instructions"] == "Be brief."
+    with setup.store() as store:
+        roles = [message["role"] for message in store.process(names.pop()).messages()]
+    assert roles == ["user", "assistant"] * 12
+
+
+@pytest.mark.parametrize("window", [2000, 1_000_000])
+def test_two_ways_on_from_one_reply(gateway: Any, window: int) -> None:
+    setup = gateway(window=window)
+    replies, names = [], []
+    before = None
+    for turn in range(8):
+        reply, name = following(setup, f"Question {turn}. {FILLER * 20}", before)
+        replies.append(reply)
+        names.append(name)
+        before = reply.id
+    assert len(set(names)) == 1
+    again, branch = following(setup, "Another way?", replies[2].id)
+    assert branch == f"{names[0]}~2"
+    on, name = following(setup, "And on?", again.id)
+    assert name == branch
+    assert following(setup, "Question 8.", replies[-1].id)[1] == names[0]
+    assert not setup.upstream.refused
+    with setup.store() as store:
+        said = [message["content"] for message in store.process(branch).messages() if message["role"] == "user"]
+    assert [words.split(".")[0] for words in said] == ["Question 0", "Question 1", "Question 2", "Another way?", "And on?"]
+
+
+def test_what_else_a_provider_keeps_goes_through_as_it_is(gateway: Any) -> None:
+    setup = gateway()
+    reply, name = following(setup, "Hello", None)
+    first = setup.upstream.sent[-1]
+    for more in ({"conversation": "conv_1"}, {"background": True, "previous_response_id": reply.id}):
+        setup.openai.responses.create(model="m", input="And?", **more)
+        assert setup.upstream.sent[-1].body == {"model": "m", "input": "And?", **more}
+    assert first.body["input"] == "Hello"
+    assert following(setup, "Go on", reply.id, extra_headers={"x-kilburn-session": "another"})[1] == "none"
+    assert following(setup, "Go on", reply.id, extra_headers={"x-kilburn-session": name})[1] == name
+    with setup.store() as store:
+        assert [info.name for info in store.processes()] == [name]
+
+
+def test_a_chain_whose_session_was_forgotten_is_the_providers(gateway: Any) -> None:
+    setup = gateway()
+    reply, name = following(setup, "Hello", None)
+    with setup.store() as store:
+        store.forget(session=name)
+    assert following(setup, "Go on", reply.id)[1] == "none"
+    assert not setup.upstream.refused
+
+
+def test_an_id_that_was_streamed_before_a_recall_can_be_gone_on_from(gateway: Any) -> None:
+    setup = gateway(calling(("recall", {"address": "p1"}), text="Let me look."), "River 0.", "Yes.", window=2000)
+    talk = [{"role": role, "content": f"{role} {n}. {FILLER * 10}"} for n in range(12) for role in ("user", "assistant")]
+    asked = [*talk, {"role": "user", "content": "What was first?"}]
+    events = list(setup.openai.responses.create(model="m", input=asked, stream=True))
+    seen = events[0].response.id
+    assert events[-1].response.id == seen
+    assert following(setup, "Sure?", seen)[0].output_text == "Yes."
+    assert not setup.upstream.refused
+    assert "River 0." in str(setup.upstream.sent[-1].body["input"])
+    with setup.store() as store:
+        assert len(store.processes()) == 1
