@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import openai
 import pytest
 
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.testing.upstream import Sent, Upstream, calling
+from kilburn.testing.upstream import Refusal, Sent, Upstream, calling
 
 Item = dict[str, Any]
 
@@ -271,5 +273,63 @@ def test_an_id_that_was_streamed_before_a_recall_can_be_gone_on_from(gateway: An
     assert following(setup, "Sure?", seen)[0].output_text == "Yes."
     assert not setup.upstream.refused
     assert "River 0." in str(setup.upstream.sent[-1].body["input"])
+    with setup.store() as store:
+        assert len(store.processes()) == 1
+
+
+def test_a_client_that_leaves_and_asks_again_at_once(gateway: Any) -> None:
+    """It hangs up in the middle of the stream, before, and after the last byte was sent; and it asks again before that is known."""
+    setup = gateway(upstream=Upstream(otherwise="A reply of a few words.", pause=0.01), window=1_000_000)
+    talk: list[Item] = []
+    names = set()
+    for turn in range(8):
+        talk.append({"role": "user", "content": f"Question {turn}."})
+        for events in (0, 1, 3, 100):
+            stream = setup.openai.responses.create(model="m", input=talk, stream=True)
+            names.add(stream.response.headers["x-kilburn-session"])
+            for _ in zip(range(events), stream, strict=False):
+                pass
+            stream.response.close()
+        reply = setup.openai.responses.create(model="m", input=talk)
+        talk += [item.model_dump(exclude_unset=True) for item in reply.output]
+    assert len(names) == 1, names
+    with setup.store() as store:
+        [info] = store.processes()
+        said = [message["role"] for message in store.process(info.name).messages()]
+    assert said == ["user", "assistant"] * 8
+
+
+@pytest.mark.parametrize("form", ["chat", "messages", "responses"])
+def test_a_request_that_is_sent_many_times_at_once(gateway: Any, form: str) -> None:
+    setup = gateway(upstream=Upstream(otherwise="The same words.", delay=0.05), form=form)
+
+    def ask(turn: int) -> str:
+        talk = [{"role": role, "content": f"{role} {n}"} for n in range(turn) for role in ("user", "assistant")]
+        talk.append({"role": "user", "content": f"user {turn}"})
+        if form == "messages":
+            raw = setup.anthropic.messages.with_raw_response.create(model="m", max_tokens=9, messages=talk)
+        elif form == "chat":
+            raw = setup.openai.chat.completions.with_raw_response.create(model="m", messages=talk)
+        else:
+            raw = setup.openai.responses.with_raw_response.create(model="m", input=talk)
+        return str(raw.headers["x-kilburn-session"])
+
+    with ThreadPoolExecutor(8) as pool:
+        names = set(pool.map(ask, [2] * 24))
+    assert len(names) == 1, names
+    with setup.store() as store:
+        assert [info.name for info in store.processes()] == [*names]
+
+
+def test_a_request_after_errors_of_the_upstream_is_the_same_session(gateway: Any) -> None:
+    refusals = [Refusal(status=status) for status in (500, 529, 429)]
+    setup = gateway(*refusals, "Done.", *refusals, "Again.")
+    talk: list[Item] = [{"role": "user", "content": "Go"}]
+    for words in ("Done.", "Again."):
+        for _ in refusals:
+            with pytest.raises(openai.APIStatusError):
+                setup.openai.responses.create(model="m", input=talk)
+        assert setup.openai.responses.create(model="m", input=talk).output_text == words
+        talk += [{"role": "assistant", "content": words}, {"role": "user", "content": "On"}]
     with setup.store() as store:
         assert len(store.processes()) == 1

@@ -36,6 +36,7 @@ from kilburn.gateway.sessions import (
     last_reply,
     renamed,
     shared,
+    turn_before_reply,
 )
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
@@ -234,7 +235,9 @@ class Histories:
                 if fresh:
                     self._append(form, asked, session.process, fresh, len(raws))
                     session.extend(digests)
-                session.turn = session.process.turn
+                if fresh:
+                    session.turn = session.process.turn
+                session.start = session.turn
                 session.memo = None if asked.after else Memo(session, (form.name, name, user), asked)
                 return session
             except StoreStale:
@@ -247,6 +250,9 @@ class Histories:
                 if session is not None:
                     self._take_back(session)
                 raise
+            finally:
+                if session is not None:
+                    session.taken.set()
         raise AssertionError("a session is claimed or an error is raised")
 
     def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
@@ -322,7 +328,7 @@ class Histories:
             since = session.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
-            session.busy = True
+            session.begin([*session.chain[-1:], *chained(digests[len(since) :], session.chain[-1])][-1])
             self._sessions.move_to_end(session.name)
             asked.lead = best.lead
             return session, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
@@ -350,6 +356,11 @@ class Histories:
     def give(self, session: Session) -> None:
         """Its request is over."""
         spoken, session.spoken = session.spoken, []
+        with self._lock:
+            for each in {session, self._sessions.get(session.name, session)}:
+                if each.turn != session.process.turn and (each is session or not each.busy):
+                    # The same request was answered twice, and this one does not know what the other said.
+                    self.lose(each)
         if session.prefilled and spoken:
             # The client sees it as one message with what it began itself.
             self.lose(session)
@@ -373,22 +384,42 @@ class Histories:
         self.hierarchy.release(session.name)
 
     def _claim(self, request: _Request) -> tuple[Session, int]:
-        """A session for a history, not busy with another request, and how many of its digests it has."""
+        """A session for a history, not busy with another request, and how many of its digests it has.
+
+        A request that is made again gets the session that has it, as long as that can be told apart from a branch: see
+        `Session.again`.
+        """
+        while True:
+            with self._lock:
+                found = self._claimed(request)
+            if not isinstance(found, Session):
+                return found
+            found.taken.wait()
+
+    def _claimed(self, request: _Request) -> tuple[Session, int] | Session:
+        """The same, or a session that takes the same request in just now."""
         root, user, chain = request.root, request.user, request.chain
-        with self._lock:
-            self._read_again(root, user)
-            family = [session for session in self._sessions.values() if session.root == root and session.user == user]
-            free = [session for session in family if not session.busy]
-            for session in free:
-                session.fill(request.digests)
-            ends = {session.chain[-1]: session for session in free if session.chain}
-            for at in range(len(chain), 0, -1):
-                found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
-                if found is not None and len(found.chain) == at:
-                    found.busy = True
-                    self._sessions.move_to_end(found.name)
-                    return found, at
-            return self._fork(request, family)
+        self._read_again(root, user)
+        family = [session for session in self._sessions.values() if session.root == root and session.user == user]
+        free = [session for session in family if not session.busy]
+        for session in free:
+            session.fill(request.digests)
+        ends = {session.chain[-1]: session for session in free if session.chain}
+        for at in range(len(chain), 0, -1):
+            found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
+            if found is not None and len(found.chain) == at:
+                found.begin(chain[-1])
+                self._sessions.move_to_end(found.name)
+                return found, at
+            if at == len(chain):
+                for session in family:
+                    if session.busy and session.asked == chain[-1] and not session.taken.is_set():
+                        return session
+                    if (turn := _asked_before(session, chain)) is not None:
+                        return session.again(turn, at), at
+        session, at = self._fork(request, family)
+        session.begin(chain[-1] if chain else b"")
+        return session, at
 
     def _fetched(self, end: bytes, root: str, user: str) -> Session | None:
         """A session that was put away, if it still ends there."""
@@ -545,20 +576,31 @@ class Histories:
         Args:
             pages: that a search brought beside the question, which the first of these messages was answered from.
         """
-        for left in reversed(range(TRIES)):
-            try:
-                process = self.own(session)
-                new = following(messages, process)
-                keep(process, new[0], pages, *new[1:])
-                session.turn = process.turn
-                break
-            except StoreStale:
-                if not left:
-                    raise
+        with session.saying:
+            for left in reversed(range(TRIES)):
+                try:
+                    if (process := self._heard(session, messages)) is None:
+                        process = self.own(session)
+                        new = following(messages, process)
+                        keep(process, new[0], pages, *new[1:])
+                    session.turn = process.turn
+                    break
+                except StoreStale:
+                    if not left:
+                        raise
         session.spoken += messages
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
+    def _heard(self, session: Session, messages: Sequence[Message]) -> Process | None:
+        """The process of a session, if the same request was answered with these words meanwhile."""
+        process = session.process
+        process.refresh()
+        if process.turn == session.turn or session.spoken:
+            return None
+        before = len(canonical(copy_of(process, session.turn)))
+        return process if canonical(process.originals())[before:] == canonical(messages) else None
 
     def own(self, session: Session) -> Process:
         """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
@@ -582,7 +624,7 @@ class Histories:
                 self._forget(old)
                 self._seen.discard((session.root, session.user))
                 self._sessions[branch.name] = session
-            process, session.turn = branch, branch.turn
+            process, session.turn, session.repeated = branch, branch.turn, False
         session.process = process
         return process
 
@@ -651,6 +693,19 @@ class _Request:
                 yield from ((0, text) for text in texts_of(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
+
+
+def _asked_before(session: Session, chain: Sequence[bytes]) -> int | None:
+    """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
+    if it had not, or if more than the request is needed to ask it again."""
+    if session.busy:
+        count = len(chain)
+        asks = session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) and (session.whole or session.process.turn == session.start)
+        return session.start if asks else None
+    if session.chain[-2:-1] != chain[-1:] or not session.whole:
+        return None
+    turn = turn_before_reply(session.process)
+    return turn if len(canonical(copy_of(session.process, turn))) == len(chain) else None
 
 
 def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:

@@ -162,7 +162,7 @@ class _Work:
     ) -> None:
         self.form, self.asked, self.session = form, asked, session
         self.key, self.known, self._room = key, known, room
-        self._hierarchy = relay.histories.hierarchy
+        self._histories, self._hierarchy = relay.histories, relay.histories.hierarchy
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self._kept_there = not asked.after or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
@@ -217,6 +217,10 @@ class _Work:
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
             return
+        if session.repeated and process.turn != session.turn:
+            # Its reply of before is no part of the prompt.
+            process = self._histories.own(session)
+            self._fit(process.budget)
         prompt = to_send(process.render(self.form.rendered))
         if process.turn != session.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
