@@ -137,9 +137,7 @@ def orders(seed: int, count: int = 60) -> list[str]:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("how", ["kept", "sealed", "bare"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_conversation_is_one_session_whatever_the_order_of_its_items(
-    gateway: Any, seed: int, how: str, streamed: bool
-) -> None:
+def test_a_conversation_is_one_session_whatever_the_order_of_its_items(gateway: Any, seed: int, how: str, streamed: bool) -> None:
     model = Model(orders(seed), bare=bool(seed % 2))
     setup = gateway(upstream=Upstream(otherwise=model.say))
     agent = Agent(setup, how, streamed=streamed)
@@ -275,6 +273,32 @@ def test_an_id_that_was_streamed_before_a_recall_can_be_gone_on_from(gateway: An
     assert "River 0." in str(setup.upstream.sent[-1].body["input"])
     with setup.store() as store:
         assert len(store.processes()) == 1
+
+
+@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize("window", [1500, 1_000_000])
+def test_a_reply_with_calls_that_is_asked_for_twice(gateway: Any, window: int, chained: bool) -> None:
+    setup = gateway(upstream=Upstream(otherwise=lambda sent: Message(role=Role.ASSISTANT, parts=said)), window=window)
+    talk: list[Item] = [{"role": "user", "content": f"Go. {FILLER * 10}"}]
+    new, before, names = talk, None, set()
+    calls = [Part(kind=Kind.CALL, text=json.dumps({"path": name}), name="read", call="") for name in "ab"]
+    for turn in range(12):
+        said = (Part(kind=Kind.REASONING, text="Hm."), *calls) if turn % 2 else (Part(kind=Kind.TEXT, text=f"Words {turn}."),)
+        more = {"previous_response_id": before} if chained and before else {}
+        for _ in range(2):
+            raw = setup.openai.responses.with_raw_response.create(
+                model="m", tools=[READ], input=new if chained else talk, **more
+            )
+            names.add(raw.headers["x-kilburn-session"])
+        reply = raw.parse()
+        output = [item.model_dump(exclude_unset=True) for item in reply.output]
+        called = [item["call_id"] for item in output if item["type"] == "function_call"]
+        new = [{"type": "function_call_output", "call_id": call, "output": f"{turn} {call}"} for call in called]
+        new = new or [{"role": "user", "content": f"On {turn}. {FILLER * 10}"}]
+        talk, before = [*talk, *output, *new], reply.id
+    assert not setup.upstream.refused, setup.upstream.refused[0].wrong
+    if window > 1500:
+        assert len(names) == 1, names
 
 
 def test_a_client_that_leaves_and_asks_again_at_once(gateway: Any) -> None:

@@ -34,6 +34,7 @@ class Asked(msgspec.Struct, kw_only=True):
         fields: its fields, each as its JSON.
         history: the field with the conversation, whole.
         after: the id of the reply that it goes on from, where its provider has what came before; "" where the history is whole.
+        calls: ids of that reply's calls, if the session has others for them.
         lead: messages before the conversation that are the client's business: the system prompt of the chat form.
         messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
         model: the model that it names.
@@ -48,6 +49,7 @@ class Asked(msgspec.Struct, kw_only=True):
     fields: dict[str, msgspec.Raw]
     history: bytes
     after: str = ""
+    calls: tuple[str, ...] = ()
     lead: list[bytes] = []
     messages: list[bytes] = []
     model: str

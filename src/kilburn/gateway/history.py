@@ -42,7 +42,7 @@ from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.message import Kind, Message, Role
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.compaction import is_compaction
@@ -106,8 +106,9 @@ class Histories:
         """Roots, each with its user, whose sessions in the store were read since the start."""
         self._highest: dict[str, int] = {}
         """The highest number that a session of a root has in the store, as far as it was looked for."""
-        self._replies: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
-        """Where a reply is that its provider keeps: the session, its number, and how many messages it has with this one."""
+        self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
+        """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
+        ids of its calls if the session has others."""
         self._noted: dict[int, tuple[float, int]] = {}
         """Sessions whose notes of replies were read: when they were used last, and the last note."""
         self._away: OrderedDict[bytes, str] = OrderedDict()
@@ -151,13 +152,13 @@ class Histories:
     def replied(self, session: Session, reply: str) -> None:
         """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
         process, key = session.process, _key(reply)
-        process.record(Act.NOTE, policy="gateway", reply=key, turn=process.turn)
+        process.record(Act.NOTE, policy="gateway", reply=key, turn=session.turn, calls=session.heard)
         process.kernel.flush_observed()
         with self._lock:
-            self._note(key, (process.name, session.number, process.turn))
+            self._note(key, process.name, session.number, session.turn, session.heard)
 
-    def _note(self, key: str, place: tuple[str, int, int]) -> None:
-        self._replies[key] = place
+    def _note(self, key: str, name: str, number: int, turn: int, calls: Iterable[str]) -> None:
+        self._replies[key] = (name, number, turn, tuple(calls))
         if len(self._replies) > KNOWN:
             self._replies.popitem(last=False)
 
@@ -166,17 +167,17 @@ class Histories:
         reply = form.after(raw)
         return bool(reply) and self._place(reply, named(headers.get("x-kilburn-session", "")), user) is not None
 
-    def _place(self, reply: str, name: str | None, user: str) -> tuple[str, int] | None:
-        """The session with a reply, and how many messages it has with it."""
+    def _place(self, reply: str, name: str | None, user: str) -> tuple[str, int, tuple[str, ...]] | None:
+        """The session with a reply, how many messages it has with it, and the ids of its calls if the session has others."""
         key = _key(reply)
         with self._lock:
             if key not in self._replies:
                 self._read_notes()
-            session, number, turn = self._replies.get(key, ("", 0, 0))
+            session, number, turn, calls = self._replies.get(key, ("", 0, 0, ()))
         info = self._stored(session) if session else None
         if info is None or info.number != number or info.user != user or info.damaged:
             return None
-        return (session, turn) if name is None or root_of(name) == root_of(session) else None
+        return (session, turn, calls) if name is None or root_of(name) == root_of(session) else None
 
     def _read_notes(self) -> None:
         """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
@@ -186,7 +187,7 @@ class Histories:
                 for event in self.hierarchy.store.events(info.number, last, Act.NOTE):
                     last = event.number
                     if "reply" in event.data:
-                        self._note(event.data["reply"], (info.name, info.number, event.data["turn"]))
+                        self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
                 self._noted[info.number] = (info.used, last)
 
     def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
@@ -200,7 +201,8 @@ class Histories:
         place = self._place(asked.after, name, user)
         if place is None:
             raise Problem(404, "previous_response_not_found", "the session with this response was forgotten")
-        session, turn = place
+        session, turn, calls = place
+        asked.calls = calls
         with self._lock:
             if session not in self._sessions:
                 self._sessions[session] = self._opened(session, root_of(session), user)
@@ -273,7 +275,10 @@ class Histories:
             process.append(*following(fresh, process))
         except OrphanResult:
             form.split(asked)
-            before = (message for raw in asked.messages[:-count] for message in form.read(raw))
+            before = [message for raw in asked.messages[:-count] for message in form.read(raw)]
+            if asked.calls:
+                parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
+                before = [Message(role=Role.ASSISTANT, parts=parts)]
             process.append(*following(renamed(fresh, before, process), process))
 
     def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:
@@ -583,6 +588,9 @@ class Histories:
                         process = self.own(session)
                         new = following(messages, process)
                         keep(process, new[0], pages, *new[1:])
+                        session.heard = ()
+                    else:
+                        session.heard = tuple(part.call or "" for message in messages for part in message.parts if part.call)
                     session.turn = process.turn
                     break
                 except StoreStale:
@@ -700,7 +708,9 @@ def _asked_before(session: Session, chain: Sequence[bytes]) -> int | None:
     if it had not, or if more than the request is needed to ask it again."""
     if session.busy:
         count = len(chain)
-        asks = session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) and (session.whole or session.process.turn == session.start)
+        asks = session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) and (
+            session.whole or session.process.turn == session.start
+        )
         return session.start if asks else None
     if session.chain[-2:-1] != chain[-1:] or not session.whole:
         return None

@@ -1,8 +1,8 @@
 """OpenAI's responses as the gateway speaks them.
 
 A client that lets its provider keep the conversation sends no history. A request that goes on from a reply
-(`previous_response_id`) goes on with the session that has this reply; any other (`conversation`, `background`, items that are only
-named) goes through unread.
+(`previous_response_id`) goes on with the session that has this reply; any other (`conversation`, `background`, items that are
+only named) goes through unread.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Responses(Chat):
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
         # What came before is in the input now.
-        fields = {name: value for name, value in asked.fields.items() if name != BEFORE} | {"input": items.write(messages)}
+        fields: dict[str, Any] = {name: value for name, value in asked.fields.items() if name != BEFORE} | {"input": items.write(messages)}
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
             offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]

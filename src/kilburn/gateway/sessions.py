@@ -75,6 +75,8 @@ class Session:
         """Of the request that goes on now."""
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
+        self.heard: tuple[str, ...] = ()
+        """Calls of a reply that was there already, by the ids that the client heard."""
         self.last = ""
         """The last reply, by which the client's own compaction is recognised."""
 

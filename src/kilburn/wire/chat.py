@@ -6,6 +6,7 @@ Whatever `read` cannot put into parts is kept as a template in `extra`: the orig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -243,7 +244,7 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
-    for turn in (item for turn in turns(messages) for item in _items(_without_foreign(turn))):
+    for turn in chain.from_iterable(map(_items, map(_without_foreign, turns(messages)))):
         if turn.result is not None:
             out.append(_render_result(turn, images))
             continue

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.wire.plain import load_object, unpack
+from kilburn.wire.plain import load_object
 
 __all__ = ["HIDDEN", "apart", "canonical", "digest"]
 
@@ -112,7 +112,8 @@ def _whole(value: Any) -> Any:
 
 def _plain(block: str) -> str:
     """What a block says that only its provider reads."""
-    return _encoded(_said(unpack(block), NAMES))
+    given = load_object(block)
+    return block if given is None else _encoded(_said(given, NAMES))
 
 
 def _said(value: Any, names: tuple[str, ...] = ()) -> Any:
