@@ -229,7 +229,7 @@ def test_two_ways_on_from_one_reply(gateway: Any, window: int) -> None:
     assert len(set(names)) == 1
     again, branch = following(setup, "Another way?", replies[2].id)
     assert branch == f"{names[0]}~2"
-    on, name = following(setup, "And on?", again.id)
+    _, name = following(setup, "And on?", again.id)
     assert name == branch
     assert following(setup, "Question 8.", replies[-1].id)[1] == names[0]
     assert not setup.upstream.refused
@@ -286,9 +286,7 @@ def test_a_reply_with_calls_that_is_asked_for_twice(gateway: Any, window: int, c
         said = (Part(kind=Kind.REASONING, text="Hm."), *calls) if turn % 2 else (Part(kind=Kind.TEXT, text=f"Words {turn}."),)
         more = {"previous_response_id": before} if chained and before else {}
         for _ in range(2):
-            raw = setup.openai.responses.with_raw_response.create(
-                model="m", tools=[READ], input=new if chained else talk, **more
-            )
+            raw = setup.openai.responses.with_raw_response.create(model="m", tools=[READ], input=new if chained else talk, **more)
             names.add(raw.headers["x-kilburn-session"])
         reply = raw.parse()
         output = [item.model_dump(exclude_unset=True) for item in reply.output]
@@ -302,7 +300,7 @@ def test_a_reply_with_calls_that_is_asked_for_twice(gateway: Any, window: int, c
 
 
 def test_a_client_that_leaves_and_asks_again_at_once(gateway: Any) -> None:
-    """It hangs up in the middle of the stream, before, and after the last byte was sent; and it asks again before that is known."""
+    """It hangs up before the stream, in the middle and at its end, and asks again before that is known."""
     setup = gateway(upstream=Upstream(otherwise="A reply of a few words.", pause=0.01), window=1_000_000)
     talk: list[Item] = []
     names = set()

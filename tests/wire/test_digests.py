@@ -121,8 +121,17 @@ MESSAGES: list[dict[str, Any]] = [
         "content": [
             {"type": "thinking", "thinking": "hm", "signature": "abc"},
             {"type": "text", "text": "I look."},
-            {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "rivers", "cache_control": "x"}},
-            {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{"type": "web_search_result", "url": "u"}]},
+            {
+                "type": "server_tool_use",
+                "id": "srvtoolu_1",
+                "name": "web_search",
+                "input": {"query": "rivers", "cache_control": "x"},
+            },
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": "srvtoolu_1",
+                "content": [{"type": "web_search_result", "url": "u"}],
+            },
             {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a", "lines": 2, "deep": {"b": [1, 2]}}},
         ],
     },
@@ -163,7 +172,21 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "message", "id": "msg_2", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]},
 ]
 
-WORDS = ("text", "data", "title", "context", "file_id", "query", "url", "path", "arguments", "output", "image_url", "name", "lines")
+WORDS = (
+    "text",
+    "data",
+    "title",
+    "context",
+    "file_id",
+    "query",
+    "url",
+    "path",
+    "arguments",
+    "output",
+    "image_url",
+    "name",
+    "lines",
+)
 """Keys under which there is what somebody said."""
 
 

@@ -80,7 +80,8 @@ class Responses(Chat):
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
         # What came before is in the input now.
-        fields: dict[str, Any] = {name: value for name, value in asked.fields.items() if name != BEFORE} | {"input": items.write(messages)}
+        fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
+        fields.pop(BEFORE, None)
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
             offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
