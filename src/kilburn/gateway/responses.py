@@ -47,6 +47,7 @@ class Responses(Chat):
 
     name: ClassVar[str] = "responses"
     path: ClassVar[str] = "/responses"
+    rendered: ClassVar[str] = "responses"
     key: ClassVar[str] = "input"
     caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
 

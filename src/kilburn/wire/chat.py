@@ -235,16 +235,20 @@ def _write_call(part: Part) -> dict[str, Any]:
     return call
 
 
-def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def render(messages: Sequence[Message], *, apart: bool = False) -> list[dict[str, Any]]:
     """What OpenAI's chat API accepts for these messages, whatever form they came in.
 
     Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
     follow the results, in a user message that names the call. A message without anything that can be rendered is left
-    out. One of OpenAI's responses becomes several, because their items have an order. The same messages give the same bytes.
+    out. The same messages give the same bytes.
+
+    Args:
+        apart: for OpenAI's responses, whose items have an order: each of a message's items becomes a message.
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
-    for turn in chain.from_iterable(map(_items, map(_without_foreign, turns(messages)))):
+    queue = map(_without_foreign, turns(messages))
+    for turn in chain.from_iterable(map(_items, queue)) if apart else queue:
         if turn.result is not None:
             out.append(_render_result(turn, images))
             continue
@@ -337,7 +341,7 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     shape = turn.extra.get("shape", "text")
     if shape == "void":
         kept = [part for part in kept if part.text or part.kind is Kind.REASONING]
-    if kept and (shape == "list" or len(kept) > 1):
+    if kept and (shape in ("list", "items") or len(kept) > 1):
         out["content"] = [_write_block(part) for part in kept]
     elif kept:
         out["content"] = kept[0].text
