@@ -147,6 +147,7 @@ def test_a_conversation_is_one_session_whatever_the_order_of_its_items(gateway: 
     assert len(agent.sessions) == 1, agent.sessions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recalls", [False, True])
 @pytest.mark.parametrize("how", ["kept", "sealed", "bare", "chain"])
 @pytest.mark.parametrize("seed", range(4))
