@@ -70,9 +70,11 @@ def test_histories_of_one_beginning_stay_apart(gateway: Any) -> None:
 
 
 def test_the_forks_of_a_beginning_are_found_without_asking_for_each(gateway: Any) -> None:
-    setup = gateway(upstream=Upstream(otherwise="R"))
-    names = [post(setup.url, [user("Hi")]).headers["x-kilburn-session"] for _ in range(9)]
-    assert names == [names[0], *(f"{names[0]}~{number}" for number in range(2, 10))]
+    setup = gateway(*(f"R{number}" for number in range(9)), upstream=None)
+    name = post(setup.url, [user("Hi")]).headers["x-kilburn-session"]
+    for _ in range(8):
+        post(setup.url, [user("Hi")])
+    assert [*sessions(setup)] == [name, *(f"{name}~{number}" for number in range(2, 10))]
 
 
 def test_what_a_client_edits_cuts_and_repeats_is_what_the_model_sees(gateway: Any) -> None:

@@ -466,7 +466,10 @@ def test_an_upstream_without_the_responses_form_is_asked_for_chat_completions(ga
     assert not setup.upstream.refused
     assert [message["role"] for message in setup.upstream.sent[-1].body["messages"]] == ["user", "assistant", "tool"]
     with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
-        setup.openai.responses.create(model="m", input="And?", previous_response_id=reply.id)
+        setup.openai.responses.create(model="m", input="And?", previous_response_id="resp_of_another_one")
+    assert setup.openai.responses.create(model="m", input="And?", previous_response_id=reply.id).output_text == "OK."
+    assert "Go" in str(setup.upstream.sent[-1].body["messages"]), "what the upstream does not keep is sent"
+    assert not setup.upstream.refused
 
 
 def test_a_model_that_is_not_there_is_told_as_the_provider_does(far: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -238,11 +239,55 @@ def test_a_client_gives_calls_ids_of_its_own(histories: Histories, own: str, aga
             assert result["content"] == f"result {number}{n}"
 
 
-def test_two_requests_at_once_get_two_sessions(histories: Histories) -> None:
-    one, two = take(histories, [user("hi")]), take(histories, [user("hi")])
-    assert one.name != two.name
-    histories.give(one)
-    histories.give(two)
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("replies", ["aa", "ab", "a ", " a", "aab", "aba"])
+def test_the_same_request_at_once_is_one_session_as_long_as_the_replies_are_the_same(
+    histories: Histories, replies: str, known: bool
+) -> None:
+    before = [user("hi"), assistant("hello"), user("what?")] if known else []
+    name = turn(histories, before[:1], "hello") if known else ""
+    talk = [*before, user("how?")]
+    asked = [take(histories, talk) for _ in replies]
+    assert len({session.name for session in asked}) == 1
+    for session, reply in zip(asked, replies, strict=True):
+        if reply != " ":
+            histories.said(session, parse(assistant(reply)))
+    for session in asked:
+        histories.give(session)
+    words = dict.fromkeys(replies.replace(" ", ""))
+    names = [info.name for info in histories.hierarchy.processes()]
+    assert len(names) == len(words)
+    for again in (histories, Histories(histories.hierarchy)):
+        went = [take(again, [*talk, assistant(reply), user("on")]) for reply in words]
+        assert sorted(session.name for session in went) == sorted(names)
+        assert not known or name in names
+        for session in went:
+            again.give(session)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["known", "restarted"])
+def test_a_client_that_did_not_hear_the_reply_asks_again(histories: Histories, again: bool) -> None:
+    talk = [user("one"), assistant("1"), user("two")]
+    name = turn(histories, talk[:1], "1")
+    assert turn(histories, talk, "2") == name
+    histories = Histories(histories.hierarchy) if again else histories
+    assert turn(histories, talk, "2") == name
+    assert turn(histories, [*talk, assistant("2"), user("three")], "3") == name
+    assert visible(histories.hierarchy, name) == ["one", "1", "two", "2", "three", "3"]
+    assert turn(histories, [*talk, assistant("2"), user("three")], "another 3") == f"{name}~2"
+    assert visible(histories.hierarchy, f"{name}~2") == ["one", "1", "two", "2", "three", "another 3"]
+    assert turn(histories, [*talk, assistant("2"), user("three"), assistant("3"), user("four")], "4") == name
+    assert len(histories.hierarchy.processes()) == 2
+
+
+def test_many_threads_with_one_request_make_one_session(histories: Histories) -> None:
+    def ask(_: int) -> str:
+        return turn(histories, [user("hi"), assistant("hello"), user("what?")], "that")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(ask, range(40)))) == 1
+    [info] = histories.hierarchy.processes()
+    assert visible(histories.hierarchy, info.name) == ["hi", "hello", "what?", "that"]
 
 
 def test_users_of_a_tenant_do_not_share_sessions(histories: Histories) -> None:

@@ -327,16 +327,16 @@ class _Endpoint:
             await self._pass(scope, path, body, headers, send)
             return
         empty = self._form.empty(body)
-        if empty or self._form.unread(body):
+        relay = gateway.opened(key.tenant)
+        if relay is None:
+            relay = await run_sync(gateway.relay, key.tenant)
+        if empty or (self._form.unread(body) and not await run_sync(relay.histories.has, self._form, body, headers, key.user)):
             if not gateway.upstream.speaks(self._form):
                 kept = "goes on from what a provider keeps, and this upstream keeps nothing"
                 what = f"the request {'has no conversation' if empty else kept}"
                 raise Refused(what, advice=f"send the whole conversation as {self._form.key}")
             await self._pass(scope, path, body, headers, send)
             return
-        relay = gateway.opened(key.tenant)
-        if relay is None:
-            relay = await run_sync(gateway.relay, key.tenant)
         await relay.answer(self._form, body, path, headers, key, scope["state"]["exchange"], send)
 
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:

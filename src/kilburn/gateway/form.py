@@ -51,6 +51,8 @@ class Asked(msgspec.Struct, kw_only=True):
         raw: the client's bytes.
         fields: its fields, each as its JSON.
         history: the field with the conversation, whole.
+        after: the id of the reply that it goes on from, where its provider has what came before; "" where the history is whole.
+        calls: ids of that reply's calls, if the session has others for them.
         lead: messages before the conversation that are the client's business: the system prompt of the chat form.
         messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
         model: the model that it names.
@@ -65,6 +67,8 @@ class Asked(msgspec.Struct, kw_only=True):
     raw: bytes
     fields: dict[str, msgspec.Raw]
     history: bytes
+    after: str = ""
+    calls: tuple[str, ...] = ()
     lead: list[bytes] = []
     messages: list[bytes] = []
     model: str
@@ -113,6 +117,7 @@ class Form(ABC):
             raw=raw,
             fields=fields,
             history=bytes(fields[self.key]).strip(),
+            after=self.after(raw),
             model=model if isinstance(model, str) else "",
             stream=bool(_value(fields, "stream")),
             reply=max((_count(fields, key) for key in self.caps), default=0),
@@ -135,6 +140,10 @@ class Form(ABC):
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return False
         return _blank(bytes(fields.get(self.key, b"null")))
+
+    def after(self, raw: bytes) -> str:
+        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else ""."""
+        return ""
 
     def split(self, asked: Asked) -> None:
         """Take the conversation apart.
@@ -168,6 +177,11 @@ class Form(ABC):
         """The messages of a history, those joined that its provider takes back only together, and each result with the id of
         its call."""
         return numbered(messages)
+
+    def led(self, message: Message, said: Sequence[Part]) -> Message:
+        """A reply that begins with words which the client was shown before it. A provider wants its reasoning first."""
+        first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
+        return msgspec.structs.replace(message, parts=(*message.parts[:first], *said, *message.parts[first:]))
 
     @abstractmethod
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
@@ -278,6 +292,11 @@ class Reading(ABC):
     def left(self) -> bytes:
         """What is held back, where every byte goes through: the end of a reply, or the error that it ended with."""
         return b"".join(self._held)
+
+    @property
+    def id(self) -> str:
+        """The reply's id, as the client sees it, where it can go on from there by the id alone; else ""."""
+        return ""
 
     def reply(self) -> Reply:
         """This round's reply, of which all has come.

@@ -13,9 +13,10 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,12 +36,13 @@ from kilburn.gateway.sessions import (
     last_reply,
     renamed,
     shared,
+    turn_before_reply,
 )
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.message import Kind, Message, Role
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.compaction import is_compaction
@@ -104,6 +106,11 @@ class Histories:
         """Roots, each with its user, whose sessions in the store were read since the start."""
         self._highest: dict[str, int] = {}
         """The highest number that a session of a root has in the store, as far as it was looked for."""
+        self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
+        """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
+        ids of its calls if the session has others."""
+        self._noted: dict[int, tuple[float, int]] = {}
+        """Sessions whose notes of replies were read: when they were used last, and the last note."""
         self._away: OrderedDict[bytes, str] = OrderedDict()
         """Names of sessions that are kept in memory no longer, by the end of their chain."""
 
@@ -119,20 +126,13 @@ class Histories:
             said = [self._said(form, raw) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
-        at = 0
-        while at < len(said):
-            end = at + 1
-            spoken = [one for one in said[at] if one[0]]
-            if spoken and spoken[-1] is said[at][-1]:
-                while end < len(said) and said[end] and said[end][0][0]:
-                    end += 1
-            if end - at > 1:
-                found = canonical([message for raw in raws[at:end] for message in form.read(raw)])
+        for run in _runs(said):
+            if len(run) > 1:
+                found = canonical([message for raw in raws[run.start : run.stop] for message in form.read(raw)])
             else:
-                found = [digest for _, digest in said[at]]
+                found = [digest for _, digest in said[run.start]]
             digests += found
-            ends += [end] * len(found)
-            at = end
+            ends += [run.stop] * len(found)
         return digests, ends
 
     def _said(self, form: Form, raw: bytes) -> tuple[Said, ...]:
@@ -146,6 +146,70 @@ class Histories:
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
         return known
+
+    # Replies that their provider keeps
+
+    def replied(self, session: Session, reply: str) -> None:
+        """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
+        process, key = session.process, _key(reply)
+        process.record(Act.NOTE, policy="gateway", reply=key, turn=session.turn, calls=session.heard)
+        process.kernel.flush_observed()
+        with self._lock:
+            self._note(key, process.name, session.number, session.turn, session.heard)
+
+    def _note(self, key: str, name: str, number: int, turn: int, calls: Iterable[str]) -> None:
+        self._replies[key] = (name, number, turn, tuple(calls))
+        if len(self._replies) > KNOWN:
+            self._replies.popitem(last=False)
+
+    def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
+        """Whether a request goes on from a reply that is in a session of this user, and of this name if it names one."""
+        reply = form.after(raw)
+        return bool(reply) and self._place(reply, named(headers.get("x-kilburn-session", "")), user) is not None
+
+    def _place(self, reply: str, name: str | None, user: str) -> tuple[str, int, tuple[str, ...]] | None:
+        """The session with a reply, how many messages it has with it, and the ids of its calls if the session has others."""
+        key = _key(reply)
+        with self._lock:
+            if key not in self._replies:
+                self._read_notes()
+            session, number, turn, calls = self._replies.get(key, ("", 0, 0, ()))
+        info = self._stored(session) if session else None
+        if info is None or info.number != number or info.user != user or info.damaged:
+            return None
+        return (session, turn, calls) if name is None or root_of(name) == root_of(session) else None
+
+    def _read_notes(self) -> None:
+        """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
+        for info in sorted(self.hierarchy.processes(), key=lambda info: info.used)[-SESSIONS:]:
+            used, last = self._noted.get(info.number, (-1.0, 0))
+            if info.used != used and not info.damaged:
+                for event in self.hierarchy.store.events(info.number, last, Act.NOTE):
+                    last = event.number
+                    if "reply" in event.data:
+                        self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
+                self._noted[info.number] = (info.used, last)
+
+    def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
+        """What came before a request that goes on from a reply.
+
+        Raises:
+            Problem: it was forgotten meanwhile.
+        """
+        if not asked.after:
+            return None
+        place = self._place(asked.after, name, user)
+        if place is None:
+            raise Problem(404, "previous_response_not_found", "the session with this response was forgotten")
+        session, turn, calls = place
+        asked.calls = calls
+        with self._lock:
+            if session not in self._sessions:
+                self._sessions[session] = self._opened(session, root_of(session), user)
+            known = self._sessions[session]
+            if not known.busy and known.turn == turn:
+                return _Before(known, turn, tuple(known.digests))
+            return _Before(known, turn, tuple(canonical(copy_of(known.process, turn))))
 
     # Which session it continues
 
@@ -173,8 +237,10 @@ class Histories:
                 if fresh:
                     self._append(form, asked, session.process, fresh, len(raws))
                     session.extend(digests)
-                session.turn = session.process.turn
-                session.memo = Memo(session, (form.name, name, user), asked)
+                if fresh:
+                    session.turn = session.process.turn
+                session.start = session.turn
+                session.memo = None if asked.after else Memo(session, (form.name, name, user), asked)
                 return session
             except StoreStale:
                 # Another gateway went on with it: it is read again.
@@ -186,6 +252,9 @@ class Histories:
                 if session is not None:
                     self._take_back(session)
                 raise
+            finally:
+                if session is not None:
+                    session.taken.set()
         raise AssertionError("a session is claimed or an error is raised")
 
     def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
@@ -207,6 +276,9 @@ class Histories:
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
+            if asked.calls:
+                parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
+                before = [Message(role=Role.ASSISTANT, parts=parts)]
             process.append(*following(renamed(fresh, before, process), process))
 
     def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:
@@ -232,15 +304,21 @@ class Histories:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         digests, ends = self.digests(form, asked.messages)
-        request = _Request(form, asked, user, digests, ends, root_of(name) if name else _root(user, digests), link=link)
+        root = root_of(name) if name else _root(user, digests)
+        before = self._before(asked, name, user)
+        if before is not None:
+            root, digests, ends = before.session.root, [*before.digests, *digests], [*[0] * len(before.digests), *ends]
+        request = _Request(form, asked, user, digests, ends, root, link=link, before=before)
         session, common = self._claim(request)
-        return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
+        return session, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
 
     def _remembered(
         self, form: Form, asked: Asked, name: str | None, user: str
     ) -> tuple[Session, list[bytes], list[bytes]] | None:
         """The same for a history that begins, byte for byte, as that of an earlier request: only what follows is read."""
         history = asked.history
+        if asked.after:
+            return None
         with self._lock:
             best = max(
                 (memo for memo in self._memos.values() if memo.of == (form.name, name, user) and history.startswith(memo.prefix)),
@@ -255,10 +333,10 @@ class Histories:
             since = session.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
-            session.busy = True
+            session.begin([*session.chain[-1:], *chained(digests[len(since) :], session.chain[-1])][-1])
             self._sessions.move_to_end(session.name)
             asked.lead = best.lead
-            return session, raws[ends[len(since) - 1] if since else 0 :], digests[len(since) :]
+            return session, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
 
     def _remember(self, session: Session) -> None:
         """Keep the bytes of a history, by which the next one is recognised: when its request is over, so that nobody waits."""
@@ -283,6 +361,11 @@ class Histories:
     def give(self, session: Session) -> None:
         """Its request is over."""
         spoken, session.spoken = session.spoken, []
+        with self._lock:
+            for each in {session, self._sessions.get(session.name, session)}:
+                if each.turn != session.process.turn and (each is session or not each.busy):
+                    # The same request was answered twice, and this one does not know what the other said.
+                    self.lose(each)
         if session.prefilled and spoken:
             # The client sees it as one message with what it began itself.
             self.lose(session)
@@ -306,22 +389,42 @@ class Histories:
         self.hierarchy.release(session.name)
 
     def _claim(self, request: _Request) -> tuple[Session, int]:
-        """A session for a history, not busy with another request, and how many of its digests it has."""
+        """A session for a history, not busy with another request, and how many of its digests it has.
+
+        A request that is made again gets the session that has it, as long as that can be told apart from a branch: see
+        `Session.again`.
+        """
+        while True:
+            with self._lock:
+                found = self._claimed(request)
+            if not isinstance(found, Session):
+                return found
+            found.taken.wait()
+
+    def _claimed(self, request: _Request) -> tuple[Session, int] | Session:
+        """The same, or a session that takes the same request in just now."""
         root, user, chain = request.root, request.user, request.chain
-        with self._lock:
-            self._read_again(root, user)
-            family = [session for session in self._sessions.values() if session.root == root and session.user == user]
-            free = [session for session in family if not session.busy]
-            for session in free:
-                session.fill(request.digests)
-            ends = {session.chain[-1]: session for session in free if session.chain}
-            for at in range(len(chain), 0, -1):
-                found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
-                if found is not None and len(found.chain) == at:
-                    found.busy = True
-                    self._sessions.move_to_end(found.name)
-                    return found, at
-            return self._fork(request, family)
+        self._read_again(root, user)
+        family = [session for session in self._sessions.values() if session.root == root and session.user == user]
+        free = [session for session in family if not session.busy]
+        for session in free:
+            session.fill(request.digests)
+        ends = {session.chain[-1]: session for session in free if session.chain}
+        for at in range(len(chain), 0, -1):
+            found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
+            if found is not None and len(found.chain) == at:
+                found.begin(chain[-1])
+                self._sessions.move_to_end(found.name)
+                return found, at
+            if at == len(chain):
+                for session in family:
+                    if session.busy and session.asked == chain[-1] and not session.taken.is_set():
+                        return session
+                    if (turn := _asked_before(session, chain)) is not None:
+                        return session.again(turn, at), at
+        session, at = self._fork(request, family)
+        session.begin(chain[-1] if chain else b"")
+        return session, at
 
     def _fetched(self, end: bytes, root: str, user: str) -> Session | None:
         """A session that was put away, if it still ends there."""
@@ -340,12 +443,17 @@ class Histories:
             both = shared(session.chain, chain)
             if both > common:
                 parent, common = session, both
-        before, known = self._compacted(request) if request.link else (None, 0)
+        before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
         earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
             earlier = (before.number, *before.linked_to)[:LINKED]
-        copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-        kept = beginning_of(parent.process, copied) if parent is not None and copied else []
+        if request.before is not None:
+            # The client has none of it.
+            parent, copied = request.before.session, len(request.before.digests)
+            kept = copy_of(parent.process, request.before.turn)
+        else:
+            copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
+            kept = beginning_of(parent.process, copied) if parent is not None and copied else []
         empty = next((each for each in family if not each.busy and not each.process.window.last), None)
         process = self._new(root, user) if empty is None else empty.process
         origin = before or parent
@@ -473,20 +581,34 @@ class Histories:
         Args:
             pages: that a search brought beside the question, which the first of these messages was answered from.
         """
-        for left in reversed(range(TRIES)):
-            try:
-                process = self.own(session)
-                new = following(messages, process)
-                keep(process, new[0], pages, *new[1:])
-                session.turn = process.turn
-                break
-            except StoreStale:
-                if not left:
-                    raise
+        with session.saying:
+            for left in reversed(range(TRIES)):
+                try:
+                    if (process := self._heard(session, messages)) is None:
+                        process = self.own(session)
+                        new = following(messages, process)
+                        keep(process, new[0], pages, *new[1:])
+                        session.heard = ()
+                    else:
+                        session.heard = tuple(part.call or "" for message in messages for part in message.parts if part.call)
+                    session.turn = process.turn
+                    break
+                except StoreStale:
+                    if not left:
+                        raise
         session.spoken += messages
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
+    def _heard(self, session: Session, messages: Sequence[Message]) -> Process | None:
+        """The process of a session, if the same request was answered with these words meanwhile."""
+        process = session.process
+        process.refresh()
+        if process.turn == session.turn or session.spoken:
+            return None
+        before = len(canonical(copy_of(process, session.turn)))
+        return process if canonical(process.originals())[before:] == canonical(messages) else None
 
     def own(self, session: Session) -> Process:
         """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
@@ -510,9 +632,17 @@ class Histories:
                 self._forget(old)
                 self._seen.discard((session.root, session.user))
                 self._sessions[branch.name] = session
-            process, session.turn = branch, branch.turn
+            process, session.turn, session.repeated = branch, branch.turn, False
         session.process = process
         return process
+
+
+class _Before(NamedTuple):
+    """What came before a request that goes on from a reply: so many messages of a session, and what they say."""
+
+    session: Session
+    turn: int
+    digests: tuple[bytes, ...]
 
 
 class _Request:
@@ -522,12 +652,22 @@ class _Request:
         digests, ends: what it says, and how many messages end with each digest.
         root: what its sessions are called.
         link: whether its session may be linked to another one.
+        before: what came before it, if the client does not send that.
     """
 
     def __init__(
-        self, form: Form, asked: Asked, user: str, digests: list[bytes], ends: list[int], root: str, *, link: bool
+        self,
+        form: Form,
+        asked: Asked,
+        user: str,
+        digests: list[bytes],
+        ends: list[int],
+        root: str,
+        *,
+        link: bool,
+        before: _Before | None = None,
     ) -> None:
-        self._form, self._asked, self._ends = form, asked, ends
+        self._form, self._asked, self._ends, self.before = form, asked, ends, before
         self.user, self.digests, self.root, self.link = user, digests, root, link
         self.chain = list(chained(digests))
 
@@ -561,6 +701,39 @@ class _Request:
                 yield from ((0, text) for text in texts_of(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
+
+
+def _asked_before(session: Session, chain: Sequence[bytes]) -> int | None:
+    """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
+    if it had not, or if more than the request is needed to ask it again."""
+    if session.busy:
+        count = len(chain)
+        asks = session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) and (
+            session.whole or session.process.turn == session.start
+        )
+        return session.start if asks else None
+    if session.chain[-2:-1] != chain[-1:] or not session.whole:
+        return None
+    turn = turn_before_reply(session.process)
+    return turn if len(canonical(copy_of(session.process, turn))) == len(chain) else None
+
+
+def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
+    """Which messages of a history are one: what the assistant says in a row, with the reasoning before, between and behind it,
+    which says nothing by itself."""
+    start, spoken = 0, None
+    for at, here in enumerate(said):
+        joins = spoken is None or (spoken and (not here or here[0][0]))
+        if not joins:
+            yield range(start, at)
+            start, spoken = at, None
+        spoken = here[-1][0] if here else spoken
+    if said:
+        yield range(start, len(said))
+
+
+def _key(reply: str) -> str:
+    return hashlib.blake2b(reply.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
 def _rest(raw: bytes) -> list[bytes]:

@@ -165,8 +165,10 @@ class _Work:
     ) -> None:
         self.form, self.asked, self.session = form, asked, session
         self.key, self.known, self._room = key, known, room
-        self._hierarchy = relay.histories.hierarchy
+        self._histories, self._hierarchy = relay.histories, relay.histories.hierarchy
         self._automatic = relay.offer.how is MemoryTools.AUTO
+        self._kept_there = not asked.after or relay.upstream.speaks(form)
+        """Whether the upstream has what the request leaves out."""
         self.wanted = faults
         self.tools = asked.open and relay.offer.to(asked.model)
         """Whether our tools may be offered; if not, what they would bring is searched for."""
@@ -213,11 +215,15 @@ class _Work:
         misses = self.wanted and (not session.whole or bool(session.earlier))
         self.faults, self.brought = misses and self.tools, None
         self.tokens = process.use
-        if session.whole and not misses and process.use <= process.capacity:
+        if session.whole and self._kept_there and not misses and process.use <= process.capacity:
             process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
             return
+        if session.repeated and process.turn != session.turn:
+            # Its reply of before is no part of the prompt.
+            process = self._histories.own(session)
+            self._fit(process.budget)
         prompt = to_send(process.render(self.form.rendered))
         if process.turn != session.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
@@ -389,6 +395,8 @@ class _Turn:
         """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
         if self._answered(reply, reading):
             return True
+        if self._work.keeps and reading.id:
+            self._relay.histories.replied(self._session, reading.id)
         self._give()
         return False
 
@@ -410,9 +418,7 @@ class _Turn:
             self._shown += [part for part in message.parts if part.kind is Kind.TEXT]
             message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if part.kind is not Kind.TEXT))
         elif self._shown:
-            first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
-            parts = (*message.parts[:first], *self._shown, *message.parts[first:])
-            message = msgspec.structs.replace(message, parts=parts)
+            message = work.form.led(message, self._shown)
         if not ours:
             self._keep(reply, [work.heard(message)])
             if work.key.learn and not reply.calls:

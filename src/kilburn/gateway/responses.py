@@ -1,7 +1,8 @@
 """OpenAI's responses as the gateway speaks them.
 
-A client that lets its provider keep the conversation (`previous_response_id`, `conversation`) sends no history: such requests
-go through unread.
+A client that lets its provider keep the conversation sends no history. A request that goes on from a reply
+(`previous_response_id`) goes on with the session that has this reply; any other (`conversation`, `background`, items that are
+only named) goes through unread.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
-from kilburn.wire.plain import pack, plain, unpack
+from kilburn.wire.plain import plain
 
 __all__ = ["Responses"]
 
-KEPT_THERE = ("previous_response_id", "conversation", "background")
+KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
+
+BEFORE = "previous_response_id"
+"""The field with the id of the reply that a request goes on from."""
 
 NAMED = "item_reference"
 """The type of an item that only its provider has."""
@@ -44,21 +48,19 @@ class Responses(Chat):
 
     name: ClassVar[str] = "responses"
     path: ClassVar[str] = "/responses"
+    rendered: ClassVar[str] = "responses"
     key: ClassVar[str] = "input"
     caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
 
     def unread(self, raw: bytes) -> bool:
         """See `Form`."""
-        if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, NAMED)):
-            return False
-        try:
-            fields = _object(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return False
-        given = fields.get("input")
-        listed = given if isinstance(given, list) else []
-        named = any(isinstance(item, dict) and item.get("type") == NAMED for item in listed)
-        return named or any(fields.get(name) for name in KEPT_THERE)
+        before, kept = _kept_there(raw)
+        return bool(before) or kept
+
+    def after(self, raw: bytes) -> str:
+        """See `Form`."""
+        before, kept = _kept_there(raw)
+        return "" if kept else before
 
     def split(self, asked: Asked) -> None:
         """See `Form`."""
@@ -70,23 +72,18 @@ class Responses(Chat):
         return [wire.read(chat_message(items.read(response_item(source))))]
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """See `Form`. What the assistant says in a row is one message, as far as its order can be kept: a provider takes
-        reasoning back only with what came of it, and results behind all calls."""
-        out: list[Message] = []
-        for message in numbered(messages):
-            last = out[-1] if out and message.role is out[-1].role is Role.ASSISTANT else None
-            kinds, before = {part.kind for part in message.parts}, {part.kind for part in last.parts} if last else set()
-            told, called = Kind.TEXT in before, Kind.CALL in before
-            if last is None or (Kind.TEXT in kinds and (told or called)) or (Kind.REASONING in kinds and called):
-                out.append(message)
-                continue
-            extra = pack({**unpack(last.extra if told else message.extra), "shape": "list"})
-            out[-1] = msgspec.structs.replace(last, parts=last.parts + message.parts, extra=extra)
-        return out
+        """See `Form`."""
+        return items.together(numbered(messages))
+
+    def led(self, message: Message, said: Sequence[Part]) -> Message:
+        """See `Form`. Here reasoning stays with what came of it."""
+        return msgspec.structs.replace(message, parts=(*said, *message.parts))
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
+        # What came before is in the input now.
         fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
+        fields.pop(BEFORE, None)
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
             offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
@@ -130,6 +127,21 @@ class Responses(Chat):
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
         """See `Form`."""
         return _whole(_head(model), reply)
+
+
+def _kept_there(raw: bytes) -> tuple[str, bool]:
+    """The id of the reply that a request goes on from, and whether it names anything else that only its provider has."""
+    if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, BEFORE, NAMED)):
+        return "", False
+    try:
+        fields = _object(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "", False
+    given, before = fields.get("input"), fields.get(BEFORE)
+    listed = given if isinstance(given, list) else []
+    named = any(isinstance(item, dict) and item.get("type") == NAMED for item in listed)
+    kept = named or any(fields.get(name) for name in KEPT_THERE) or not isinstance(before, str | None)
+    return before if isinstance(before, str) else "", kept or (bool(before) and not given)
 
 
 def _chat(given: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -335,27 +347,28 @@ class ResponsesReading(Reading):
             self.ended = True
             self._end_round(said)
 
+    @property
+    def id(self) -> str:
+        """See `Reading`."""
+        # See `end`.
+        seen = (self._response if self._raw else self._first) or {}
+        return str(seen.get("id") or "") if seen.get("store") is not False else ""
+
     def _reply(self) -> Reply:
         if self._response is None and (self._items or self._text):
             self._end_round(None)
         response = self._response or {}
         self._check(self._response is not None, any(map(_is_ours, response.get("output") or ())))
         read = [wire.read(chat_message(items.read(response_item(each)))) for each in plain(response["output"], "output")]
-        parts = tuple(part for message in read for part in message.parts if part.text or part.kind is not Kind.TEXT)
-        spoken = [message for message in read if any(part.kind is Kind.TEXT for part in message.parts)]
-        extra = unpack(spoken[0].extra) if len(spoken) == 1 else {"form": "chat"}
-        message = Message(
-            role=Role.ASSISTANT,
-            parts=parts or (Part(kind=Kind.TEXT, text=""),),
-            extra=pack({**extra, "shape": "list"}),
-        )
         if any(message.role is not Role.ASSISTANT for message in read):
             raise InvalidMessage("a reply of somebody else")
+        said = [message for message in read if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
+        (message,) = items.together(said) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
         used = counted(response.get("usage"))
         details = counted(used.get("input_tokens_details"))
         figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
         usage = tokens_of({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
-        called = any(part.kind is Kind.CALL for part in parts)
+        called = any(part.kind is Kind.CALL for part in message.parts)
         finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
         return Reply(message=numbered([message])[0], finish=finish, usage=usage)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "last_reply",
     "renamed",
     "shared",
+    "turn_before_reply",
 ]
 
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
@@ -58,13 +60,41 @@ class Session:
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
         self.busy = False
+        self.asked = b""
+        """What its chain ends with once the request that goes on now is in it."""
+        self.taken = threading.Event()
+        """Set once it is, or never will be."""
+        self.start = self.turn
+        """Messages that it had then, before the reply."""
+        self.saying = threading.Lock()
+        """Held while a reply is appended, if it is not there yet."""
+        self.repeated = False
+        """Whether it is there a second time: see `again`."""
         self.prefilled = False
         self.memo: Memo | None = None
         """Of the request that goes on now."""
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
+        self.heard: tuple[str, ...] = ()
+        """Calls of a reply that was there already, by the ids that the client heard."""
         self.last = ""
         """The last reply, by which the client's own compaction is recognised."""
+
+    def begin(self, asked: bytes) -> None:
+        """A request goes on with it."""
+        self.busy, self.asked, self.taken = True, asked, threading.Event()
+
+    def again(self, turn: int, count: int) -> Session:
+        """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
+        process; only a reply that says something else begins a branch."""
+        twin = Session.__new__(Session)
+        twin.__dict__.update(self.__dict__)
+        twin.turn = twin.start = turn
+        twin.digests, twin.chain = self.digests[:count], self.chain[:count]
+        twin._costs, twin.spoken, twin.memo, twin.prefilled = {}, [], None, False
+        twin.repeated = True
+        twin.begin(twin.chain[-1])
+        return twin
 
     @property
     def name(self) -> str:
@@ -162,6 +192,14 @@ def last_reply(process: Process) -> str:
     """What a session ends with, if the assistant says it."""
     last = [page for page in _live(process) if page.message == process.turn]
     return "".join(process.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
+
+
+def turn_before_reply(process: Process) -> int:
+    """How many messages a process had before what the assistant said last."""
+    for page in reversed(_live(process)):
+        if page.role is not Role.ASSISTANT and not (page.call or "").startswith(HIDDEN):
+            return page.message
+    return 0
 
 
 def _said_in(process: Process) -> tuple[list[bytes], frozenset[int]]:

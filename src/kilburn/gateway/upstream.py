@@ -188,7 +188,7 @@ class Endpoint:
 
     def speaks(self, form: Form) -> bool:
         """See `Upstream`."""
-        return form.rendered == self.form and form.path not in self._lacks
+        return (form.rendered == "messages") == (self.form == "messages") and form.path not in self._lacks
 
     @asynccontextmanager
     async def ask(

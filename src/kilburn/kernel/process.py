@@ -383,7 +383,8 @@ class Process:
     def render(self, format: str = "chat") -> Prompt:
         """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").
 
-        A list of dicts; for "messages" the system prompt is in `.system`. It never exceeds the window, and between
+        A list of dicts; for "messages" the system prompt is in `.system`. "responses" is "chat" with a message for each item of
+        OpenAI's responses. It never exceeds the window, and between
         edits it grows only at its end.
 
         Raises:

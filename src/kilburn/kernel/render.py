@@ -32,7 +32,7 @@ class Prompt(list[dict[str, Any]]):
     Attributes:
         system: for the "messages" form, the system prompt; else None.
         tokens: what it costs, by the process's counter.
-        form: "chat" or "messages".
+        form: "chat", "messages" or "responses".
         pages: ids of the pages whose text it shows. They are the sources of what a model makes of it.
     """
 
@@ -121,10 +121,11 @@ def render(messages: list[Message], form: str, tokens: int) -> Prompt:
     """The provider's form of a transcript.
 
     Raises:
-        SpecError: a form that is neither "chat" nor "messages".
+        SpecError: no such form.
     """
-    if form == "chat":
-        return Prompt(chat.render(messages), system=None, tokens=tokens, form=form)
+    if form in ("chat", "responses"):
+        # Items of OpenAI's responses are written from messages of the chat form.
+        return Prompt(chat.render(messages, apart=form == "responses"), system=None, tokens=tokens, form=form)
     if form == "messages":
         system, rendered = anthropic.render(messages)
         return Prompt(rendered, system=system, tokens=tokens, form=form)

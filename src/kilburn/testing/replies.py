@@ -329,11 +329,14 @@ def _items(answer: Replied) -> list[tuple[Json, Part]]:
             item = {"id": f"fc_{name}", "type": "function_call", "status": status, "call_id": part.call}
             item |= {"name": part.name, "arguments": part.text}
         elif part.kind is Kind.REASONING:
-            item = {"id": f"rs_{name}", "type": "reasoning", "summary": [{"type": "summary_text", "text": part.text}]}
+            item = {"id": f"rs_{name}", "type": "reasoning", "summary": []}
+            if part.text:
+                item["summary"] = [{"type": "summary_text", "text": part.text}]
             if encrypted:
                 item["encrypted_content"] = signature(part.text)
         elif part.kind is Kind.OPAQUE:
-            item = dict(json.loads(part.text))
+            # What a provider does itself has an id of the reply, but where the script gives one.
+            item = {"id": f"it_{name}", **json.loads(part.text)}
         else:
             content: Json = {"type": "output_text", "annotations": [], "logprobs": [], "text": part.text}
             if logprobs:
@@ -373,10 +376,12 @@ def _item_steps(answer: Replied, index: int, item: Json, part: Part) -> list[tup
     elif item["type"] == "reasoning":
         begun = {**item, "summary": []}
         at, empty = {**place, "summary_index": 0}, {"type": "summary_text", "text": ""}
-        steps = [("reasoning_summary_part.added", {**at, "part": empty})]
-        steps += [("reasoning_summary_text.delta", {**at, "delta": piece}) for piece in pieces]
-        steps.append(("reasoning_summary_text.done", {**at, "text": part.text}))
-        steps.append(("reasoning_summary_part.done", {**at, "part": item["summary"][0]}))
+        steps = []
+        for told in item["summary"]:
+            steps.append(("reasoning_summary_part.added", {**at, "part": empty}))
+            steps += [("reasoning_summary_text.delta", {**at, "delta": piece}) for piece in pieces]
+            steps.append(("reasoning_summary_text.done", {**at, "text": part.text}))
+            steps.append(("reasoning_summary_part.done", {**at, "part": told}))
     elif item["type"] == "message":
         begun = {**item, "status": "in_progress", "content": []}
         steps = _content_steps({**place, "content_index": 0}, item["content"][0], pieces)

@@ -202,6 +202,7 @@ class Upstream:
         self._seen: set[bytes] = set()
         self._written: set[bytes] = set()
         self._responses: dict[str, list[Json]] = {}
+        self._items = Items()
         self._number = itertools.count(1)
 
     def enqueue(self, *entries: Entry) -> None:
@@ -276,6 +277,8 @@ class Upstream:
         try:
             resolved = self._resolved(sent)
             _judge(sent.api, resolved)
+            if sent.api == "responses":
+                self._items.judge(resolved["input"], kept=sent.body.get("store") is not False)
         except KilburnError as error:
             return error.what
         items, breakpoints = _prompt(sent.api, resolved)
@@ -288,7 +291,10 @@ class Upstream:
         """A request to the responses API with the items that it continues."""
         if sent.api != "responses":
             return sent.body
-        before = self._responses.get(str(sent.body.get("previous_response_id")), [])
+        name = sent.body.get("previous_response_id")
+        if name is not None and name not in self._responses:
+            raise _Wrong(f"Previous response with id '{name}' not found.")
+        before = [] if name is None else self._responses[name]
         return {**sent.body, "input": [*before, *_input_items(sent.body)]}
 
     def _count(self, sent: Sent, items: Sequence[bytes], breakpoints: Sequence[int]) -> None:
@@ -444,9 +450,12 @@ class Upstream:
             usage=usage,
             piece=self.piece,
         )
-        if sent.api == "responses" and sent.body.get("store") is not False:
-            done = whole("responses", answer)
-            self._responses[done["id"]] = [*self._resolved(sent)["input"], *done["output"]]
+        if sent.api == "responses":
+            done, keeps = whole("responses", answer), sent.body.get("store") is not False
+            if keeps:
+                self._responses[done["id"]] = [*self._resolved(sent)["input"], *done["output"]]
+            if self.measured:
+                self._items.keep(done["output"], kept=keeps)
         return answer
 
     def _choice(self, sent: Sent, entry: Entry) -> Choice:
@@ -535,6 +544,56 @@ def _input_items(body: Json) -> list[Json]:
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         raise _Wrong("input: neither a string nor a list of items")
     return given
+
+
+class Items:
+    """The items of responses, as their provider knows them again: by their ids."""
+
+    def __init__(self) -> None:
+        self._kept: set[str] = set()
+        self._sealed: dict[str, Any] = {}
+        self._thought: dict[str, str] = {}
+        """What came right behind reasoning, and this reasoning, by their ids."""
+
+    def keep(self, output: Sequence[Json], *, kept: bool) -> None:
+        """Remember a reply's items; `kept`: they can be had by their ids alone."""
+        for before, item in zip([{}, *output], output, strict=False):
+            name = str(item.get("id"))
+            if kept:
+                self._kept.add(name)
+            if item["type"] == "reasoning":
+                self._sealed[name] = item.get("encrypted_content")
+            if before.get("type") == "reasoning":
+                self._thought[name] = before["id"]
+
+    def judge(self, items: Sequence[Json], *, kept: bool) -> None:
+        """Whether a provider takes these items.
+
+        Raises:
+            KilburnError: it does not.
+        """
+        seen: set[str] = set()
+        for item, after in zip(items, [*items[1:], {"role": "user"}], strict=True):
+            name, kind = item.get("id"), item.get("type", "message")
+            if kind == "reasoning":
+                self._judge_reasoning(item, after, kept=kept)
+            if not isinstance(name, str):
+                continue
+            if name in seen:
+                raise _Wrong(f"Duplicate item found with id {name}. Remove duplicate items from your input and try again.")
+            seen.add(name)
+            if (thought := self._thought.get(name, name)) not in seen:
+                raise _Wrong(f"Item '{name}' of type '{kind}' was provided without its required 'reasoning' item: '{thought}'.")
+
+    def _judge_reasoning(self, item: Json, after: Json, *, kept: bool) -> None:
+        name, sealed = str(item.get("id")), item.get("encrypted_content")
+        spoken = after.get("role", "assistant") == "assistant" and not str(after.get("type")).endswith("_output")
+        if not spoken:
+            raise _Wrong(f"Item '{name}' of type 'reasoning' was provided without its required following item.")
+        if sealed is not None and self._sealed.get(name, sealed) not in (sealed, None):
+            raise _Wrong(f"The encrypted content for item {name} could not be verified.")
+        if sealed is None and name in self._sealed and not (kept and name in self._kept):
+            raise _Wrong(f"Item with id '{name}' not found. Items are not persisted when `store` is set to false.")
 
 
 def _judge_items(items: Sequence[Json]) -> None:

@@ -6,6 +6,7 @@ Whatever `read` cannot put into parts is kept as a template in `extra`: the orig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -181,8 +182,8 @@ def write(message: Message) -> dict[str, Any]:
         return out
     content, calls = _fill_asides(turn, out)
     shape = extra.get("shape", "text")
-    if shape == "list":
-        out["content"] = [_write_block(part) for part in content]
+    if shape in ("list", "items"):
+        out["content"] = [_write_block(part) for part in content] or None
     elif shape == "text":
         out["content"] = only_text(content)
     if calls:
@@ -234,16 +235,20 @@ def _write_call(part: Part) -> dict[str, Any]:
     return call
 
 
-def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def render(messages: Sequence[Message], *, apart: bool = False) -> list[dict[str, Any]]:
     """What OpenAI's chat API accepts for these messages, whatever form they came in.
 
     Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
     follow the results, in a user message that names the call. A message without anything that can be rendered is left
     out, and so is one of thinking alone. The same messages give the same bytes.
+
+    Args:
+        apart: for OpenAI's responses, whose items have an order: each of a message's items becomes a message.
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
-    for turn in map(_without_foreign, turns(messages)):
+    queue = map(_without_foreign, turns(messages))
+    for turn in chain.from_iterable(map(_items, queue)) if apart else queue:
         if turn.result is not None:
             out.append(_render_result(turn, images))
             continue
@@ -264,6 +269,23 @@ def _without_foreign(turn: Turn) -> Turn:
         return turn
     parts = (part if part.extra is None else msgspec.structs.replace(part, extra=None) for part in turn.parts)
     return Turn(turn.role, tuple(parts), {})
+
+
+def _items(turn: Turn) -> list[Turn]:
+    """A turn of the shape "items", item by item; any other as it is."""
+    if turn.extra.get("shape") != "items":
+        return [turn]
+    made: list[tuple[dict[str, Any] | None, list[Part]]] = []
+    for part in turn.parts:
+        item = unpack(part.extra).get("item")
+        text = part.kind in PROSE
+        if made and text and item is None and made[-1][1][-1].kind in PROSE:
+            made[-1][1].append(part)
+        else:
+            made.append(({**_default(turn.role), **(item or {})} if text else None, [part]))
+    return [
+        Turn(turn.role, tuple(parts), {"form": "chat", "shape": "list", **({"dict": own} if own else {})}) for own, parts in made
+    ]
 
 
 def _template(turn: Turn, role: Role) -> dict[str, Any]:
@@ -319,7 +341,7 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     shape = turn.extra.get("shape", "text")
     if shape == "void":
         kept = [part for part in kept if part.text or part.kind is Kind.REASONING]
-    if kept and (shape == "list" or len(kept) > 1):
+    if kept and (shape in ("list", "items") or len(kept) > 1):
         out["content"] = [_write_block(part) for part in kept]
     elif kept:
         out["content"] = kept[0].text

@@ -1,13 +1,15 @@
 """What messages say, as digests: by these a history is recognised that a client, a framework or a provider hands over again.
 
 They rewrite ids, marks for a cache, reasoning, blanks at the ends of texts, and the spaces and the order of a call's arguments.
-None of that is in a digest, and neither are calls of our own, which none of them ever sees.
+Of a block that only its provider reads (a document, a file, a search) they leave out what it has by default. None of that is in a
+digest, and neither are calls of our own, which none of them ever sees.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -19,6 +21,18 @@ __all__ = ["HIDDEN", "apart", "canonical", "digest"]
 HIDDEN = "kilburn_"
 """Ids of calls of our own, which a client or a framework never sees, begin with this."""
 
+NAMES = ("id", "call_id", "tool_use_id", "status")
+"""Keys that a provider gives a block, and that clients leave out or write anew."""
+
+HOLDERS = ("content", "source", "output")
+"""Keys of a block below which there are blocks. Below any other one is what somebody said."""
+
+EXACT = 1 << 53
+"""Below this a whole number is the same as a float."""
+
+DEFAULTS: dict[str, Any] = {"citations": {"enabled": False}, "detail": "auto"}
+"""What a block that does not say it has."""
+
 
 def digest(message: Message) -> bytes:
     """What a message says, in 16 bytes."""
@@ -26,7 +40,9 @@ def digest(message: Message) -> bytes:
     for part in message.parts:
         if part.kind is Kind.CALL and not _is_hidden(part):
             told += [part.kind, part.name or "", _sorted(part.text)]
-        elif part.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE):
+        elif part.kind is Kind.OPAQUE:
+            told += [part.kind, _plain(part.text)]
+        elif part.kind in (Kind.RESULT, Kind.IMAGE):
             told += [part.kind, part.text]
     made = hashlib.blake2b(digest_size=16)
     for text in told:
@@ -78,4 +94,36 @@ def _is_hidden(part: Part) -> bool:
 def _sorted(arguments: str) -> str:
     """A call's arguments whatever their spaces and the order of their keys."""
     given = load_object(arguments) if arguments.strip() else {}
-    return arguments if given is None else msgspec.json.encode(given, order="sorted").decode()
+    return arguments if given is None else _encoded(given)
+
+
+def _encoded(value: Any) -> str:
+    return msgspec.json.encode(_whole(value), order="sorted").decode()
+
+
+def _whole(value: Any) -> Any:
+    """A value with 1 for 1.0: JavaScript does not know one from the other."""
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < EXACT else value
+
+
+def _plain(block: str) -> str:
+    """What a block says that only its provider reads."""
+    given = load_object(block)
+    return block if given is None else _encoded(_said(given, NAMES))
+
+
+def _said(value: Any, names: tuple[str, ...] = ()) -> Any:
+    if isinstance(value, list):
+        return [_said(inner, NAMES) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, inner in value.items():
+        if key == "cache_control" or key in names or inner in (None, [], {}) or DEFAULTS.get(key) == inner:
+            continue
+        kept[key] = _said(inner) if key in HOLDERS else inner
+    return kept

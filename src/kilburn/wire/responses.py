@@ -2,6 +2,9 @@
 
 An item that only its provider understands becomes a block of an assistant's message, and stays as it is. So does a reasoning
 item. An item's own id is left out: with it the provider would ask for the reasoning that came before, which may have left.
+
+What the assistant says in a row is one message, with its items in their order: a provider takes reasoning back only right
+before what came of it, and results behind all calls.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from kilburn.errors import InvalidMessage
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.chat import ASIDES
 from kilburn.wire.parts import kind_at
-from kilburn.wire.plain import string_at, type_of
+from kilburn.wire.plain import pack, string_at, type_of, unpack
 
-__all__ = ["read", "write"]
+__all__ = ["read", "together", "write"]
 
 CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 RESULTS = ("function_call_output", "custom_tool_call_output")
@@ -50,6 +56,31 @@ def read(item: dict[str, Any], where: str = "input") -> dict[str, Any]:
     elif not isinstance(content, str):
         raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list belongs")
     return {"role": item.get("role"), "content": content, **_rest(item, "role", "content")}
+
+
+def together(messages: Sequence[Message]) -> list[Message]:
+    """The messages of items, with what the assistant says in a row as one message of the shape "items": a text that begins an
+    item says what else the item has."""
+    out: list[Message] = []
+    for message in messages:
+        if message.role is not Role.ASSISTANT:
+            out.append(message)
+            continue
+        parts = _begun(message)
+        if out and out[-1].role is Role.ASSISTANT:
+            out[-1] = msgspec.structs.replace(out[-1], parts=out[-1].parts + parts)
+        else:
+            out.append(msgspec.structs.replace(message, parts=parts, extra=pack({"form": "chat", "shape": "items"})))
+    return out
+
+
+def _begun(message: Message) -> tuple[Part, ...]:
+    first, *rest = message.parts
+    if first.kind is not Kind.TEXT:
+        return message.parts
+    own = unpack(message.extra).get("dict", {})
+    item = {key: value for key, value in own.items() if key not in ("role", "content")}
+    return (msgspec.structs.replace(first, extra=pack({**unpack(first.extra), "item": item})), *rest)
 
 
 def _rest(item: dict[str, Any], *read: str) -> dict[str, Any]:
@@ -105,13 +136,11 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if item["type"] == "function_call_output" and item["call_id"] in custom:
             item["type"] = "custom_tool_call_output"
     kept: list[dict[str, Any]] = []
-    says = False
+    spoken = False
     for item in reversed(items):
-        if item["type"] != "reasoning":
-            says = item["type"] not in RESULTS and item.get("role", "assistant") == "assistant"
-        elif not says:
-            continue
-        kept.append(item)
+        if item["type"] != "reasoning" or spoken:
+            kept.append(item)
+            spoken = item["type"] not in RESULTS and item.get("role", "assistant") == "assistant"
     return kept[::-1]
 
 

@@ -110,7 +110,14 @@ def text_beside(part: Part, role: Role, leftovers: str | None) -> str:
     form = kept.get("form")
     if part.extra is not None and any(is_sent(part, role, form, into) for into in ("chat", "messages")):
         own = unpack(part.extra)
-        words += _words([own.get("block"), own.get("call"), [item for item in own.get("layout") or () if isinstance(item, dict)]])
+        words += _words(
+            [
+                own.get("block"),
+                own.get("call"),
+                own.get("item"),
+                [item for item in own.get("layout") or () if isinstance(item, dict)],
+            ]
+        )
         failed = (own.get("block") or {}).get("is_error") is True or own.get("is_error") is True
         if part.kind is Kind.RESULT and failed and not part.text.strip():
             words.append(FAILED)
