@@ -38,6 +38,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         before, after: the session's figures before its new messages, and after the reply.
         idle: since the session's last reply, or None; the upstream's cache may have expired.
         finish: why the reply ended.
+        unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.reason_of`.
     """
 
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
@@ -70,6 +71,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     after: Stats | None = None
     idle: float | None = None
     finish: str = ""
+    unread: str = ""
 
     @property
     def added(self) -> float | None:
@@ -83,10 +85,11 @@ class Row(msgspec.Struct, kw_only=True):
     """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
     `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window` and `hit_rate` are as of its last
     reply, and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved` is money: see
-    `kilburn.gateway.metrics.saved`."""
+    `kilburn.gateway.metrics.saved`. `user`: whose it is, as the store has it."""
 
     tenant: str
     session: str
+    user: str = ""
     requests: int = 0
     window: int = 0
     tokens_in_window: int = 0

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -36,7 +36,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "joined", "status_of"]
+__all__ = ["KEY_FROM", "Body", "Endpoint", "InProcess", "Response", "Upstream", "is_lent", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -75,12 +75,21 @@ class _Named(msgspec.Struct):
     model: Any = ""
 
 
+Body = bytes | AsyncIterable[bytes]
+
+
 class Response(NamedTuple):
     """An upstream's answer: its status, its headers, and its body in pieces."""
 
     status: int
     headers: dict[str, str]
     pieces: AsyncIterator[bytes]
+
+
+def is_lent(headers: Mapping[str, str]) -> bool:
+    """Whether a request goes upstream with the gateway's key for the provider, and not with one of the client's own."""
+    bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
+    return bool(headers.get(KEY_FROM)) or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS)
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -105,11 +114,12 @@ class Upstream(Protocol):
         """Whether requests of a form go through as they are, as far as is known; otherwise they are translated."""
         ...
 
-    def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None) -> Any:
+    def ask(self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None) -> Any:
         """An async context with the `Response`.
 
         Args:
-            path: below `/v1`, with the query.
+            path: below `/v1`, with the query, as it is in an address: with `%` where the client has one.
+            body: whole, or piece by piece where there is no form.
             headers: the client's.
             form: of the body; None where it goes through unread.
 
@@ -165,22 +175,30 @@ class Endpoint:
 
     @asynccontextmanager
     async def ask(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Response]:
         """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
+        whole = body if isinstance(body, bytes) else b""
         if form is not None and not self.speaks(form):
-            async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
+            async with self._translated(whole, headers).ask(method, path, whole, headers, form) as answer:
                 yield answer
             return
-        sent = self._headers(headers, path)
-        if body:
-            sent["content-length"] = str(len(body))
-        url = URL(f"{self.url}/v1{path}")
+        sent = self._headers(headers)
+        if isinstance(body, bytes):
+            data = _one(body) if body else None
+            if body:
+                sent["content-length"] = str(len(body))
+        else:
+            data = body.__aiter__()
+            if "content-length" in headers:
+                sent["content-length"] = headers["content-length"]
+        # Nothing that a client writes makes another host, or a fragment, which is not sent.
+        url = URL(f"{self.url}/v1{path}".replace("#", "%23"), encoded=True)
         try:
-            async with asyncio.timeout(self._timeout):
-                response = await self._client.request(
-                    method, url, data=_one(body) if body else None, headers=sent, allow_redirects=False
-                )
+            async with asyncio.timeout(self._timeout) as patience:
+                if data is not None and whole is not body:
+                    data = self._patiently(data, patience)
+                response = await self._client.request(method, url, data=data, headers=sent, allow_redirects=False)
         except TimeoutError as error:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, ValueError) as error:
@@ -190,10 +208,13 @@ class Endpoint:
             if not 200 <= response.status < 600:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
             async with AsyncExitStack() as stack:
-                answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
+                told = joined(response.headers.items())
+                answer = Response(response.status, _passed_on(told), self._pieces(response))
+                if form is None and "content-length" in told and told.get("content-encoding", "identity") == "identity":
+                    answer.headers["content-length"] = told["content-length"]
                 if form is not None and form.name == "responses" and response.status in ABSENT:
                     with suppress(Refused, MissingExtra):  # then it is the model that is not there
-                        asking = self._translated(body, headers).ask(method, path, body, headers, form)
+                        asking = self._translated(whole, headers).ask(method, path, whole, headers, form)
                         answer = await stack.enter_async_context(asking)
                         self._lacks.add(form.path)
                 yield answer
@@ -204,7 +225,7 @@ class Endpoint:
     def _translated(self, body: bytes, headers: Mapping[str, str]) -> InProcess:
         """The endpoint as a model, for a client that speaks the other form."""
         name = str(msgspec.json.decode(body, type=_Named).model)
-        given = self._headers(headers, "/messages" if self.form == "messages" else "")
+        given = self._headers(headers)
         key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ") or None
         known = self._models.get((name, key))
         if known is None:
@@ -217,6 +238,13 @@ class Endpoint:
                 self._models.clear()
             known = self._models[name, key] = InProcess(made, cap=REPLY)
         return known
+
+    async def _patiently(self, body: AsyncIterable[bytes], patience: asyncio.Timeout) -> AsyncIterator[bytes]:
+        """A body, which may take as long as it likes as long as it comes, and is taken."""
+        async for piece in body:
+            with suppress(RuntimeError):  # the answer is there before the body was over
+                patience.reschedule(asyncio.get_running_loop().time() + self._timeout)
+            yield piece
 
     def _watch(self, response: aiohttp.ClientResponse) -> None:
         """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
@@ -247,17 +275,16 @@ class Endpoint:
         except (aiohttp.ClientError, HttpProcessingError) as error:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
-    def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
+    def _headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
-        own, or the provider's usual variable."""
+        own, or the usual variable of the provider whose endpoint this is, and of no other."""
         headers = {name: value for name, value in _passed_on(given).items() if not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
-        bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-        named = given.get(KEY_FROM, "")
-        if named or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS):
+        if is_lent(given):
             headers.pop("authorization", None)
             headers.pop("x-api-key", None)
-            anthropic = "anthropic-version" in headers or path.startswith("/messages")
+            anthropic = self.form == "messages"
+            named = given.get(KEY_FROM, "")
             if key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
                 headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
         return headers
@@ -289,9 +316,10 @@ class InProcess:
 
     @asynccontextmanager
     async def ask(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Response]:
         """See `Upstream`."""
+        body = body if isinstance(body, bytes) else b""
         if form is None:
             yield self._other(path, body)
             return
@@ -326,6 +354,10 @@ class InProcess:
         while piece is not None:
             yield b"".join(write(piece))
             piece = None if isinstance(piece, Reply) else await said.next()
+
+    def answers(self, path: str) -> bool:
+        """Whether it answers a path of no form, below `/v1`."""
+        return path.partition("?")[0] in ("/messages/count_tokens", "/models")
 
     def _other(self, path: str, body: bytes) -> Response:
         path = path.partition("?")[0]
