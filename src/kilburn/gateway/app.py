@@ -446,7 +446,13 @@ class _Endpoint:
                 await _nothing(scope, None, None)
         if "websocket" in headers.get("upgrade", "").lower():
             raise Problem(501, "no_websockets", "the gateway carries no connections of websockets; go to the provider for these")
-        await forward(upstream, scope["method"], path, body, headers, send)
+
+        async def telling(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                scope["state"]["exchange"].problem = "upstream_error"
+            await send(message)
+
+        await forward(upstream, scope["method"], path, body, headers, telling)
 
 
 class _Flow:

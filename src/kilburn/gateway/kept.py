@@ -193,6 +193,7 @@ class Kept:
                     with self._process().batch() as kernel:
                         kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
                     self._waiting.clear()
+                    self._know({})
                     break
 
     def _process(self) -> Process:

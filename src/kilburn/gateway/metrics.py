@@ -84,6 +84,8 @@ class Metrics:
         self.prices = prices
         self._lock = threading.Lock()
         self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()
+        self._users: dict[tuple[str, str], str] = {}
+        """Whose each of them is; who watches is not told."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
@@ -137,7 +139,7 @@ class Metrics:
 
     def _count(self, tenant: str, exchange: Exchange) -> None:
         row = self._row(tenant, exchange.session)
-        row.user = exchange.key.user if exchange.key is not None else ""
+        self._users[tenant, exchange.session] = exchange.key.user if exchange.key is not None else ""
         row.requests += 1
         row.used = exchange.began
         grown = {"sent": exchange.sent, **_growth(exchange.before, exchange.after)}
@@ -169,7 +171,8 @@ class Metrics:
         if row is None:
             row = self._rows[tenant, session] = Row(tenant=tenant, session=session)
             if len(self._rows) > SESSIONS:
-                _, gone = self._rows.popitem(last=False)
+                place, gone = self._rows.popitem(last=False)
+                del self._users[place]
                 if gone.alarm:
                     self._alarms.labels(gone.tenant).dec()
         self._rows.move_to_end((tenant, session))
@@ -182,8 +185,8 @@ class Metrics:
             sees: whether the sessions of a user may be told.
         """
         with self._lock:
-            rows = [row for row in reversed(self._rows.values()) if tenant in (None, row.tenant)]
-            return [msgspec.structs.replace(row) for row in rows if sees(row.user)]
+            rows = [row for at, row in reversed(self._rows.items()) if tenant in (None, row.tenant) and sees(self._users[at])]
+            return [msgspec.structs.replace(row) for row in rows]
 
     def page(self, tenant: str | None = None) -> bytes:
         """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""
