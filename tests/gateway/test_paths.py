@@ -182,8 +182,8 @@ def test_a_status_and_its_words_are_the_providers(house: Callable[..., House]) -
     it = house()
     for status in (204, 304, 302, 401, 404, 409, 500, 529):
         words = b"" if status in (204, 304) else b"<no>"
-        told = {"x-request-id": "r", "location": "http://other/x"}
-        it.provider.say = lambda asked, status=status, words=words: (status, told, words)  # type: ignore[misc]
+        told = (status, {"x-request-id": "r", "location": "http://other/x"}, words)
+        it.provider.say = lambda asked, told=told: told  # type: ignore[misc]
         answer = it.ask("GET", "/v1/files/file-1", follow_redirects=False)
         assert (answer.status_code, answer.content, answer.headers["x-request-id"]) == (status, words, "r")
 
@@ -197,7 +197,8 @@ def test_a_file_of_100_mb_goes_through_piece_by_piece(house: Callable[..., House
         for number in range(pieces):
             yield CHUNK
             # A gateway that held the file would not have sent this on. The last megabytes may be in sockets.
-            until(lambda: it.provider.asked and it.provider.asked[0].size >= (number - 8) * len(CHUNK))
+            least = (number - 8) * len(CHUNK)
+            until(lambda least=least: it.provider.asked and it.provider.asked[0].size >= least)
 
     headers = {"content-type": "multipart/form-data; boundary=b"}
     headers |= {"content-length": str(pieces * len(CHUNK))} if length else {}
@@ -456,11 +457,11 @@ def test_what_is_known_of_ids_is_bounded_in_memory_and_whole_in_the_store(tmp_pa
     ana, bob = Key(name="0" * 8, tenant="ana"), Key(name="1" * 8, tenant="bob")
     names = [f"resp_{number:08d}" for number in range(300)]
     with kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        kept = Kept(store, known=20)
+        kept = Kept(lambda: store, known=20)
         for name in names:
             assert kept.check("POST", RESPONSES, json.dumps({"previous_response_id": name, "input": "?"}).encode(), ana)
         assert len(kept._owners) <= 20
-        for known in (kept, Kept(store, known=20), Kept(store)):
+        for known in (kept, Kept(lambda: store, known=20), Kept(lambda: store)):
             for name in (*names[:3], *names[-3:]):
                 with pytest.raises(Problem):
                     known.check("GET", f"{RESPONSES}/{name}", b"", bob)
@@ -482,7 +483,7 @@ def test_whose_an_id_is_waits_for_a_store_that_cannot_be_written(tmp_path: Path)
         kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as store,
         kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as other,
     ):
-        kept = Kept(store, known=5)
+        kept = Kept(lambda: store, known=5)
         kept.claim([_digest_of("resp_first")], ana)
         kept.write()
         store.store._patience = 0.05  # type: ignore[attr-defined]
@@ -496,4 +497,4 @@ def test_whose_an_id_is_waits_for_a_store_that_cannot_be_written(tmp_path: Path)
                 kept.check("GET", f"{RESPONSES}/resp_00000007", b"", bob)
         kept.write()
         with pytest.raises(Problem):
-            Kept(other).check("GET", f"{RESPONSES}/resp_00000007", b"", bob)
+            Kept(lambda: other).check("GET", f"{RESPONSES}/resp_00000007", b"", bob)

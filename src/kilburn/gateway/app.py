@@ -154,7 +154,7 @@ class Gateway:
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
         self.shares = Shares(settings.limits)
-        self._kept: Kept | None = None
+        self._kept = Kept(lambda: self.relay(settings.tenant).histories.hierarchy)
         self.upstream: Upstream
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
@@ -232,25 +232,22 @@ class Gateway:
 
     def kept(self) -> Kept:
         """Whose it is what the provider keeps."""
-        store = self.relay(self.settings.tenant).histories.hierarchy
-        with self._lock:
-            if self._kept is None:
-                self._kept = Kept(store)
-            return self._kept
+        return self._kept
 
     def kept_check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool) -> Callable[[], bool]:
         """See `Kept.check`; as what is done in a thread."""
         return lambda: self.kept().check(method, path, body, key, lent=lent)
 
-    def claim(self, ids: Iterable[str], key: Key) -> None:
-        """See `Kept.claim`; and write it.
+    def claim(self, ids: Iterable[str], key: Key, writes: bool) -> None:
+        """See `Kept.claim`; and write it, if that did not fail a moment ago.
 
         Raises:
             StoreError: it is known as long as the gateway runs.
         """
         kept = self.kept()
         kept.claim(ids, key)
-        kept.write()
+        if writes:
+            kept.write()
 
     def failed(self, error: Exception | None) -> None:
         """A request met an error of the store; None: it met none."""
@@ -365,18 +362,19 @@ class _Endpoint:
         check = gateway.kept_check(scope["method"], scope["path"], body, key, lent=is_lent(headers))
         if not await run_sync(check):
             return tell
-        ids, reads = Ids(), False
+        ids, reads, writes = Ids(), False, True
 
         async def telling(message: dict[str, Any]) -> None:
-            nonlocal reads
+            nonlocal reads, writes
             if message["type"] == "http.response.start":
                 kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
                 reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
             elif reads and (found := ids.feed(message.get("body", b""))):
                 try:
-                    await run_sync(gateway.claim, found, key)
+                    await run_sync(gateway.claim, found, key, writes)
                 except StoreError as error:
                     # It holds as long as the gateway runs, and is written with the next one.
+                    writes = False
                     gateway.failed(error)
                     log.warning("whose a response is was not written: %s", type(error).__name__)
             await tell(message)

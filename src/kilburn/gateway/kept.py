@@ -10,7 +10,7 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -71,11 +71,12 @@ class Kept:
     """Who owns an id, for all tenants of a gateway. Safe to use from several threads.
 
     Args:
+        opened: gives the store; it is asked for when something is named.
         known: ids that are known in memory.
     """
 
-    def __init__(self, hierarchy: Hierarchy, known: int = KNOWN) -> None:
-        self._hierarchy = hierarchy
+    def __init__(self, opened: Callable[[], Hierarchy], known: int = KNOWN) -> None:
+        self._opened = opened
         self._most = known
         self._lock = threading.RLock()
         self._owners: OrderedDict[str, str] = OrderedDict()
@@ -120,8 +121,9 @@ class Kept:
             own = any(_digest(part) in owners for part in rest)
             if is_kept(key) and lent and not own and not answers:
                 _check_alone(method, kind, rest)
-            self.claim((_digest(name) for name in going), key)
-            self.write()
+            if going:
+                self.claim((_digest(name) for name in going), key)
+                self.write()
         if not is_kept(key) or answers or kind in KEEPS_NOTHING or method == "HEAD" or rest[-1:] == ["content"]:
             return False
         return kind == "responses" or own or (method == "POST" and not any(map(_is_id, rest)))
@@ -197,13 +199,13 @@ class Kept:
                     break
 
     def _process(self) -> Process:
-        process = self._hierarchy.process(SESSION)
+        process = self._opened().process(SESSION)
         process.refresh()
         return process
 
     def _learn(self) -> None:
         """Read what was written since, also by other gateways."""
-        if not self._read and self._hierarchy.store.process(SESSION, time=0.0, create=False) is None:
+        if not self._read and self._opened().store.process(SESSION, time=0.0, create=False) is None:
             return
         for event in self._process().events(self._read, Act.NOTE):
             self._read = event.number

@@ -61,7 +61,8 @@ class Trouble:
 
     def note(self, error: StoreError | None) -> None:
         """A request met this error of the store; None: it met none."""
-        if not isinstance(error, StoreStale):
+        again = self._last is not None and error is self._last[1]
+        if not again and not isinstance(error, StoreStale):
             self._last = None if error is None else (time.monotonic(), error)
 
     def check_rested(self) -> None:
@@ -72,7 +73,7 @@ class Trouble:
         """
         last = self._last
         if last is not None and isinstance(last[1], StoreBusy) and time.monotonic() - last[0] < REST:
-            raise StoreBusy(last[1].what, advice=last[1].advice)
+            raise last[1].with_traceback(None)
 
     def check(self) -> None:
         """Ask the disk how much is free, become the writer and write nothing, and see what the last request met.
@@ -92,7 +93,7 @@ class Trouble:
                 pass
         last = self._last
         if last is not None and time.monotonic() - last[0] < RECENT:
-            raise last[1]
+            raise last[1].with_traceback(None)
 
     def close(self) -> None:
         """Release the store."""
