@@ -398,7 +398,9 @@ class _Endpoint:
                 await self._pass(scope, path, body, headers, send)
                 return
             gateway.check_rested()
-            relay = gateway.opened(key.tenant) or await run_sync(gateway.relay, key.tenant)
+            relay = gateway.opened(key.tenant)
+            if relay is None:
+                relay = await run_sync(gateway.relay, key.tenant)
             await relay.answer(form, body, path, headers, key, exchange, send)
         except Exception as error:
             gateway.failed(error)
