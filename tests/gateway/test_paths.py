@@ -498,3 +498,18 @@ def test_whose_an_id_is_waits_for_a_store_that_cannot_be_written(tmp_path: Path)
         kept.write()
         with pytest.raises(Problem):
             Kept(lambda: other).check("GET", f"{RESPONSES}/resp_00000007", b"", bob)
+
+
+def test_a_body_full_of_names_is_read_once(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        kept = Kept(lambda: store)
+        for piece in (
+            b'"file_id":[',
+            b'"file_id":"',
+            b'"file_id" ',
+            b'"' + b"a" * 40,
+            b'"file_id":["a","',
+            b"\\u0022file_id\\u0022:[",
+        ):
+            # If each of them were read to the end, this would not end in an hour.
+            kept.check("POST", CHAT, b"{" + piece * 400_000, Key(name="0" * 8, tenant="ana"))

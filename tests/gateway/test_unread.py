@@ -438,9 +438,9 @@ def test_no_error_names_a_file_of_the_machine_or_a_session_of_somebody_else(
     with ExitStack() as stack:
         recalls = calling(
             *[("recall", {"address": f"{name} p1"}) for name in (*names, NOBODY)],
-            *[("search_memory", {"query": "locker", "session": name}) for name in (*names, NOBODY)],
+            *[("search_memory", {"query": "locker", "session": name, "tokens": 30}) for name in (*names, NOBODY)],
             ("recall", {"address": "p999"}),
-            ("search_memory", {"query": "canary locker"}),
+            ("search_memory", {"query": "canary locker", "tokens": 30}),
         )
         it = House(tmp_path, stack, fail="closed", window=1000)
         it.options["keys"] = str(it.folder / "keys.json")
@@ -508,7 +508,7 @@ def test_no_error_names_a_file_of_the_machine_or_a_session_of_somebody_else(
         # The client's model may ask for any name. It is told the same of another user's as of one that nobody has.
         told = [[each["content"] for each in body.get("messages", ()) if each["role"] == "tool"] for body in bodies]
         groups = [group for group in told if len(group) == 8]
-        assert groups
+        assert groups, told
         for group in groups:
             for kind in (group[:3], group[3:6]):
                 plain = {text.replace(name, "NAME") for text, name in zip(kind, (*names, NOBODY), strict=True)}

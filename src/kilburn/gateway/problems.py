@@ -73,8 +73,10 @@ class Problem(Exception):
 
 def reason_of(error: BaseException) -> str:
     """Why a request could not be read, in one word; "" if it must not be answered unread: the fault is the client's or the
-    provider's, or what it says was forgotten."""
+    provider's, or what it says was forgotten, or it works when it is asked again."""
     match error:
+        case StoreStale():
+            return ""  # it works when it is asked again, and perhaps something was forgotten
         case StoreError():
             return next(reason for kind, (reason, _) in STORE.items() if isinstance(error, kind))
         case WireError():

@@ -326,9 +326,9 @@ class _Turn:
 
     def _let_go(self, error: StoreError) -> bool:
         """Whether the client gets a reply that the store did not take: the next history has it, and it is kept then."""
-        if not self._relay.fails_open:
+        if not self._relay.fails_open or not (reason := reason_of(error)):
             return False
-        self._exchange.unread = reason_of(error)
+        self._exchange.unread = reason
         log.warning("a reply was not kept: %s", error)
         return True
 
