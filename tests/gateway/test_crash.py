@@ -31,8 +31,15 @@ IGNORING = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 class Served:
     """`kilburn serve` in a process of its own."""
 
-    def __init__(self, db: Path, upstream: str, window: int = 1000) -> None:
-        options = {"port": 0, "upstream": f"{upstream}/v1", "window": window, "db": db, "log": db.with_suffix(".log")}
+    def __init__(self, db: Path, upstream: str, window: int = 1000, fail: str = "closed") -> None:
+        options = {
+            "port": 0,
+            "upstream": f"{upstream}/v1",
+            "window": window,
+            "db": db,
+            "log": db.with_suffix(".log"),
+            "fail": fail,
+        }
         given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         # A limit on the size of files stands in for a disk: going over it must be an error, not the end.
         run = IGNORING + "from kilburn.cli import main; main()"

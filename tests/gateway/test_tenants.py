@@ -254,7 +254,7 @@ def test_bad_bodies_get_an_error_of_the_clients(house: Callable[..., House], pat
     assert it.http.post(path, content=many, headers=headers).status_code == 413
     assert it.ask("ana", CHAT, talk("ana", 1, same=True)).status_code == 200
     assert it.http.get("/nothing", headers=headers).json()["error"]["code"] == "unknown_url"
-    assert it.http.get(path, headers=headers).status_code == 405
+    assert it.http.get(path, headers=headers).status_code == 403
 
 
 words = st.sampled_from([

@@ -22,9 +22,9 @@ __all__ = ["serve"]
 
 BOUNDS = (
     "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), body=67108864 and "
-    "bodies=1073741824 (bytes of a request, and of all), running=512 and per_key=256 (at once), headers=100, "
-    "header_bytes=32768, connections=2048, patience=20 (seconds for headers, for a body to begin, and to read on), "
-    "pace=16384 (bytes a second of a body)"
+    "bodies=1073741824 (bytes of a request, and of all), upload=1073741824 (bytes of a file that goes through), "
+    "running=512 and per_key=256 (at once), headers=100, header_bytes=32768, connections=2048, "
+    "patience=20 (seconds for headers, for a body to begin, and to read on), pace=16384 (bytes a second of a body)"
 )
 
 
@@ -86,6 +86,13 @@ def serve(
     log: Annotated[
         str, typer.Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')
     ] = "-",
+    fail: Annotated[
+        str,
+        typer.Option(
+            metavar="closed|open",
+            help="What the gateway cannot read or keep, on a full disk for example: refuse it, or send it on unread.",
+        ),
+    ] = "closed",
     contents: Annotated[bool, typer.Option("--log-contents", help="The log has what was asked, too.")] = False,
     db: Db = None,
     tenant: Tenant = None,
@@ -120,6 +127,7 @@ def serve(
         prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
         log=gateway.Log(opened_log(log)),
         contents=contents,
+        fail=fail,
         tokenizer="auto" if speaker is None else counter_for(speaker.tokenizer),
     )
     _listen(gateway, settings, host, port)

@@ -36,6 +36,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 LINGER = 5.0
 """Seconds for which the rest of a refused body is read and thrown away: who is cut off while sending sees no reply."""
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+"""What a client may ask with. TRACE would tell it the provider's key."""
+
 OPEN = "/health"
 """The one path that needs no key."""
 
@@ -55,6 +58,7 @@ class Access:
         limits: see there.
         observe: called with every exchange when it is over.
         contents: whether bodies are kept for the log.
+        flows: whether the body of a request goes on piece by piece, and is not read whole; `scope["state"]["flows"]` says so.
     """
 
     def __init__(
@@ -68,7 +72,9 @@ class Access:
         limits: Bounds | None = None,
         observe: Callable[[Exchange], None] = lambda exchange: None,
         contents: bool = False,
+        flows: Callable[[Scope], bool] = lambda scope: False,
     ) -> None:
+        self.flows = flows
         self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or Bounds(), observe, contents
         self.anonymous = anonymous or Key()
         self.hosts = frozenset(host.lower() for host in hosts)
@@ -81,7 +87,7 @@ class Access:
             from starlette.middleware.cors import CORSMiddleware
 
             self._inner = CORSMiddleware(
-                self._admitted, allow_origins=tuple(self.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+                self._admitted, allow_origins=tuple(self.origins), allow_methods=METHODS, allow_headers=["*"]
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,23 +157,15 @@ class Access:
         if key.figures and scope["path"] not in FIGURES:
             raise Problem(403, "not_permitted", "this key reads figures, and opens nothing else")
         self._check_rate(key)
-        if length is not None and length > self.limits.body:
-            raise self._too_large()
+        flows = self.flows(scope)
+        if length is not None and length > (self.limits.upload if flows else self.limits.body):
+            raise self._too_large(flows)
         self._begin(key)
         try:
-            body = await self._body(receive, exchange)
-            if body is None:
+            receiving = self._flowing(receive, exchange) if flows else await self._read(receive, exchange)
+            if receiving is None:
                 return None
-            exchange.received = time.perf_counter() - exchange.started
-            if self.contents:
-                exchange.asked = body
-            pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-            del body
-
-            async def receiving() -> Message:
-                return pending.pop() if pending else await receive()
-
-            state = {**scope["state"], "key": key}
+            state = {**scope["state"], "key": key, "flows": flows}
             try:
                 await self.app({**scope, "headers": headers, "state": state}, receiving, send)
             except Problem as problem:
@@ -175,7 +173,7 @@ class Access:
                     self._buckets[key.name].give()
                 raise
         finally:
-            self._held -= exchange.size
+            self._held -= 0 if flows else exchange.size
             self._running[key.name] -= 1
             self._running += Counter()
         return None
@@ -230,6 +228,47 @@ class Access:
             raise Problem(503, "overloaded", "the gateway is answering as many requests as it may", retry_after=1)
         self._running[key.name] += 1
 
+    async def _read(self, receive: Receive, exchange: Exchange) -> Receive | None:
+        """What gives the whole body in one message, and then what comes; None if the client left."""
+        body = await self._body(receive, exchange)
+        if body is None:
+            return None
+        exchange.received = time.perf_counter() - exchange.started
+        if self.contents:
+            exchange.asked = body
+        pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        del body
+
+        async def receiving() -> Message:
+            return pending.pop() if pending else await receive()
+
+        return receiving
+
+    def _flowing(self, receive: Receive, exchange: Exchange) -> Receive:
+        """What gives the body as it comes. Only the time for which the client is waited for counts against its pace."""
+        limits, loop = self.limits, asyncio.get_running_loop()
+        waited, ended = 0.0, False
+
+        async def receiving() -> Message:
+            nonlocal waited, ended
+            if ended:
+                return await receive()
+            began = loop.time()
+            try:
+                async with asyncio.timeout(limits.patience + exchange.size / limits.pace - waited):
+                    message = await receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            waited += loop.time() - began
+            exchange.size += len(message.get("body", b""))
+            if exchange.size > limits.upload:
+                raise self._too_large(flows=True)
+            if not message.get("more_body"):
+                ended, exchange.received = True, time.perf_counter() - exchange.started
+            return message
+
+        return receiving
+
     async def _body(self, receive: Receive, exchange: Exchange) -> bytes | None:
         """The whole body; None if the client left."""
         limits = self.limits
@@ -254,10 +293,14 @@ class Access:
                         return b"".join(pieces)
                     deadline.reschedule(began + limits.patience + exchange.size / limits.pace)
         except TimeoutError:
-            raise Problem(408, "slow_body", "the body came too slowly") from None
+            raise self._too_slow() from None
 
-    def _too_large(self) -> Problem:
-        return Problem(413, "request_too_large", f"a request may have {self.limits.body:,} bytes")
+    def _too_slow(self) -> Problem:
+        return Problem(408, "slow_body", "the body came too slowly")
+
+    def _too_large(self, flows: bool = False) -> Problem:
+        most = self.limits.upload if flows else self.limits.body
+        return Problem(413, "request_too_large", f"a request may have {most:,} bytes")
 
     async def _refuse(self, problem: Problem, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Answer with an error, and close the connection once the client has had a chance to read it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import anyio
 import msgspec
@@ -16,26 +17,26 @@ from anyio.to_thread import run_sync
 
 import kilburn
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
-from kilburn.gateway.access import LOOPBACK, Access, App
+from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.faults import MemoryTools, Offer
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
-from kilburn.gateway.kept import Ids, Kept, is_kept
+from kilburn.gateway.kept import Ids, Kept, is_ours
 from kilburn.gateway.keys import Key, Keys, Link
 from kilburn.gateway.limits import Bounds, check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.metrics import Metrics
-from kilburn.gateway.problems import Problem
+from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import Responses
 from kilburn.gateway.spans import spans
-from kilburn.gateway.status import routes
-from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, joined
+from kilburn.gateway.status import Trouble, routes
+from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
@@ -64,8 +65,18 @@ __all__ = [
 
 log = logging.getLogger("kilburn.gateway")
 
+FAIL = ("closed", "open")
+
 LARGE = 1 << 18
 """Bytes of a body that is read by a thread, so that nobody else waits for it."""
+
+READ = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+"""Paths whose bodies become sessions."""
+
+FLOWING = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream", b"application/pdf")
+"""Types of bodies that are not held. Others are read, since they may say whose they are and what they are about."""
+
+NOTHING = "there is nothing at this path; see the list of paths in the documentation"
 
 QUIET = 1.0
 """Seconds without a new request, after which the gateway does what can wait."""
@@ -97,6 +108,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             "on" or "off". A key may say so too, and "off" wins.
         prices: of the upstream's tokens, for what is saved.
         log: writes a line for each request; None for none. contents: whether it says what was asked.
+        fail: what becomes of a request that the gateway cannot read, or keep, because its store fails or the request has a shape
+            that it does not know: "closed" refuses it, "open" sends it on unread.
     """
 
     db: str = "agent.db"
@@ -119,13 +132,15 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     prices: Prices = PRICES["hosted"]
     log: Log | None = None
     contents: bool = False
+    fail: str = "closed"
 
 
 class Gateway:
     """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
 
     Raises:
-        SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link.
+        SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link, or no such
+            way to fail.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -133,9 +148,13 @@ class Gateway:
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
         if settings.link not in [*Link]:
             raise SpecError(f"link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
+        if settings.fail not in FAIL:
+            raise SpecError(f"fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
         self.settings, self.link = settings, Link(settings.link)
+        self.fails_open = settings.fail == "open"
+        self._trouble = Trouble(settings.db, settings.tenant)
         self.shares = Shares(settings.limits)
-        self._kept: Kept | None = None
+        self._kept = Kept(lambda: self.relay(settings.tenant).histories.hierarchy)
         self.upstream: Upstream
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
@@ -207,20 +226,51 @@ class Gateway:
                     self._learners,
                     self._offer,
                     rounds=settings.rounds,
+                    fails_open=self.fails_open,
                 )
             return known
 
     def kept(self) -> Kept:
         """Whose it is what the provider keeps."""
-        store = self.relay(self.settings.tenant).histories.hierarchy
-        with self._lock:
-            if self._kept is None:
-                self._kept = Kept(store)
-            return self._kept
+        return self._kept
+
+    def kept_check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool) -> Callable[[], bool]:
+        """See `Kept.check`; as what is done in a thread."""
+        return lambda: self.kept().check(method, path, body, key, lent=lent)
+
+    def claim(self, ids: Iterable[str], key: Key, writes: bool) -> None:
+        """See `Kept.claim`; and write it, if that did not fail a moment ago.
+
+        Raises:
+            StoreError: it is known as long as the gateway runs.
+        """
+        kept = self.kept()
+        kept.claim(ids, key)
+        if writes:
+            kept.write()
+
+    def failed(self, error: Exception | None) -> None:
+        """A request met an error of the store; None: it met none."""
+        if error is None or isinstance(error, StoreError):
+            self._trouble.note(error)
+
+    def check_rested(self) -> None:
+        """Fail at once, where requests that cannot be read are served unread, and another one has just waited in vain.
+
+        Raises:
+            StoreBusy: another program holds the store.
+        """
+        if self.fails_open:
+            self._trouble.check_rested()
 
     def check(self) -> None:
-        """Raise a StoreError if the store of the gateway's own tenant cannot be read."""
+        """Check that the store of the gateway's own tenant can be read and written, as far as that can be known without a write.
+
+        Raises:
+            StoreError: it cannot.
+        """
         self.relay(self.settings.tenant).histories.hierarchy.store.process("@health", time=0.0, create=False)
+        self._trouble.check()
 
     async def close(self) -> None:
         """Write what waits, and close everything."""
@@ -228,26 +278,31 @@ class Gateway:
         await run_sync(self._learners.close)
         for store in self._stores:
             await run_sync(store.close)
+        await run_sync(self._trouble.close)
 
 
 class _Endpoint:
-    """One path of the gateway, as an ASGI application.
+    """One path of the gateway, or all that are not named, as an ASGI application.
 
     Args:
-        form: of what is asked there; None where everything goes through unread.
+        form: of what is asked there by POST; None where everything goes through unread.
+        shape: of errors; None for that of the path.
     """
 
-    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, *methods: str) -> None:
-        self._gateway, self._form, self._shape, self._methods = gateway, form, shape, methods or ("POST",)
+    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, other: Form | None = None) -> None:
+        self._gateway, self._form, self._shape, self._other = gateway, form, shape, other or shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that goes away ends the work."""
         self._gateway.use()
-        if scope["method"] not in self._methods:
-            raise Problem(405, "method_not_allowed", f"this path takes {', '.join(self._methods)}")
+        if scope["method"] not in METHODS:
+            raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
+        _check_path(scope)
         done = anyio.Event()
 
         async def watch() -> None:
+            if flow is not None:
+                await flow.over.wait()
             while (await receive())["type"] != "http.disconnect":
                 pass
             if not done.is_set():
@@ -260,9 +315,11 @@ class _Endpoint:
             began = True
             await send(message)
 
-        body = await _body(receive)
+        flow = _Flow(receive) if scope["state"].get("flows") else None
+        body = b"" if flow is not None else await _body(receive)
         if body is None:
             return
+        shape = self._other if is_anthropic(scope["path"]) else self._shape
         exchange: Exchange = scope["state"]["exchange"]
         headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
@@ -271,80 +328,198 @@ class _Endpoint:
             user = await run_sync(told, headers, body, key) if len(body) > LARGE else told(headers, body, key)
         except KilburnError as error:
             exchange.problem = type(error).__name__
-            await fail(self._shape, error, send)
+            await fail(shape, error, send)
             return
         with self._gateway.shares.taken(key, user):
             exchange.key = key = below(key, user, self._gateway.link)
-            answering: Send = tell
-            if scope["path"].startswith("/v1/responses"):
-                try:
-                    answering = await self._kept(scope["path"], body, key, tell)
-                except KilburnError as error:
-                    exchange.problem = type(error).__name__
-                    await fail(self._shape, error, send)
-                    return
+            try:
+                answering = await self._kept(scope, body, headers, key, tell)
+            except KilburnError as error:
+                self._gateway.failed(error)
+                exchange.problem = type(error).__name__
+                await fail(shape, error, send)
+                return
             async with anyio.create_task_group() as group:
                 group.start_soon(watch)
                 try:
-                    await self._answer(scope, body, headers, key, answering)
+                    if flow is None:
+                        await self._answer(scope, body, headers, key, answering, lambda: began)
+                    else:
+                        await self._flow(scope, flow, headers, answering)
                 except KilburnError as error:
                     if began:
                         raise
                     exchange.problem = type(error).__name__
-                    await fail(self._shape, error, send)
+                    await fail(shape, error, send)
                 finally:
                     done.set()
                 group.cancel_scope.cancel()
 
-    async def _kept(self, path: str, body: bytes, key: Key, tell: Send) -> Send:
+    async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
         """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
         provider keeps of the answer is its user's too."""
-        gateway, ids = self._gateway, Ids()
-        kept = await run_sync(gateway.kept)
-        await run_sync(kept.check, path, body, key)
+        gateway = self._gateway
+        check = gateway.kept_check(scope["method"], scope["path"], body, key, lent=is_lent(headers))
+        if not await run_sync(check):
+            return tell
+        ids, reads, writes = Ids(), False, True
 
         async def telling(message: dict[str, Any]) -> None:
-            if found := ids.feed(message.get("body", b"")):
-                kept.claim(found, key)
+            nonlocal reads, writes
+            if message["type"] == "http.response.start":
+                kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+                reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
+            elif reads and (found := ids.feed(message.get("body", b""))):
                 try:
-                    await run_sync(kept.write)
+                    await run_sync(gateway.claim, found, key, writes)
                 except StoreError as error:
                     # It holds as long as the gateway runs, and is written with the next one.
+                    writes = False
+                    gateway.failed(error)
                     log.warning("whose a response is was not written: %s", type(error).__name__)
             await tell(message)
 
-        return telling if is_kept(key) else tell
+        return telling
 
-    async def _answer(self, scope: Scope, body: bytes, headers: dict[str, str], key: Key, send: Send) -> None:
-        if not {".", ".."}.isdisjoint(scope["path"].split("/")):
-            # The provider's key opens more there than what is spoken here.
-            await _nothing(scope, None, None)
-        path = quote(scope["path"].removeprefix("/v1"), safe="/:@")
-        query = scope.get("query_string", b"").decode("latin-1")
-        path = f"{path}?{query}" if query else path
-        gateway = self._gateway
-        if self._form is None or headers.get("x-kilburn", "").lower() == "off":
+    async def _answer(
+        self, scope: Scope, body: bytes, headers: dict[str, str], key: Key, send: Send, began: Callable[[], bool]
+    ) -> None:
+        path, gateway = _path_of(scope), self._gateway
+        form = self._form if scope["method"] == "POST" else None
+        if form is None or headers.get("x-kilburn", "").lower() == "off":
             await self._pass(scope, path, body, headers, send)
             return
-        empty = self._form.empty(body)
-        relay = gateway.opened(key.tenant)
-        if relay is None:
-            relay = await run_sync(gateway.relay, key.tenant)
-        if empty or (self._form.unread(body) and not await run_sync(relay.histories.has, self._form, body, headers, key.user)):
-            if not gateway.upstream.speaks(self._form):
-                kept = "goes on from what a provider keeps, and this upstream keeps nothing"
-                what = f"the request {'has no conversation' if empty else kept}"
-                raise Refused(what, advice=f"send the whole conversation as {self._form.key}")
-            await self._pass(scope, path, body, headers, send)
-            return
-        await relay.answer(self._form, body, path, headers, key, scope["state"]["exchange"], send)
+        exchange: Exchange = scope["state"]["exchange"]
+        try:
+            gateway.check_rested()
+            relay = gateway.opened(key.tenant)
+            if relay is None:
+                relay = await run_sync(gateway.relay, key.tenant)
+            empty = form.empty(body)
+            if empty or (form.unread(body) and not await run_sync(relay.histories.has, form, body, headers, key.user)):
+                if not gateway.upstream.speaks(form):
+                    kept = "goes on from what a provider keeps, and this upstream keeps nothing"
+                    what = f"the request {'has no conversation' if empty else kept}"
+                    raise Refused(what, advice=f"send the whole conversation as {form.key}")
+                await self._pass(scope, path, body, headers, send)
+                return
+            await relay.answer(form, body, path, headers, key, exchange, send)
+        except Exception as error:
+            gateway.failed(error)
+            if began() or not gateway.fails_open or not (reason := reason_of(error)) or is_ours(form, body):
+                raise
+            exchange.unread, exchange.form = reason, form.name
+            log.warning("a request is served unread: %s", error if isinstance(error, StoreError) else type(error).__name__)
+            if exchange.rounds:
+                # A provider would answer it under this key with its first answer.
+                headers = {name: value for name, value in headers.items() if name != "idempotency-key"}
+            await forward(gateway.upstream, "POST", path, body, headers, send, form, reason)
+        else:
+            if not exchange.unread:
+                gateway.failed(None)
 
-    async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
+    async def _flow(self, scope: Scope, flow: _Flow, headers: Mapping[str, str], send: Send) -> None:
+        """Pass a body through as it comes."""
+
+        async def sending(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                # An upstream may answer before the body is over; a client that is cut off while it sends sees no answer.
+                with anyio.move_on_after(LINGER):
+                    await flow.drain()
+            await send(message)
+
+        try:
+            await self._pass(scope, _path_of(scope), flow, headers, sending)
+        except KilburnError:
+            if flow.left:
+                return
+            if flow.problem is not None:
+                raise flow.problem from None
+            raise
+
+    async def _pass(
+        self, scope: Scope, path: str, body: bytes | AsyncIterable[bytes], headers: Mapping[str, str], send: Send
+    ) -> None:
         upstream = self._gateway.upstream
-        if self._form is not None and isinstance(upstream, InProcess):
-            raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+        if isinstance(upstream, InProcess):
+            if self._form is not None:
+                raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+            if not upstream.answers(path):
+                await _nothing(scope, None, None)
+        if "websocket" in headers.get("upgrade", "").lower():
+            raise Problem(501, "no_websockets", "the gateway carries no connections of websockets; go to the provider for these")
+
         if await forward(upstream, scope["method"], path, body, headers, send) >= 400:
             scope["state"]["exchange"].problem = "upstream_error"
+
+
+class _Flow:
+    """A body that is passed on as it comes."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.over = anyio.Event()
+        self.left = False
+        """Whether the client went away before its end."""
+        self.problem: Problem | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """The pieces.
+
+        Raises:
+            Problem: it is too large, or too slow. ConnectionAbortedError: the client went away.
+        """
+        while not self.over.is_set():
+            try:
+                message = await self._receive()
+            except Problem as problem:
+                self.problem = problem
+                raise
+            if message["type"] == "http.disconnect":
+                self.left = True
+                raise ConnectionAbortedError("the client went away")
+            if not message.get("more_body", False):
+                self.over.set()
+            if piece := message.get("body", b""):
+                yield piece
+
+    async def drain(self) -> None:
+        """Take the rest, and throw it away."""
+        with suppress(Problem, ConnectionAbortedError):
+            async for _ in self:
+                pass
+
+
+def _check_path(scope: Scope) -> None:
+    """Refuse a path that may lead to another place than what it says, whoever reads it.
+
+    Raises:
+        Problem: it is refused.
+    """
+    path: str = scope["path"]
+    parts = re.split(r"[/\\]", path)
+    # The provider's key may open more at other places than what is asked for here.
+    if any(part.partition(";")[0] in (".", "..") for part in parts) or unquote(path) != path or not path.isprintable():
+        raise Problem(404, "unknown_url", NOTHING)
+
+
+def _path_of(scope: Scope) -> str:
+    """The path below `/v1` and its query, as the client wrote them."""
+    raw = scope.get("raw_path") or quote(scope["path"], safe="/:@").encode()
+    path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
+    query = scope.get("query_string", b"").decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _flows(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request has a body that nobody here reads, such as a file."""
+    given = {name: value.lower() for name, value in scope["headers"]}
+    return (
+        scope["path"].startswith("/v1/")
+        and scope["path"] not in READ
+        and (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given)
+        and given.get(b"content-type", b"").lstrip().startswith(FLOWING)
+    )
 
 
 async def _body(receive: Receive) -> bytes | None:
@@ -366,7 +541,12 @@ def build(settings: Settings) -> App:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
     gateway = Gateway(settings)
-    gateway.check()
+    try:
+        gateway.check()
+    except StoreError as error:
+        if not gateway.fails_open:
+            raise
+        log.warning("requests are served unread until the store can be used: %s", error)
     chat, messages = Chat(), Messages()
 
     @asynccontextmanager
@@ -387,13 +567,9 @@ def build(settings: Settings) -> App:
     paths = [
         Route("/v1/chat/completions", _Endpoint(gateway, chat, chat)),
         Route("/v1/responses", _Endpoint(gateway, Responses(), chat)),
-        Route("/v1/responses/{rest:path}", _Endpoint(gateway, None, chat, "GET", "POST", "DELETE")),
         Route("/v1/messages", _Endpoint(gateway, messages, messages)),
-        Route("/v1/messages/count_tokens", _Endpoint(gateway, None, messages)),
-        Route("/v1/embeddings", _Endpoint(gateway, None, chat)),
-        Route("/v1/models", _Endpoint(gateway, None, chat, "GET")),
-        Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat, "GET")),
-        *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None),
+        Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
+        *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
     ]
     return Access(
         Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False),
@@ -404,8 +580,9 @@ def build(settings: Settings) -> App:
         limits=settings.limits,
         observe=observe,
         contents=settings.contents,
+        flows=_flows,
     )
 
 
 async def _nothing(scope: MutableMapping[str, Any], receive: object, send: object) -> None:
-    raise Problem(404, "unknown_url", "there is nothing at this path; see the list of paths in the documentation")
+    raise Problem(404, "unknown_url", NOTHING)

@@ -38,6 +38,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         before, after: the session's figures before its new messages, and after the reply.
         idle: since the session's last reply, or None; the upstream's cache may have expired.
         finish: why the reply ended.
+        unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.reason_of`.
     """
 
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
@@ -70,6 +71,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     after: Stats | None = None
     idle: float | None = None
     finish: str = ""
+    unread: str = ""
 
     @property
     def added(self) -> float | None:

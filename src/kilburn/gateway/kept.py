@@ -1,4 +1,4 @@
-"""Whose it is what a provider keeps: responses, their items, conversations.
+"""Whose it is what a provider keeps: responses, conversations, files, batches and whatever else has an id.
 
 A provider keeps them for the holder of its key, and that is the gateway: to it all users are one. So the gateway remembers who
 got an id first, and nobody else may go on from it, read it or delete it. In the store are digests alone.
@@ -9,64 +9,124 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import msgspec
 
+from kilburn.errors import StoreStale
 from kilburn.event import Act
+from kilburn.gateway.form import Form
 from kilburn.gateway.keys import Key
 from kilburn.gateway.problems import Problem
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
+from kilburn.wire.digests import HIDDEN
 
-__all__ = ["Ids", "Kept", "is_kept"]
+__all__ = ["Ids", "Kept", "is_kept", "is_ours"]
 
 SESSION = "@responses"
 """The session whose ledger says it; no client can name it."""
 
+KNOWN = 100_000
+"""Ids that are known in memory: those that were named last. An older one is looked for in the ledger."""
+
+TRIES = 5
+"""How often it is tried to write, if other gateways write at the same time."""
+
 LONGEST = 200
 """Characters of an id."""
 
-_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,%d})"' % LONGEST)
+SHORTEST = 8
+"""Characters of what may be an id in a path; it has a digit too. A verb has none."""
+
+KEEPS_NOTHING = ("audio", "completions", "embeddings", "images", "moderations", "rerank", "models")
+"""Paths whose answers leave nothing at the provider that a later request could name."""
+
+ANSWERS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
+"""Paths of answers that nobody asks for again by an id."""
+
+READING = ("GET", "HEAD")
+
+_ID = re.compile(rb'"(?:id|[a-z_]{0,40}file_id)"\s*:\s*"([^"\\]{1,%d})"' % LONGEST)
 """An id in JSON. Inside of a text the quotes would have backslashes."""
+
+_NAMED = re.compile(
+    rb'"(?:[a-z_]{0,40}(?:file|container|vector_store|batch|thread|conversation|upload|assistant|skill|video)_ids?|container)"'
+    rb'\s*:\s*(\[[^\]]*|"[^"\\]*")'
+)
+"""Ids of what a provider keeps, which a request may name anywhere in its JSON. A list need not end: so no byte is read twice."""
+
+_OURS = re.compile(rb"\[[pf]\d+(?:-[pf]\d+)? (?:out|in part)\b|\"" + HIDDEN.encode())
+_TEXT = re.compile(rb'"([^"\\]{1,%d})"' % LONGEST)
+_ESCAPE = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+_DIGIT = re.compile("[0-9]")
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Kept:
-    """Who owns an id, for all tenants of a gateway. Safe to use from several threads."""
+    """Who owns an id, for all tenants of a gateway. Safe to use from several threads.
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
-        self._hierarchy = hierarchy
+    Args:
+        opened: gives the store; it is asked for when something is named.
+        known: ids that are known in memory.
+    """
+
+    def __init__(self, opened: Callable[[], Hierarchy], known: int = KNOWN) -> None:
+        self._opened = opened
+        self._most = known
         self._lock = threading.RLock()
-        self._owners: dict[str, str] = {}
+        self._owners: OrderedDict[str, str] = OrderedDict()
         self._waiting: dict[str, str] = {}
         self._read = 0
+        self._whole = True
+        """Whether all that was read is still known."""
 
-    def check(self, path: str, body: bytes, key: Key) -> None:
+    def check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool = True) -> bool:
         """Refuse a request that names what is another user's. What it goes on from and nobody has is this one's from now on.
 
         Args:
-            path: of the request, from `/v1` on.
+            path: of the request, decoded, from `/v1` on.
+            body: empty where it is no JSON.
+            lent: whether it goes upstream with the gateway's key, under which others keep things too.
+
+        Returns:
+            whether the ids of its answer are this user's.
 
         Raises:
-            Problem: something belongs to somebody else. StoreError: it cannot be said.
+            Problem: something belongs to somebody else, or to all. StoreError: it cannot be said.
         """
-        # What stands in a path may be a verb, and no id.
-        if not is_kept(key) and not self._any():
-            return
-        read = [_digest(part) for part in path.removeprefix("/v1/responses").strip("/").split("/")[:1] if part]
-        named = [_digest(name) for name in _named_in(body)]
+        parts = [part.partition(";")[0] for part in path.split("/")[2:] if part]
+        kind, rest = (parts[0].lower(), parts[1:]) if parts else ("", [])
+        answers = path in ANSWERS and method == "POST"
+        if b"\0" in body and is_kept(key):
+            # A provider may read it as UTF-16.
+            raise Problem(400, "invalid_body", "the body is no JSON in UTF-8")
+        going = list(_named_in(body)) if kind == "responses" else []
+        named = [*going, *_mentioned(body)]
+        if kind not in KEEPS_NOTHING and not answers:
+            named += rest
+        if not is_kept(key) and (not named or not self._any()):
+            return False
+        ids = {_digest(name) for name in named}
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
-            if any(each not in self._owners for each in (*read, *named)):
-                self._learn()
-            if any(self._owners.get(each, owner) != owner for each in (*read, *named)):
+            owners = self._owners_of(ids) if ids else {}
+            if any(each != owner for each in owners.values()):
                 said = "there is nothing of this id that this user may read or go on from"
                 raise Problem(404, "not_of_this_user", said)
-            self.claim(named, key)
-            self.write()
+            own = any(_digest(part) in owners for part in rest)
+            if is_kept(key) and lent and not own and not answers:
+                _check_alone(method, kind, rest)
+            if going:
+                self.claim((_digest(name) for name in going), key)
+                self.write()
+        if not is_kept(key) or answers or kind in KEEPS_NOTHING or method == "HEAD" or rest[-1:] == ["content"]:
+            return False
+        return kind == "responses" or own or (method == "POST" and not any(map(_is_id, rest)))
 
     def _any(self) -> bool:
         """Whether anybody owns anything."""
@@ -75,15 +135,53 @@ class Kept:
                 self._learn()
             return bool(self._owners)
 
+    def _owners_of(self, ids: Iterable[str]) -> dict[str, str]:
+        """The owners of the ids that have one.
+
+        Raises:
+            StoreError: the store cannot say it.
+        """
+        wanted = set(ids)
+        if any(each not in self._owners for each in wanted):
+            self._learn()
+        found = {each: self._owners[each] for each in wanted if each in self._owners}
+        if len(found) < len(wanted) and not self._whole:
+            # Who got it first has it, so the oldest one counts.
+            for event in self._process().events(0, Act.NOTE):
+                kept = event.data.get("kept", {})
+                for each in wanted & kept.keys() - found.keys():
+                    found[each] = kept[each]
+        self._know(found)
+        return found
+
+    def _know(self, owners: dict[str, str]) -> None:
+        for each, owner in owners.items():
+            self._owners.setdefault(each, owner)
+            self._owners.move_to_end(each)
+        # What is not written yet is known here alone.
+        while len(self._owners) - len(self._waiting) > self._most:
+            oldest = next(iter(self._owners))
+            if oldest in self._waiting:
+                self._owners.move_to_end(oldest)
+                continue
+            del self._owners[oldest]
+            self._whole = False
+
     def claim(self, digests: Iterable[str], key: Key) -> None:
-        """Say whose some ids are, by their digests, if nobody has them. `write` makes it last."""
+        """Say whose some ids are, by their digests, if nobody has them. `write` makes it last.
+
+        Raises:
+            StoreError: the store cannot say whether somebody has them.
+        """
         if not is_kept(key):
             return
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
-            new = {each: owner for each in digests if each not in self._owners}
-            self._owners.update(new)
+            wanted = list(digests)
+            known = self._owners if self._whole else self._owners_of(wanted)
+            new = {each: owner for each in wanted if each not in known}
             self._waiting.update(new)
+            self._know(new)
 
     def write(self) -> None:
         """Write into the store what is not there yet.
@@ -92,25 +190,26 @@ class Kept:
             StoreError: it waits for the next time.
         """
         with self._lock:
-            if self._waiting:
-                process = self._process()
-                process.record(Act.NOTE, policy="gateway", kept=self._waiting)
-                self._waiting = {}
-                process.kernel.flush_observed()
+            for left in reversed(range(TRIES if self._waiting else 0)):
+                with suppress(StoreStale) if left else nullcontext():
+                    with self._process().batch() as kernel:
+                        kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
+                    self._waiting.clear()
+                    self._know({})
+                    break
 
     def _process(self) -> Process:
-        process = self._hierarchy.process(SESSION)
+        process = self._opened().process(SESSION)
         process.refresh()
         return process
 
     def _learn(self) -> None:
         """Read what was written since, also by other gateways."""
-        if not self._read and self._hierarchy.store.process(SESSION, time=0.0, create=False) is None:
+        if not self._read and self._opened().store.process(SESSION, time=0.0, create=False) is None:
             return
         for event in self._process().events(self._read, Act.NOTE):
             self._read = event.number
-            for each, owner in event.data.get("kept", {}).items():
-                self._owners.setdefault(each, owner)
+            self._know(event.data.get("kept", {}))
 
 
 class Ids:
@@ -123,7 +222,7 @@ class Ids:
     def feed(self, piece: bytes) -> list[str]:
         """The digests of the ids that are new."""
         data = self._rest + piece
-        self._rest = data[-LONGEST - 20 :]
+        self._rest = data[-LONGEST - 60 :]
         found = {_digest(match[1].decode("utf-8", "replace")) for match in _ID.finditer(data)} - self._seen
         self._seen |= found
         return list(found)
@@ -132,6 +231,44 @@ class Ids:
 def is_kept(key: Key) -> bool:
     """Whether what a provider keeps for this one is somebody's: on one's own machine everything is one's own."""
     return bool(key.name or key.user)
+
+
+def is_ours(form: Form, body: bytes) -> bool:
+    """Whether a request has what only this gateway could read: a handle, a call of its own tools, or a name of what a provider
+    keeps, which may be from a round that the client did not see."""
+    if _OURS.search(body):
+        return True
+    try:
+        return form.name == "responses" and any(_named_in(body))
+    except Problem:
+        return True
+
+
+def _is_id(part: str) -> bool:
+    """Whether a part of a path may be an id, and no verb."""
+    return len(part) >= SHORTEST and _DIGIT.search(part) is not None
+
+
+def _check_alone(method: str, kind: str, rest: Sequence[str]) -> None:
+    """Refuse what is not one user's: a list of all that is kept under the gateway's key, and what administers it.
+
+    Raises:
+        Problem: it is refused.
+    """
+    reads = method in READING
+    if kind.startswith("organization") or (kind == "models" and not reads):
+        raise Problem(403, "not_permitted", "the provider's account is the operator's; this key does not administer it")
+    if kind == "chat" or (reads and kind != "models" and not any(map(_is_id, rest))):
+        raise Problem(403, "not_permitted", "this would tell what others keep at the provider; name what is yours by its id")
+
+
+def _mentioned(body: bytes) -> Iterator[str]:
+    """The ids of files and the like that a request names, wherever it does."""
+    if b"\\u00" in body:
+        body = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), body)
+    for found in _NAMED.finditer(body):
+        for text in _TEXT.finditer(found[1]):
+            yield text[1].decode("utf-8", "replace")
 
 
 def _named_in(body: bytes) -> Iterator[str]:

@@ -22,6 +22,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         body: bytes of one request.
         bodies: bytes of all requests that are being answered.
+        upload: bytes of a body that goes through piece by piece, such as a file's; it is never held, and not among `bodies`.
         headers: how many a request may have. header_bytes: their names and values together.
         messages: how many one history may have.
         running: requests that are being answered. per_key: of one key.
@@ -33,6 +34,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     body: int = 64 << 20
     bodies: int = 1 << 30
+    upload: int = 1 << 30
     headers: int = 100
     header_bytes: int = 32 << 10
     messages: int = 100_000

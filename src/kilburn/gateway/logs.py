@@ -19,7 +19,7 @@ __all__ = ["Log", "line_of"]
 LONGEST = 200
 """Characters of a path, which a client may choose."""
 
-FIELDS = ("form", "model", "session", "stream", "rounds", "sent", "new", "finish", "problem", "trace")
+FIELDS = ("form", "model", "session", "stream", "rounds", "sent", "new", "finish", "problem", "unread", "trace")
 """What is in a line if it is known."""
 
 

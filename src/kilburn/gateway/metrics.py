@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -84,6 +84,8 @@ class Metrics:
         self.prices = prices
         self._lock = threading.Lock()
         self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()
+        self._users: dict[tuple[str, str], str] = {}
+        """Whose each of them is; who watches is not told."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
@@ -108,6 +110,12 @@ class Metrics:
         self._calls = Counter("kilburn_upstream_calls", "Calls of the upstream, hidden rounds too.", **tenant)
         self._hits = Counter("kilburn_hits", "Prompts and recalls that the window served.", **tenant)
         self._faults = Counter("kilburn_faults", "Recalls of pages that were out of the window.", **tenant)
+        self._unread = Counter(
+            "kilburn_unread",
+            "Requests that were served unread, or whose reply was not kept, because something here failed.",
+            labelnames=["tenant", "reason"],
+            registry=self._registry,
+        )
         self._alarms = Gauge("kilburn_sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.", **tenant)
         self._saved = Gauge("kilburn_saved", "Money saved since the start, in the unit of the price table.", **tenant)
 
@@ -119,6 +127,8 @@ class Metrics:
             self._requests.labels(tenant, route, str(exchange.status)).inc()
             if exchange.problem:
                 self._problems.labels(tenant, exchange.problem).inc()
+            if exchange.unread:
+                self._unread.labels(tenant, exchange.unread).inc()
             self._seconds.labels(tenant, route).observe(exchange.seconds)
             if exchange.added is not None:
                 self._added.labels(tenant).observe(exchange.added)
@@ -129,6 +139,7 @@ class Metrics:
 
     def _count(self, tenant: str, exchange: Exchange) -> None:
         row = self._row(tenant, exchange.session)
+        self._users[tenant, exchange.session] = exchange.key.user if exchange.key is not None else ""
         row.requests += 1
         row.used = exchange.began
         grown = {"sent": exchange.sent, **_growth(exchange.before, exchange.after)}
@@ -160,16 +171,22 @@ class Metrics:
         if row is None:
             row = self._rows[tenant, session] = Row(tenant=tenant, session=session)
             if len(self._rows) > SESSIONS:
-                _, gone = self._rows.popitem(last=False)
+                place, gone = self._rows.popitem(last=False)
+                del self._users[place]
                 if gone.alarm:
                     self._alarms.labels(gone.tenant).dec()
         self._rows.move_to_end((tenant, session))
         return row
 
-    def sessions(self, tenant: str | None = None) -> list[Row]:
-        """The sessions that were used since the start, the last used first; of one tenant, or None for all."""
+    def sessions(self, tenant: str | None = None, sees: Callable[[str], bool] = lambda user: True) -> list[Row]:
+        """The sessions that were used since the start, the last used first; of one tenant, or None for all.
+
+        Args:
+            sees: whether the sessions of a user may be told.
+        """
         with self._lock:
-            return [msgspec.structs.replace(row) for row in reversed(self._rows.values()) if tenant in (None, row.tenant)]
+            rows = [row for at, row in reversed(self._rows.items()) if tenant in (None, row.tenant) and sees(self._users[at])]
+            return [msgspec.structs.replace(row) for row in rows]
 
     def page(self, tenant: str | None = None) -> bytes:
         """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""

@@ -1,10 +1,28 @@
-"""Errors as clients expect them: the provider's own form, by route."""
+"""Errors as clients expect them: the provider's own form, by route. None of them names a file of this machine."""
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-__all__ = ["OF_A_USER", "Problem", "body_of", "is_anthropic"]
+from kilburn.errors import (
+    EmptyPrompt,
+    Forgotten,
+    KernelError,
+    KilburnError,
+    ModelError,
+    SpecError,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreStale,
+    WireError,
+)
+
+__all__ = ["OF_A_USER", "Problem", "body_of", "is_anthropic", "reason_of", "words_of"]
 
 OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC = {
@@ -17,6 +35,19 @@ ANTHROPIC = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+
+STORE: dict[type[StoreError], tuple[str, str]] = {
+    StoreFull: ("store-full", "the gateway's disk is full, and nothing of this was kept; try again later"),
+    StoreBusy: ("store-busy", "another program holds the gateway's store; try again"),
+    StoreStale: ("store-changed", "the session changed meanwhile; ask again"),
+    StoreCorrupt: ("store-damaged", "the gateway's store is damaged; its operator mends it with `kilburn fsck`"),
+    StoreReadOnly: ("store-read-only", "the gateway's store cannot be written; its operator checks its permissions"),
+    StoreError: ("store-failed", "the gateway's store cannot be used; try again later"),
+}
+"""For each error of the store: a reason in one word, and what a client is told. What SQLite says has the file's path."""
+
+_FILE = re.compile(r"(?<![\w/:.~])~?/(?!v\d)(?:[^\s/'\"`:;,()]+/)+[^\s/'\"`:;,()]*")
+"""A path of this machine; an address of the web and a path of an API are none."""
 
 OF_A_USER = ("user_rate_limit_exceeded", "user_concurrency_limit_exceeded")
 """Codes of refusals of one end user, for which the others below the same key do not pay."""
@@ -38,6 +69,32 @@ class Problem(Exception):
     ) -> None:
         self.status, self.code, self.message, self.retry_after, self.param = status, code, message, retry_after, param
         super().__init__(message)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a request could not be read, in one word; "" if it must not be answered unread: the fault is the client's or the
+    provider's, or what it says was forgotten, or it works when it is asked again."""
+    match error:
+        case StoreStale():
+            return ""  # it works when it is asked again, and perhaps something was forgotten
+        case StoreError():
+            return next(reason for kind, (reason, _) in STORE.items() if isinstance(error, kind))
+        case WireError():
+            return "unknown-shape"
+        case EmptyPrompt() | Forgotten() | ModelError() | SpecError() | Problem():
+            return ""
+        case KernelError():
+            return "kernel"
+        case Exception():
+            return "internal"
+    return ""
+
+
+def words_of(error: KilburnError) -> str:
+    """What a client is told of an error."""
+    if isinstance(error, StoreError):
+        return next(words for kind, (_, words) in STORE.items() if isinstance(error, kind))
+    return _FILE.sub("…", f"{error.what}: {error.advice}" if error.advice else error.what)
 
 
 def is_anthropic(path: str) -> bool:

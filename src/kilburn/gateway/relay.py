@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -41,6 +41,7 @@ from kilburn.gateway.form import Asked, Form, Reading, hidden
 from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
+from kilburn.gateway.problems import reason_of, words_of
 from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Response, Upstream, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
@@ -57,6 +58,9 @@ log = logging.getLogger("kilburn.gateway")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+UNREAD = "x-kilburn-unread"
+"""The header that says why an answer has no session, or why it is not kept."""
 
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
@@ -80,10 +84,20 @@ class Relay:
         rounds: times that the model's calls of our tools are answered within one request.
         learners: learn from what is said.
         offer: which models are offered our tools.
+        fails_open: whether a reply that cannot be kept reaches the client in any case.
     """
 
-    def __init__(self, histories: Histories, upstream: Upstream, learners: Learners, offer: Offer, *, rounds: int = 5) -> None:
-        self.offer = offer
+    def __init__(
+        self,
+        histories: Histories,
+        upstream: Upstream,
+        learners: Learners,
+        offer: Offer,
+        *,
+        rounds: int = 5,
+        fails_open: bool = False,
+    ) -> None:
+        self.offer, self.fails_open = offer, fails_open
         self._histories = histories
         self.figures = Figures()
         self._upstream = upstream
@@ -312,8 +326,19 @@ class _Turn:
         try:
             self._relay.histories.hierarchy.store.sync()
             self._relay.figures.end(self._exchange, self._session)
+        except StoreError as error:
+            if not self._let_go(error):
+                raise
         finally:
             self._relay.histories.give(self._session)
+
+    def _let_go(self, error: StoreError) -> bool:
+        """Whether the client gets a reply that the store did not take: the next history has it, and it is kept then."""
+        if not self._relay.fails_open or not (reason := reason_of(error)):
+            return False
+        self._exchange.unread = reason
+        log.warning("a reply was not kept: %s", error)
+        return True
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
@@ -393,10 +418,15 @@ class _Turn:
 
     def _goes_on(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
-        if self._answered(reply, reading):
-            return True
-        if self._work.keeps and reading.id:
-            self._relay.histories.replied(self._session, reading.id)
+        try:
+            if self._answered(reply, reading):
+                return True
+            if self._work.keeps and reading.id:
+                self._relay.histories.replied(self._session, reading.id)
+        except StoreError as error:
+            # A reply with calls of our tools is nothing that the client could read.
+            if reading.ours(reply) or not self._let_go(error):
+                raise
         self._give()
         return False
 
@@ -532,6 +562,8 @@ class _Turn:
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
         own = {"x-kilburn-session": self._session.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
+        if self._exchange.unread:
+            own[UNREAD] = self._exchange.unread
         if self._work.brought is not None:
             own["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
         await start(self._send, status, {**headers, **own}, length)
@@ -539,7 +571,7 @@ class _Turn:
     async def _break_off(self, error: KilburnError) -> None:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
-        said = self._work.form.error(status, error.what, code)
+        said = self._work.form.error(status, words_of(error), code)
         self._exchange.problem = type(error).__name__
         await self.give()
         last = b"" if self._reading is None else self._reading.broken(said)
@@ -588,11 +620,25 @@ async def start(send: Send, status: int, headers: Mapping[str, str], length: int
     await send({"type": "http.response.start", "status": status, "headers": listed})
 
 
-async def forward(upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> int:
-    """Pass a request and its answer through, byte for byte; returns the answer's status."""
-    async with upstream.ask(method, path, body, headers, None) as answer:
+async def forward(
+    upstream: Upstream,
+    method: str,
+    path: str,
+    body: bytes | AsyncIterable[bytes],
+    headers: Mapping[str, str],
+    send: Send,
+    form: Form | None = None,
+    unread: str = "",
+) -> int:
+    """Pass a request and its answer through, byte for byte; returns the answer's status.
+
+    Args:
+        form: of the body, if it is to be translated for an upstream that does not speak it.
+        unread: why it is not read, if it should have been; the client is told.
+    """
+    async with upstream.ask(method, path, body, headers, form) as answer:
         status: int = answer.status
-        await start(send, answer.status, answer.headers)
+        await start(send, answer.status, {**answer.headers, **({UNREAD: unread} if unread else {})})
         async for piece in answer.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -608,8 +654,9 @@ async def fail(form: Form, error: KilburnError, send: Send) -> None:
             status, code = 503, "store_unavailable"
         case _:
             status, code = status_of(error)
-    words = f"{error.what}: {error.advice}" if error.advice else error.what
-    body = msgspec.json.encode(form.error(status, words, code))
+    if isinstance(error, StoreError):
+        log.warning("%s", error)
+    body = msgspec.json.encode(form.error(status, words_of(error), code))
     headers = {"content-type": "application/json"}
     wait = getattr(error, "retry_after", None)
     if wait is not None:

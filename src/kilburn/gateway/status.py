@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 import msgspec
 
 import kilburn
-from kilburn.errors import KilburnError, MissingExtra
+from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreBusy, StoreError, StoreFull, StoreStale
 from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
 from kilburn.gateway.metrics import Metrics
+from kilburn.gateway.problems import Problem, words_of
+from kilburn.gateway.users import sees, told
+from kilburn.stores.sqlite import Sqlite
 
 try:
     from starlette.requests import Request
@@ -22,19 +27,91 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["routes"]
+__all__ = ["Trouble", "routes"]
 
 FRESH = 1.0
 """Seconds for which a health check's result is given again, so that nobody keeps the disk busy with it."""
 
 
-def routes(metrics: Metrics, check: Callable[[], object], search: Callable[[], str], *, keyed: bool) -> list[Route]:
+WAIT = 0.5
+"""Seconds that a health check waits for another writer."""
+
+FREE = 4 << 20
+"""Bytes without which a disk is full: a write needs some for the store's log."""
+
+RECENT = 10.0
+"""Seconds for which a write that failed counts, if no other one was tried since."""
+
+REST = 2.0
+"""Seconds after a request has waited in vain for another program, in which others do not wait for it."""
+
+
+class Trouble:
+    """Whether the store can be written, as far as that can be known without a write. Safe to use from several threads.
+
+    Args:
+        path, tenant: of the store.
+    """
+
+    def __init__(self, path: str, tenant: str) -> None:
+        self._path, self._tenant = path, tenant
+        self._lock = threading.Lock()
+        self._store: Sqlite | None = None
+        self._last: tuple[float, StoreError] | None = None
+
+    def note(self, error: StoreError | None) -> None:
+        """A request met this error of the store; None: it met none."""
+        again = self._last is not None and error is self._last[1]
+        if not again and not isinstance(error, StoreStale):
+            self._last = None if error is None else (time.monotonic(), error)
+
+    def check_rested(self) -> None:
+        """Raise what the last request met, if that was a moment ago and it had to wait for it.
+
+        Raises:
+            StoreBusy: another program holds the store.
+        """
+        last = self._last
+        if last is not None and isinstance(last[1], StoreBusy) and time.monotonic() - last[0] < REST:
+            raise last[1].with_traceback(None)
+
+    def check(self) -> None:
+        """Ask the disk how much is free, become the writer and write nothing, and see what the last request met.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        if self._path == ":memory:":
+            return
+        room = os.statvfs(os.path.dirname(os.path.abspath(self._path)))
+        if room.f_bavail * room.f_frsize < FREE:
+            raise StoreFull("there is no space left for the store", advice="free some space")
+        with self._lock:
+            # A connection of its own: requests do not wait for this one.
+            self._store = self._store or Sqlite(self._path, tenant=self._tenant, busy_timeout=WAIT)
+            with self._store.together():
+                pass
+        last = self._last
+        if last is not None and time.monotonic() - last[0] < RECENT:
+            raise last[1].with_traceback(None)
+
+    def close(self) -> None:
+        """Release the store."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+
+
+def routes(
+    metrics: Metrics, check: Callable[[], object], search: Callable[[], str], *, keyed: bool, serves: bool = False
+) -> list[Route]:
     """The routes.
 
     Args:
         check: raises if the gateway cannot work.
         search: says how what was said is found.
         keyed: whether clients have keys. Each then sees its tenant's figures, and one with `figures` those of all.
+        serves: whether clients are served all the same if the gateway cannot work.
     """
     known: list[tuple[float, str]] = []
     asking = asyncio.Lock()
@@ -45,8 +122,9 @@ def routes(metrics: Metrics, check: Callable[[], object], search: Callable[[], s
                 known[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
         trouble = known[-1][1]
         # Anyone may ask: it names the class of what is wrong, and no file, host or session.
-        said = {"status": "failing" if trouble else "ok", "version": kilburn.__version__, "search": search()}
-        return _json(said | ({"problem": trouble} if trouble else {}), 503 if trouble else 200)
+        said = {"status": "ok" if not trouble else "unread" if serves else "failing"}
+        said |= {"version": kilburn.__version__, "search": search()}
+        return _json(said | ({"problem": trouble} if trouble else {}), 503 if trouble and not serves else 200)
 
     def of(request: Request) -> str | None:
         key: Key = request.state.key
@@ -56,7 +134,12 @@ def routes(metrics: Metrics, check: Callable[[], object], search: Callable[[], s
         return Response(metrics.page(of(request)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def sessions(request: Request) -> Response:
-        return _json(Rows(time=time.time(), sessions=metrics.sessions(of(request))), 200)
+        key: Key = request.state.key
+        try:
+            named = told(request.headers, b"", key)
+        except SpecError as error:
+            raise Problem(400, "invalid_user", words_of(error)) from None
+        return _json(Rows(time=time.time(), sessions=metrics.sessions(of(request), sees(key, named))), 200)
 
     return [Route("/health", health), Route("/metrics", page), Route("/sessions", sessions)]
 

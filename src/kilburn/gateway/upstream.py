@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
@@ -51,7 +51,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "gathered", "joined", "status_of"]
+__all__ = ["KEY_FROM", "Body", "Endpoint", "InProcess", "Response", "Upstream", "gathered", "is_lent", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -103,12 +103,21 @@ class _More(msgspec.Struct):
     stream: Any = False
 
 
+Body = bytes | AsyncIterable[bytes]
+
+
 class Response(NamedTuple):
     """An upstream's answer: its status, its headers, and its body in pieces."""
 
     status: int
     headers: dict[str, str]
     pieces: AsyncIterator[bytes]
+
+
+def is_lent(headers: Mapping[str, str]) -> bool:
+    """Whether a request goes upstream with the gateway's key for the provider, and not with one of the client's own."""
+    bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
+    return bool(headers.get(KEY_FROM)) or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS)
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -133,11 +142,12 @@ class Upstream(Protocol):
         """Whether requests of a form go through as they are, as far as is known; otherwise they are translated."""
         ...
 
-    def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None) -> Any:
+    def ask(self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None) -> Any:
         """An async context with the `Response`.
 
         Args:
-            path: below `/v1`, with the query.
+            path: below `/v1`, with the query, as it is in an address: with `%` where the client has one.
+            body: whole, or piece by piece where there is no form.
             headers: the client's.
             form: of the body; None where it goes through unread.
 
@@ -192,18 +202,22 @@ class Endpoint:
 
     @asynccontextmanager
     async def ask(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Response]:
         """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
+        whole = body if isinstance(body, bytes) else b""
         if form is not None and not self.speaks(form):
-            async with self._translated(body, headers, form) as answer:
+            async with self._translated(whole, headers, form) as answer:
                 yield answer
             return
+        sent = self._headers(headers)
+        if whole is not body and "content-length" in headers:
+            sent["content-length"] = headers["content-length"]
         async with AsyncExitStack() as stack:
-            answer = await stack.enter_async_context(self._sent(method, path, body, self._headers(headers, path)))
+            answer = await stack.enter_async_context(self._sent(method, path, body, sent, through=form is None))
             if form is not None and form.name == "responses" and answer.status in ABSENT:
                 with suppress(Refused):  # then it is the model that is not there
-                    other = await stack.enter_async_context(self._translated(body, headers, form))
+                    other = await stack.enter_async_context(self._translated(whole, headers, form))
                     if other.status < 400:
                         self._lacks.add(form.path)
                     if other.status not in ABSENT:
@@ -211,16 +225,28 @@ class Endpoint:
             yield answer
 
     @asynccontextmanager
-    async def _sent(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[Response]:
-        """The endpoint's answer to a request as it is."""
-        if body:
-            headers["content-length"] = str(len(body))
-        url = URL(f"{self.url}/v1{path}")
+    async def _sent(
+        self, method: str, path: str, body: Body, headers: dict[str, str], *, through: bool = False
+    ) -> AsyncIterator[Response]:
+        """The endpoint's answer to a request as it is.
+
+        Args:
+            through: whether the answer goes to the client as it is, so that its length is known.
+        """
+        data: AsyncIterator[bytes] | None
+        if isinstance(body, bytes):
+            data = _one(body) if body else None
+            if body:
+                headers["content-length"] = str(len(body))
+        else:
+            data = body.__aiter__()
+        # Nothing that a client writes makes another host, or a fragment, which is not sent.
+        url = URL(f"{self.url}/v1{path}".replace("#", "%23"), encoded=True)
         try:
-            async with asyncio.timeout(self._timeout):
-                response = await self._client.request(
-                    method, url, data=_one(body) if body else None, headers=headers, allow_redirects=False
-                )
+            async with asyncio.timeout(self._timeout) as patience:
+                if data is not None and not isinstance(body, bytes):
+                    data = self._patiently(data, patience)
+                response = await self._client.request(method, url, data=data, headers=headers, allow_redirects=False)
         except TimeoutError as error:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, ValueError) as error:
@@ -229,7 +255,11 @@ class Endpoint:
         try:
             if not 200 <= response.status < 600:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
-            yield Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
+            told = joined(response.headers.items())
+            answer = Response(response.status, _passed_on(told), self._pieces(response))
+            if through and "content-length" in told and told.get("content-encoding", "identity") == "identity":
+                answer.headers["content-length"] = told["content-length"]
+            yield answer
         finally:
             # Closes the connection, unless the answer was read to its end.
             response.close()
@@ -264,7 +294,7 @@ class Endpoint:
         key means the same there."""
         known = {name: headers[name] for name in ("authorization", "x-api-key", KEY_FROM) if name in headers}
         anthropic = self.form == "messages"
-        given = self._headers(known, "/messages" if anthropic else "")
+        given = self._headers(known)
         key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ").strip()
         sent = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
         if anthropic:
@@ -272,6 +302,13 @@ class Endpoint:
         if key:
             sent["authorization"] = f"Bearer {key}"  # as the SDKs of both do
         return sent
+
+    async def _patiently(self, body: AsyncIterable[bytes], patience: asyncio.Timeout) -> AsyncIterator[bytes]:
+        """A body, which may take as long as it likes as long as it comes, and is taken."""
+        async for piece in body:
+            with suppress(RuntimeError):  # the answer is there before the body was over
+                patience.reschedule(asyncio.get_running_loop().time() + self._timeout)
+            yield piece
 
     def _watch(self, response: aiohttp.ClientResponse) -> None:
         """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
@@ -306,17 +343,16 @@ class Endpoint:
         except (aiohttp.ClientError, HttpProcessingError) as error:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
-    def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
+    def _headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
-        own, or the provider's usual variable."""
+        own, or the usual variable of the provider whose endpoint this is, and of no other."""
         headers = {name: value for name, value in _passed_on(given).items() if not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
-        bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-        named = given.get(KEY_FROM, "")
-        if named or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS):
+        if is_lent(given):
             headers.pop("authorization", None)
             headers.pop("x-api-key", None)
-            anthropic = "anthropic-version" in headers or path.startswith("/messages")
+            anthropic = self.form == "messages"
+            named = given.get(KEY_FROM, "")
             if key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
                 headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
         return headers
@@ -461,9 +497,10 @@ class InProcess:
 
     @asynccontextmanager
     async def ask(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Response]:
         """See `Upstream`."""
+        body = body if isinstance(body, bytes) else b""
         if form is None:
             yield self._other(path, body)
             return
@@ -474,6 +511,10 @@ class InProcess:
         finally:
             with anyio.CancelScope(shield=True):
                 await said.close()
+
+    def answers(self, path: str) -> bool:
+        """Whether it answers a path of no form, below `/v1`."""
+        return path.partition("?")[0] in ("/messages/count_tokens", "/models")
 
     def _other(self, path: str, body: bytes) -> Response:
         path = path.partition("?")[0]

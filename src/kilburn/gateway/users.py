@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -20,7 +20,7 @@ from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.limits import Bounds, Bucket
 from kilburn.gateway.problems import Problem
 
-__all__ = ["HEADER", "Shares", "below", "logged", "told"]
+__all__ = ["HEADER", "Shares", "below", "logged", "sees", "told"]
 
 HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
@@ -122,6 +122,23 @@ def below(key: Key, user: str, asked: Link) -> Key:
     linked = Link.OFF not in said and (Link.ON in said or key.person or bool(user))
     own = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
     return msgspec.structs.replace(key, user=own, link=Link.ON if linked else Link.OFF)
+
+
+def sees(key: Key, user: str) -> Callable[[str], bool]:
+    """Whose sessions a client is told of: an end user's own; with a key of one person, that person's and those of its end
+    users; with another key, those of its end users, and of nobody in particular.
+
+    Args:
+        user: that the request names, as `told` gives it.
+    """
+    if user:
+        return below(key, user, Link.AUTO).user.__eq__
+    if key.figures or not key.name:
+        return lambda known: True
+    if key.user:
+        own = f"/{_quoted(key.user)}/"
+        return lambda known: known == key.user or known.startswith(own)
+    return lambda known: not known or (known.startswith("/") and known.count("/") == 1)
 
 
 def logged(user: str) -> str:
