@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,6 +47,18 @@ def stub_of(page: Page, label: str) -> str:
     return f"[{page.address} out: {page.tokens} tokens{label}]"
 
 
+class _Before(NamedTuple):
+    """What a new page changes of a window. `request` is the list itself, and `asked` how long it was."""
+
+    last: int
+    last_derived: int
+    turn: int
+    said: int
+    request: list[int]
+    asked: int
+    seen: int
+
+
 class Window:
     """The state of one process's window.
 
@@ -66,7 +79,9 @@ class Window:
         self.shown: set[int] = set()
         self.folded: set[int] = set()
         self.gone: set[int] = set()
-        self.groups: dict[int, tuple[int, ...]] = {}
+        self.groups: dict[int, list[int]] = {}
+        # The same as tuples, of those that were asked for since they last changed.
+        self._together: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.importance: dict[int, float] = {}
         # Calls without a result, each with the number of messages before it.
@@ -75,7 +90,7 @@ class Window:
         # The ids of the last original and the last derived page, and the number of the last message.
         self.last = self.last_derived = self.turn = 0
         self.said = 0
-        self.request: tuple[int, ...] = ()
+        self.request: list[int] = []
         self.seen = 0
         self._order: list[Key] = []
         # Results that stand as a handle in place, with what the handle costs.
@@ -92,8 +107,9 @@ class Window:
     def copy(self) -> Window:
         """The same window, to be changed by itself. The pages are shared; nothing may be waiting in the journal."""
         made = copy.copy(self)
-        for name in ("pages", "states", "costs", "shown", "folded", "gone", "groups", "pins", "importance", "open", "calls"):
+        for name in ("pages", "states", "costs", "shown", "folded", "gone", "pins", "importance", "open", "calls", "request"):
             setattr(made, name, getattr(self, name).copy())
+        made.groups, made._together = {group: members.copy() for group, members in self.groups.items()}, {}
         made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
         made.gaps, made._journal, made._before = self.gaps.copy(made._order), [], {}
         made._resident = self._resident and self._resident.copy()
@@ -167,7 +183,12 @@ class Window:
 
     def group(self, page: int) -> tuple[int, ...]:
         """All pages that move together with this one, itself included."""
-        return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
+        number = self.pages[page].group
+        if number not in self.groups:
+            return (page,)
+        if number not in self._together:
+            self._together[number] = tuple(self.groups[number])
+        return self._together[number]
 
     def is_visible(self, page: int) -> bool:
         """Whether a page, or its stub, is in the prompt."""
@@ -276,17 +297,17 @@ class Window:
 
     def add(self, page: Page, state: State) -> None:
         """Add a new page in its state."""
-        before = (self.last, self.last_derived, self.turn, self.said, self.request, self.seen)
+        before = _Before(self.last, self.last_derived, self.turn, self.said, self.request, len(self.request), self.seen)
         self.pages[page.id] = page
         self.costs.setdefault(page.id, page.tokens)
         if page.id > 0:
             self._take_note_of(page)
         else:
             self.last_derived = min(self.last_derived, page.id)
-        members = self.groups.get(page.group, ())
         if page.group:
-            self.groups[page.group] = (*members, page.id)
-        self._journal.append(lambda: self._take_back(page, members, before))
+            self.groups.setdefault(page.group, []).append(page.id)
+            self._together.pop(page.group, None)
+        self._journal.append(lambda: self._take_back(page, before))
         if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0:
             self._note_call(page)
         self._put(page.id, None, state)
@@ -298,7 +319,11 @@ class Window:
         said = page.kind is Kind.TEXT and not page.is_blank
         if page.role is Role.USER and said and page.trust >= Trust.USER:
             same = bool(self.request) and self.pages[self.task].message == page.message
-            self.request = (*self.request, page.id) if same else (page.id,)
+            # A message of so many parts is so many pages: what the journal holds of each must not grow with them.
+            if same:
+                self.request.append(page.id)
+            else:
+                self.request = [page.id]
         self.last = max(self.last, page.id)
         self.turn = max(self.turn, page.message)
         self.seen += self.cost(page.id)
@@ -316,15 +341,17 @@ class Window:
             said = self.open.pop(page.answers)
             self._journal.append(lambda: self.open.__setitem__(page.answers, said))
 
-    def _take_back(self, page: Page, members: tuple[int, ...], before: tuple[int, int, int, int, tuple[int, ...], int]) -> None:
+    def _take_back(self, page: Page, before: _Before) -> None:
         self._put(page.id, self.states[page.id], None)
         if page.group:
-            if members:
-                self.groups[page.group] = members
-            else:
-                self.groups.pop(page.group, None)
+            self.groups[page.group].pop()
+            self._together.pop(page.group, None)
+            if not self.groups[page.group]:
+                del self.groups[page.group]
         del self.pages[page.id], self.costs[page.id]
-        self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before
+        self.last, self.last_derived, self.turn, self.said = before.last, before.last_derived, before.turn, before.said
+        self.request, self.seen = before.request, before.seen
+        del self.request[before.asked :]
 
     def _set(self, page: int, state: State) -> None:
         before = self.states[page]
