@@ -15,7 +15,9 @@ FUNCTION = '{"id":"c#","type":"function","function":{"name":"f","arguments":"{}"
 SOURCE = '{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AAAA"}}'
 USE = '{"type":"tool_use","id":"c#","name":"f","input":{}}'
 DATA = '{"type":"document","source":{"type":"text","media_type":"text/plain","data":"d"}}'
-CALLED = '{"role":"assistant","content":null,"tool_calls":[{"id":"x","type":"function","function":{"name":"f","arguments":"{}"}}]}'
+CALLED = (
+    '{"role":"assistant","content":null,"tool_calls":[{"id":"x","type":"function","function":{"name":"f","arguments":"{}"}}]}'
+)
 USED = '{"role":"assistant","content":[{"type":"tool_use","id":"x","name":"f","input":{}}]}'
 ITEM = '{"type":"function_call","call_id":"x","name":"f","arguments":"{}"}'
 
@@ -44,9 +46,7 @@ def _history(path: str, start: str, *, items: dict[str, str]) -> dict[str, Body]
 
 
 def _inside(path: str, start: str, end: str, items: dict[str, tuple[str, str, str]]) -> dict[str, Body]:
-    return {
-        f"{path[4:]}, {name}": Body(path, start + head, item, tail + end) for name, (head, item, tail) in items.items()
-    }
+    return {f"{path[4:]}, {name}": Body(path, start + head, item, tail + end) for name, (head, item, tail) in items.items()}
 
 
 _C, _M, _R = '{"model":"m","messages":[', '{"model":"m","max_tokens":9,"messages":[', '{"model":"m","input":['
@@ -174,7 +174,11 @@ ARRAYS: dict[str, Body] = {
                 '{"type":"web_search_tool_result","tool_use_id":"s#","content":[]}',
                 "]}",
             ),
-            "input of a call": ('{"role":"assistant","content":[{"type":"tool_use","id":"x","name":"f","input":{"a":[', "1", "]}}]}"),
+            "input of a call": (
+                '{"role":"assistant","content":[{"type":"tool_use","id":"x","name":"f","input":{"a":[',
+                "1",
+                "]}}]}",
+            ),
             "parts of a result": (
                 USED + ',{"role":"user","content":[{"type":"tool_result","tool_use_id":"x","content":[',
                 TEXT,
@@ -220,7 +224,11 @@ ARRAYS: dict[str, Body] = {
         {
             "items of the user": ("", USER, ""),
             "turns": ("", f"{USER},{SAID}", ""),
-            "items of the assistant": ("", '{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a"}]}', ""),
+            "items of the assistant": (
+                "",
+                '{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a"}]}',
+                "",
+            ),
             "items of the system": ("", '{"role":"system","content":"c"}', ""),
             "calls": ("", '{"type":"function_call","call_id":"c#","name":"f","arguments":"{}"}', ""),
             "calls with results": (

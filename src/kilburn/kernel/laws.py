@@ -7,7 +7,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import msgspec

@@ -503,8 +503,8 @@ class Window:
 
 
 def _speaks(page: Page) -> bool:
-    """Whether each of the forms sends a page as somebody's words; one of them may send nothing for a blank text, for thinking, and
-    for another provider's blocks."""
+    """Whether each of the forms sends a page as somebody's words; one of them may send nothing for a blank text, for thinking,
+    and for another provider's blocks."""
     return page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank
 
 
