@@ -185,7 +185,7 @@ def steps(path: str, body: bytes, folder: Path) -> int:
         count += event in ("call", "c_call")
 
     db = str(folder / f"{len(body)}.db")
-    with kilburn.open(db, window=8000, policy="cost", tokenizer="chars/4", embedder=None, foreign=False) as store:
+    with kilburn.open(db, window=1000, policy="cost", tokenizer="chars/4", embedder=None, foreign=False) as store:
         histories = Histories(store)
         sys.setprofile(counting)
         try:
