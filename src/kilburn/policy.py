@@ -155,20 +155,26 @@ class View:
         """
         resident = {page.id: page for page in self.pages}
         chosen: dict[int, None] = {}
+        # Groups that stay, asked for by a page of the latest message or by another one.
+        stays: set[tuple[int, bool]] = set()
         freed = 0
         for page in candidates:
             if freed >= tokens:
                 break
             if page.id in chosen or page.id in self.pins:
                 continue
-            together = [resident[member] for member in self.group(page.id) if member in resident]
-            if self.is_movable(page, together):
+            asked = page.group, self.is_latest(page)
+            stay = bool(page.group) and asked in stays
+            together = [] if stay else [resident[member] for member in self.group(page.id) if member in resident]
+            if not stay and self.is_movable(page, together):
                 leaving = [member for member in together if member.id not in chosen]
                 freed += sum(member.tokens for member in leaving)
             elif page.answers and not self.is_latest(page) and page.tokens > self.handle:
                 leaving = [page]
                 freed += page.tokens - self.handle
+                stays.add(asked)
             else:
+                stays.add(asked)
                 continue
             chosen.update(dict.fromkeys(member.id for member in leaving))
         return tuple(chosen)
@@ -195,7 +201,15 @@ class View:
         """
         latest = [page.id for page in self.latest()]
         latest += [stub for stub in self.stubs if self.page(stub).message == self.turn]
-        return {member for page in (*latest, *self.pins, *self.open) for member in self.group(page)}
+        return self._with_groups((*latest, *self.pins, *self.open))
+
+    def _with_groups(self, pages: Iterable[int]) -> set[int]:
+        """Some pages and all that move together with them. Each group is looked at once, however many of it are named."""
+        found: set[int] = set()
+        for page in pages:
+            if page not in found:
+                found.update(self.group(page))
+        return found
 
     def front(self, tail: int) -> Sequence[Page]:
         """The resident pages in front of the newest ones that take `tail` tokens together at most."""
@@ -230,7 +244,8 @@ class View:
         going = {page.id: page for page in self.movable([page for page in self.pages if page.id in named])}
         plain = {number for number in going if number > 0}
         behind = {number: self.originals(page) for number, page in going.items() if number < 0}
-        stubs = {stub for stub in self.stubs if any(member in going for member in self.group(stub))}
+        beside = self._with_groups(going)
+        stubs = {stub for stub in self.stubs if stub in beside}
         resident = {page.id for page in self.pages}
         out = {number for number in named - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
@@ -239,7 +254,8 @@ class View:
         legal = sources if within is None else sources & within
         torn = self._torn(going, behind, stubs, legal)
         # The fold does not stand for pages that leave before it, and this may tear another page.
-        while less := {member for number in torn for member in self.group(number) if member in legal and member in plain | stubs}:
+        plain |= stubs
+        while less := {member for member in self._with_groups(torn) if member in legal and member in plain}:
             legal = legal - less
             torn = self._torn(going, behind, stubs, legal)
         return Stretch(tuple(sorted(legal)), tuple(going.values()), torn)
@@ -252,13 +268,14 @@ class View:
 
     def _shown_by(self, staying: Iterable[Page]) -> set[int]:
         """The originals that some pages show, and all of their groups."""
-        return {number for page in staying for number in (*self.group(page.id), *self.originals(page))}
+        shown = list(staying)
+        return self._with_groups(page.id for page in shown).union(*map(self.originals, shown))
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
         """The leaving pages of which not everything may be cited, each with its group."""
         torn = {number for number in going if number > 0 and number not in legal}
         torn.update(number for number, originals in behind.items() if not originals <= legal)
-        return {member for number in torn | (stubs - legal) for member in self.group(number) if member in going}
+        return {member for member in self._with_groups(torn | (stubs - legal)) if member in going}
 
     def is_latest(self, page: Page) -> bool:
         """Whether the page belongs to the message that was admitted last."""

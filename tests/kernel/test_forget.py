@@ -273,8 +273,8 @@ def test_a_forgotten_blank_message_is_no_request() -> None:
     store = Memory()
     process = Hierarchy(store, Budget(200), "fifo", tokenizer="chars/4").process("a")
     process.append(user("what I want"), assistant("yes"), user(" "))
-    assert process.window.request == (1,)
+    assert process.window.request == [1]
     process.forget("p3")
-    assert process.window.request == (1,)
+    assert process.window.request == [1]
     check_laws(process)
-    assert Hierarchy(store, Budget(200), "fifo", tokenizer="chars/4").process("a").window.request == (1,)
+    assert Hierarchy(store, Budget(200), "fifo", tokenizer="chars/4").process("a").window.request == [1]

@@ -79,9 +79,9 @@ def test_a_blank_message_is_no_request(blank: Any) -> None:
     for _ in range(6):
         process.append(assistant(words(300)))
         assert "KX-771" in json.dumps(process.render())
-    assert process.window.request == (3,)
+    assert process.window.request == [3]
     process.append(user(" " * 2000 + "And the English ones?"))
-    assert process.window.request == (process.window.last,)
+    assert process.window.request == [process.window.last]
     check_laws(process)
 
 

@@ -145,7 +145,7 @@ def test_results_and_pictures_are_no_request() -> None:
         )
         assert SECOND in shown(process)
     process.append(user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}]))
-    assert process.window.request == (3,)
+    assert process.window.request == [3]
     validate_messages(list(process.render("messages")))
     check_laws(process)
 
@@ -158,7 +158,7 @@ def test_of_text_and_picture_the_text_stays() -> None:
         prompt = step(process, number, 37)
         assert SECOND in prompt
         assert "(see above)" in prompt
-    assert process.window.request == (2, 4)
+    assert process.window.request == [2, 4]
     check_laws(process)
 
 

@@ -183,3 +183,29 @@ def test_handles_name_what_is_out_and_recall_brings_it_back() -> None:
     for first, last, pages, tokens in gaps:
         assert f"[p{first}-p{last} out: {pages} pages, {tokens} tokens]" in shown
         assert process.recall(f"p{first}-p{last}").parts == tuple(said[first - 1 : last])
+
+
+def test_a_copy_of_a_window_goes_its_own_way() -> None:
+    process = process_at(1000)
+    process.append(user("Read it."), assistant(None, call_of("c1")))
+    copied = process.window.copy()
+    before = copied.use
+    process.append(tool("c1", "read"))
+    assert (process.window.group(2), copied.group(2)) == ((2, 3), (2,))
+    assert copied.waiting() == [2]
+    assert copied.use == before != process.window.use
+
+
+@pytest.mark.parametrize("window", [60, 150, 400])
+def test_what_open_calls_take_is_what_it_is_when_everything_is_counted_anew(window: int) -> None:
+    process = process_at(window)
+    for number in range(12):
+        process.append(user(f"Step {number}. " + "It goes on. " * (number % 4)), assistant(None, call_of(f"c{number}")))
+        if number % 3 == 0:
+            process.append(tool(f"c{number}", "a result " * (number + 1)))
+        if number > 4 and number % 4 == 1:
+            process.append(tool(f"c{number - 4}", "a late one"))
+        anew = process.window.copy()
+        anew.rollback()  # nothing is undone, and nothing is known of what it takes
+        assert process.window.use == anew.use
+        check_laws(process)

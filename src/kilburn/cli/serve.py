@@ -22,7 +22,8 @@ __all__ = ["serve"]
 
 BOUNDS = (
     "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), body=67108864 and "
-    "bodies=1073741824 (bytes of a request, and of all), upload=1073741824 (bytes of a file that goes through), "
+    "bodies=1073741824 (bytes of a request, and of all), upload=1073741824 (bytes of a file that goes "
+    "through), values=500000 and depth=128 (of a request's JSON), "
     "running=512 and per_key=256 (at once), headers=100, header_bytes=32768, connections=2048, "
     "patience=20 (seconds for headers, for a body to begin, and to read on), pace=16384 (bytes a second of a body)"
 )

@@ -19,7 +19,7 @@ from typing import Any
 from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Bounds, Bucket
+from kilburn.gateway.limits import Bounds, Bucket, Tally
 from kilburn.gateway.problems import OF_A_USER, Problem, body_of
 
 __all__ = ["LOOPBACK", "Access", "App", "Receive", "Scope", "Send"]
@@ -110,6 +110,7 @@ class Access:
 
         try:
             try:
+                self._check_framing(scope)
                 self._check_caller(scope)
                 await self._inner(scope, receive, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
@@ -135,6 +136,17 @@ class Access:
             places = [f"{place.filename}:{place.lineno}" for place in traceback.extract_tb(error.__traceback__)]
             exchange.trace = " > ".join([*places, type(error).__name__]) + (f": {error}" if self.contents else "")
         return problem
+
+    def _check_framing(self, scope: Scope) -> None:
+        """Where a request ends is said once: a proxy that reads it in another way would take its rest for somebody's request.
+        What else is wrong with lengths the server itself refuses."""
+        named = {name for name, _ in scope["headers"]}
+        if b"transfer-encoding" not in named:
+            return
+        if b"content-length" in named:
+            raise Problem(400, "invalid_length", "Content-Length and Transfer-Encoding are both given; send one of them")
+        if scope.get("http_version") == "1.0":
+            raise Problem(400, "invalid_length", "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
 
     def _check_caller(self, scope: Scope) -> None:
         """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
@@ -173,7 +185,7 @@ class Access:
                     self._buckets[key.name].give()
                 raise
         finally:
-            self._held -= 0 if flows else exchange.size
+            self._held -= exchange.weight
             self._running[key.name] -= 1
             self._running += Counter()
         return None
@@ -270,9 +282,10 @@ class Access:
         return receiving
 
     async def _body(self, receive: Receive, exchange: Exchange) -> bytes | None:
-        """The whole body; None if the client left."""
+        """The whole body, counted as it comes; None if the client left."""
         limits = self.limits
         pieces: list[bytes] = []
+        tally = Tally()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limits.patience) as deadline:
@@ -283,10 +296,10 @@ class Access:
                         return None
                     chunk = message.get("body", b"")
                     pieces.append(chunk)
-                    exchange.size += len(chunk)
-                    self._held += len(chunk)
-                    if exchange.size > limits.body:
-                        raise self._too_large()
+                    tally.feed(chunk)
+                    self._held += tally.weight - exchange.weight
+                    exchange.size, exchange.weight = tally.size, tally.weight
+                    self._check_size(tally)
                     if self._held > limits.bodies:
                         raise Problem(503, "overloaded", "the gateway holds as many requests as it may", retry_after=1)
                     if not message.get("more_body"):
@@ -298,9 +311,21 @@ class Access:
     def _too_slow(self) -> Problem:
         return Problem(408, "slow_body", "the body came too slowly")
 
+    def _check_size(self, tally: Tally) -> None:
+        limits = self.limits
+        if tally.size > limits.body:
+            raise self._too_large()
+        if tally.values > limits.values:
+            said = f"the JSON of a request may have {limits.values:,} values; send fewer messages, parts or tools"
+            raise Problem(413, "too_many_values", f"{said}, or have the operator raise `values`")
+        if tally.depth > limits.depth:
+            said = f"the JSON of a request may be nested {limits.depth:,} levels deep; send it flatter"
+            raise Problem(400, "nested_too_deep", f"{said}, or have the operator raise `depth`")
+
     def _too_large(self, flows: bool = False) -> Problem:
-        most = self.limits.upload if flows else self.limits.body
-        return Problem(413, "request_too_large", f"a request may have {most:,} bytes")
+        most, name = (self.limits.upload, "upload") if flows else (self.limits.body, "body")
+        said = f"a request may have {most:,} bytes; send less of it at once, or have the operator raise `{name}`"
+        return Problem(413, "request_too_large", said)
 
     async def _refuse(self, problem: Problem, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Answer with an error, and close the connection once the client has had a chance to read it."""

@@ -25,7 +25,8 @@ class Exchange(msgspec.Struct, kw_only=True):
         method, path, client: as they came; the path without its query. parent: the span that it belongs to (`traceparent`).
         key: who asked; None before that is known, and if nobody may.
         status: of the reply; 499 if the client left before one. problem: why it was refused or failed, in one word.
-        received: from `started` until the body was there; None if it never was. size: bytes of the body.
+        received: from `started` until the body was there; None if it never was. size: bytes of the body. weight: what it takes
+            of the memory for all bodies, in bytes; see `kilburn.gateway.limits.Tally`.
         first: from `started` until the first byte of the reply went out. seconds: until its last.
         asked: the body, if contents are logged.
         trace: where an unexpected error came from, files and lines; its message only if contents are logged.
@@ -53,6 +54,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     problem: str = ""
     received: float | None = None
     size: int = 0
+    weight: int = 0
     first: float | None = None
     seconds: float = 0.0
     asked: bytes | None = None

@@ -55,6 +55,9 @@ log = logging.getLogger("kilburn.gateway")
 SESSIONS = 256
 """Sessions that are kept in memory, for each tenant."""
 
+PAGES = 500_000
+"""Pages of the sessions that are kept in memory, for each tenant: about 1 KB each."""
+
 KNOWN = 200_000
 """Messages whose digests are kept in memory, for each tenant."""
 
@@ -92,9 +95,9 @@ class Histories:
     Safe to use from several threads.
     """
 
-    def __init__(self, hierarchy: Hierarchy, messages: int = 100_000) -> None:
+    def __init__(self, hierarchy: Hierarchy, messages: int = 100_000, pages: int = PAGES) -> None:
         self.hierarchy = hierarchy
-        self._messages = messages
+        self._messages, self._pages = messages, pages
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
@@ -224,14 +227,15 @@ class Histories:
         Raises:
             WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
         """
+        with self._lock:
+            self._trim()
         for left in reversed(range(TRIES)):
             session = None
             try:
                 found = self._remembered(form, asked, name, user) if left == TRIES - 1 else None
                 session, raws, digests = found or self._found(form, asked, name, user, link=link)
                 session.linked = link
-                if len(session.digests) + len(raws) > self._messages:
-                    raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
+                self._check_length(len(session.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in form.read(raw)])
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
@@ -257,20 +261,21 @@ class Histories:
                     session.taken.set()
         raise AssertionError("a session is claimed or an error is raised")
 
+    def _check_length(self, messages: int) -> None:
+        if messages > self._messages:
+            raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
+
     def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
         """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call.
 
         A compaction that a client brings was made, as far as anybody knows, of the session that this one is from: it cites all
-        of it.
+        of it. A later one cites the one before it (see `pages_of`).
         """
-        if any(is_compaction(part) for message in fresh for part in message.parts):
-            cites = self._pages_before(process)
-            fresh = [
-                msgspec.structs.replace(message, cites=(*message.cites, *cites))
-                if any(map(is_compaction, message.parts))
-                else message
-                for message in fresh
-            ]
+        first = next((at for at, message in enumerate(fresh) if any(map(is_compaction, message.parts))), None)
+        if first is not None:
+            # Those behind it cite it.
+            cites = (*fresh[first].cites, *self._pages_before(process))
+            fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
             process.append(*following(fresh, process))
         except OrphanResult:
@@ -303,6 +308,7 @@ class Histories:
     ) -> tuple[Session, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
+        self._check_length(len(asked.messages))
         digests, ends = self.digests(form, asked.messages)
         root = root_of(name) if name else _root(user, digests)
         before = self._before(asked, name, user)
@@ -546,7 +552,7 @@ class Histories:
             info = self._stored(name)
             if info is not None and info.user == user and name not in self._sessions:
                 self._read(name, root, user)
-        self._trim()
+                self._trim()
 
     def _stored(self, name: str) -> ProcessInfo | None:
         return self.hierarchy.store.process(name, time=0.0, create=False)
@@ -565,10 +571,14 @@ class Histories:
         return session
 
     def _trim(self) -> None:
-        while len(self._sessions) > SESSIONS:
-            session = next((each for each in self._sessions.values() if not each.busy), None)
-            if session is None:
+        """Keep in memory no more than is allowed: those that were used last, and in any case the very last one."""
+        pages = sum(each.process.window.last for each in self._sessions.values())
+        for session in [*self._sessions.values()][:-1]:
+            if len(self._sessions) <= SESSIONS and pages <= self._pages:
                 return
+            if session.busy:
+                continue
+            pages -= session.process.window.last
             if session.chain:
                 self._away[session.chain[-1]] = session.name
                 if len(self._away) > KNOWN:

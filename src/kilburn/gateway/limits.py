@@ -5,12 +5,17 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Iterable
+from itertools import accumulate
 
 import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Bounds", "Bucket", "check_listening", "is_loopback", "limits_of"]
+__all__ = ["Bounds", "Bucket", "Tally", "check_listening", "is_loopback", "limits_of"]
+
+WEIGHT = 128
+"""Bytes of text that take as much memory as one value of JSON: a message of one letter becomes a page, with its state and its
+line in the ledger."""
 
 RATE = 600
 """Requests per minute of a key, where the operator says nothing: ten a second for as long as it likes, 150 at once."""
@@ -21,8 +26,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         body: bytes of one request.
-        bodies: bytes of all requests that are being answered.
+        bodies: bytes of all requests that are being answered. A value in their JSON counts as 128 bytes.
         upload: bytes of a body that goes through piece by piece, such as a file's; it is never held, and not among `bodies`.
+        values: in the JSON of one request: objects, lists, and what stands in them.
+        depth: objects and lists in each other.
         headers: how many a request may have. header_bytes: their names and values together.
         messages: how many one history may have.
         running: requests that are being answered. per_key: of one key.
@@ -35,6 +42,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     body: int = 64 << 20
     bodies: int = 1 << 30
     upload: int = 1 << 30
+    values: int = 500_000
+    depth: int = 128
     headers: int = 100
     header_bytes: int = 32 << 10
     messages: int = 100_000
@@ -70,6 +79,58 @@ def limits_of(given: Iterable[str], *, keyed: bool) -> Bounds:
         return msgspec.convert(asked, Bounds, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
+
+
+_MARKS = b'"[]{},'
+_OTHERS = bytes(set(range(256)) - set(_MARKS))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+
+
+class Tally:
+    """How much JSON a body is, counted piece by piece as it comes, before anything is made of it.
+
+    A body that does not begin as an object is no JSON to anybody here, and has no values. Of what is no JSON in its middle it
+    counts at least what a reader meets before it stops there.
+
+    Args:
+        size: bytes. values, depth: as `Bounds` has them.
+    """
+
+    def __init__(self) -> None:
+        self.size = self.values = self.depth = 0
+        self._open = 0
+        self._in_text = False
+        self._torn = b""
+        self._is_object: bool | None = None
+
+    @property
+    def weight(self) -> int:
+        """What it takes of `Bounds.bodies`."""
+        return self.size + WEIGHT * self.values
+
+    def feed(self, piece: bytes) -> None:
+        """Count one piece."""
+        self.size += len(piece)
+        if self._is_object is None and (begun := piece.lstrip(b" \t\r\n")):
+            self._is_object = begun.startswith(b"{")
+        if not self._is_object:
+            return
+        piece = self._torn + piece
+        self._torn = b""
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+            if piece.endswith(b"\\"):
+                # What it escapes comes with the next piece.
+                self._torn = b"\\"
+        texts = piece.translate(None, _OTHERS).split(b'"')
+        marks = b"".join(texts[self._in_text :: 2])
+        self._in_text ^= len(texts) % 2 == 0
+        opened = marks.count(b"[") + marks.count(b"{")
+        self.values += opened + marks.count(b",")
+        steps = memoryview(marks.translate(_STEPS, b",")).cast("b")
+        if steps:
+            self.depth = max(self.depth, max(accumulate(steps, initial=self._open)))
+            self._open += 2 * opened - len(steps)
 
 
 class Bucket:

@@ -59,6 +59,7 @@ class Session:
         self.answered = any(call.startswith(HIDDEN) for call in process.window.calls)
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
+        """By the digest of what is counted: it may be as long as a body."""
         self.busy = False
         self.asked = b""
         """What its chain ends with once the request that goes on now is in it."""
@@ -130,11 +131,12 @@ class Session:
 
     def cost(self, raw: bytes) -> int:
         """Tokens of what is sent beside the conversation."""
-        known = self._costs.get(raw)
+        key = hashlib.blake2b(raw, digest_size=16).digest()
+        known = self._costs.get(key)
         if known is None:
             if len(self._costs) >= BESIDE:
                 self._costs.clear()
-            known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
+            known = self._costs[key] = self.process.counter.count(raw.decode("utf-8", "replace"))
         return known
 
     def fill(self, digests: Sequence[bytes]) -> None:

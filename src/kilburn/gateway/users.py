@@ -28,6 +28,9 @@ HEADER = "x-kilburn-user"
 LONGEST = 100
 """Characters of a user in a name; of a longer one its digest stands there."""
 
+LONGEST_DEVICE = 1_000
+"""Characters of what Claude Code says of itself as JSON."""
+
 SHARE = 4
 """An end user takes one part in so many of what the key may, so that nobody has all of it."""
 
@@ -96,7 +99,7 @@ def _device(said: str) -> str | None:
     if found := _CLAUDE.fullmatch(said):
         return f"{found[1]} {found[2]}"
     try:
-        fields = msgspec.json.decode(said, type=dict[str, str]) if said.startswith("{") else {}
+        fields = msgspec.json.decode(said, type=dict[str, str]) if said.startswith("{") and len(said) <= LONGEST_DEVICE else {}
     except (msgspec.DecodeError, RecursionError):
         return None
     if fields.keys() != {"device_id", "account_uuid", "session_id"}:
@@ -106,7 +109,7 @@ def _device(said: str) -> str | None:
 
 def _quoted(said: str) -> str:
     """A user as part of a name: without what separates parts, and not too long. No two users have the same."""
-    short = quote(said, safe="@:+")
+    short = quote(said, safe="@:+") if len(said) <= LONGEST else said
     return short if len(short) <= LONGEST else f"%-{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
 
 

@@ -67,8 +67,9 @@ def pages_of(
 ) -> tuple[list[Page], dict[str, str]]:
     """The pages of these messages, numbered on from the window's last, and the texts of their digests.
 
-    What a provider made of the prompt, its compaction, has all that the prompt shows among its sources. If a message with one
-    has sources, they are those of the compaction, and not of what was said beside it.
+    What a provider made of the prompt, its compaction, has all that the prompt shows among its sources. A second one cites the
+    first, which leads on to all before it, and what came since. If a message with one has sources, they are those of the
+    compaction, and not of what was said beside it.
 
     Raises:
         OrphanResult, DuplicateCall, InvalidMessage, LawBroken: nothing was admitted.
@@ -78,13 +79,16 @@ def pages_of(
     texts: dict[str, str] = {}
     calls: dict[str, Page] = {}
     answered: set[str] = set()
+    # The place among these pages of the last compaction.
+    last: int | None = None
     for offset, message in enumerate(messages):
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
-        trust, made_of = _trust(message, window, cited, pages), message.sources
+        trust, made_of, cites = _trust(message, window, cited, pages), message.sources, message.cites
         summary_trust, summed = trust, any(map(is_compaction, message.parts))
         if summed:
-            shown = [page for page in (*window.visible(), *pages) if page.id not in window.stubs]
+            before = pages[last:] if last is not None else (*window.visible(), *pages)
+            shown = [page for page in before if page.id not in window.stubs]
             made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in shown))))
             summary_trust = min([trust, *(page.trust for page in shown)])
             trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
@@ -113,13 +117,15 @@ def pages_of(
                 call=part.call,
                 name=part.name,
                 sources=() if beside else made_of,
-                cites=() if beside else message.cites,
+                cites=() if beside else cites,
                 order=(number, 0),
                 label=_label(part),
                 speaker=speaker,
             )
             if part.kind is Kind.CALL and part.call is not None:
                 calls[part.call] = page
+            if summed and not beside:
+                last, made_of, cites = len(pages), (number,), ()
             pages.append(page)
             texts[page.digest] = part.text
             if extra:

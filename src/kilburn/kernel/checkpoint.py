@@ -46,7 +46,7 @@ class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     turn: int
     said: int
     seen: int
-    request: tuple[int, ...]
+    request: list[int]
     open: dict[int, int]
     places: dict[str, Runs]
     marked: list[tuple[int, bool, float]]
@@ -140,7 +140,7 @@ def restore(data: bytes, window: Window, ledger: Ledger, usage: Usage) -> bool:
     window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
     window.pages.settle(found.last_derived, found.last)
     window.costs = dict(enumerate(found.costs, 1)) | found.others
-    window.groups = {group: members for group, *rest in found.groups for members in (tuple(rest),)}
+    window.groups = {group: members for group, *members in found.groups}
     window.adopt(states, folds, found.stubs, found.gaps)
     usage.pages.update(uses)
     usage.tokenizer = found.tokenizer

@@ -7,7 +7,8 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -124,13 +125,19 @@ def _call_stays(window: Window, page: Page, leaving: set[int]) -> bool:
 def check_load(window: Window, move: Load) -> Change:
     """A load brings whole groups, never a retired page (law 9) or a result without its call (law 6)."""
     change = Change(at={}, uncover=[])
+    brought: set[int] = set()
     for page in known(window, move.pages):
         if window.at(page.id) == Place.RETIRED:
             raise LawBroken(9, f"{page.address} is retired", advice="recall it by address; it stays readable as history")
+        if page.id > 0 and page.group in brought:
+            continue
+        if page.id > 0 and page.group:
+            brought.add(page.group)
         for member in window.group(page.id) if page.id > 0 else (page.id,):
             if window.at(member) in (Place.OUT, Place.STUB, Place.FOLDED) and (member > 0 or member in move.pages):
                 change.at[member] = Place.IN
                 _replace_stand_in(window, member, change)
+    answered: dict[int, set[int]] = {}
     for member in change.at:
         page = window.pages[member]
         if (
@@ -140,14 +147,20 @@ def check_load(window: Window, move: Load) -> Change:
             and window.stands_itself(page.answers) is None
         ):
             raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
-        if page.kind is Kind.CALL and page.id not in window.open and not _has_result(window, page, change):
+        if page.kind is not Kind.CALL or page.id in window.open:
+            continue
+        if page.group not in answered:
+            answered[page.group] = _answered(window, page, change)
+        if page.id not in answered[page.group]:
             raise LawBroken(6, f"the result of {page.address} is not there any more", advice="recall it by address")
     return change
 
 
-def _has_result(window: Window, call: Page, change: Change) -> bool:
-    results = [member for member in window.group(call.id) if window.pages[member].answers == call.id]
-    return any(change.at.get(result) == Place.IN or window.stands_itself(result) is not None for result in results)
+def _answered(window: Window, call: Page, change: Change) -> set[int]:
+    """The calls of a call's group whose results will be there."""
+    members = window.group(call.id)
+    there = (member for member in members if change.at.get(member) == Place.IN or window.stands_itself(member) is not None)
+    return {window.pages[member].answers for member in there}
 
 
 def _replace_stand_in(window: Window, page: int, change: Change) -> None:
@@ -170,21 +183,33 @@ def check_evict(window: Window, move: Evict, patience: int = PATIENCE, *, forced
     """
     pages = known(window, move.pages)
     leaving = {page.id for page in pages}
-    awaited = window.awaited(patience)
     _unpinned(window, leaving)
+    seen = _Seen()
     for page in pages:
         if not window.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(window, page, leaving, awaited, forced=forced))
+        leaving.update(_followers(window, page, leaving, partial(window.is_awaited, patience=patience), seen, forced=forced))
     return Change(at=_departures(window, leaving), uncover=_uncovered(window, leaving))
 
 
-def _followers(window: Window, page: Page, leaving: set[int], awaited: Set[int], *, forced: bool = False) -> list[int]:
+class _Seen:
+    """What is known of the groups of one move, so that each is looked at once, however many of its pages leave."""
+
+    def __init__(self) -> None:
+        self.whole: set[int] = set()
+        """Those of which nothing is left behind."""
+        self.thoughts: dict[int, tuple[bool, bool]] = {}
+        """Whether no call waits for its result, and whether all thinking leaves."""
+
+
+def _followers(
+    window: Window, page: Page, leaving: set[int], awaited: Callable[[int], bool], seen: _Seen, *, forced: bool = False
+) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(window, page)
-    if acts_as is Kind.CALL and not awaited.isdisjoint((page.id, *page.sources)):
+    if acts_as is Kind.CALL and any(map(awaited, (page.id, *page.sources))):
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-    if page.answers or _leave_alone(window, page, leaving, forced=forced):
+    if page.answers or page.group in seen.whole or _leave_alone(window, page, leaving, seen, forced=forced):
         return []
     stubs = []
     for member in window.group(page.id):
@@ -195,6 +220,8 @@ def _followers(window: Window, page: Page, leaving: set[int], awaited: Set[int],
                 6, f"{page.address} would leave {address_of(member)} behind", advice="move the whole group (view.group)"
             )
         stubs.append(member)
+    if page.group:
+        seen.whole.add(page.group)
     return stubs
 
 
@@ -203,15 +230,19 @@ def is_bound(page: Page) -> bool:
     return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
 
 
-def _leave_alone(window: Window, page: Page, leaving: set[int], *, forced: bool) -> bool:
+def _leave_alone(window: Window, page: Page, leaving: set[int], seen: _Seen, *, forced: bool) -> bool:
     """Whether thinking may leave without its message: all of it, once the user has spoken since and its calls have their
     results. In an open tool loop the provider needs it."""
     if _acts_as(window, page) is not Kind.REASONING:
         return False
-    shown = [member for member in window.group(page.id) if window.is_visible(member)]
-    thoughts = [member for member in shown if _acts_as(window, window.pages[member]) is Kind.REASONING]
-    over = page.id < window.task and window.awaited().isdisjoint(window.group(page.id))
-    return (over or forced) and leaving.issuperset(thoughts)
+    number = page.group or page.id
+    if number not in seen.thoughts:
+        group = window.group(page.id)
+        shown = [member for member in group if window.is_visible(member)]
+        thoughts = [member for member in shown if _acts_as(window, window.pages[member]) is Kind.REASONING]
+        seen.thoughts[number] = (not any(map(window.is_awaited, group)), leaving.issuperset(thoughts))
+    over, all_leave = seen.thoughts[number]
+    return (forced or (over and page.id < window.task)) and all_leave
 
 
 def _departures(window: Window, leaving: set[int]) -> dict[int, Place]:
@@ -308,17 +339,23 @@ def _subsumed(window: Window, chosen: set[int]) -> set[int]:
 
 
 def _whole_groups(window: Window, chosen: set[int], subsumed: set[int]) -> None:
-    for page in chosen & window.awaited():
+    for page in filter(window.is_awaited, chosen):
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
     near = chosen if len(chosen) <= len(window.shown) else window.shown - chosen - subsumed
+    seen: set[int] = set()
     for page in near:
-        for member in window.group(page):
-            left, behind = (page, member) if near is chosen else (member, page)
-            if left in chosen and behind not in chosen and behind not in subsumed and behind in window.shown:
-                raise LawBroken(
-                    6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
-                )
+        if page in seen:
+            continue
+        group = window.group(page)
+        seen.update(group)
+        left = next((member for member in group if member in chosen), None)
+        stays = (member for member in group if member not in chosen and member not in subsumed and member in window.shown)
+        behind = next(stays, None)
+        if left is not None and behind is not None:
+            raise LawBroken(
+                6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
+            )
 
 
 def check_retire(window: Window, move: Retire) -> Change:
@@ -329,8 +366,9 @@ def check_retire(window: Window, move: Retire) -> Change:
     leaving |= window.stand_ins.over(chosen) & window.shown
     leaving |= {page.id for page in window.resident() if page.kind in DERIVED and chosen & set(page.sources)}
     _unpinned(window, leaving | chosen)
+    seen = _Seen()
     for page in pages:
-        leaving.update(_followers(window, page, leaving, window.open.keys()))
+        leaving.update(_followers(window, page, leaving, window.open.__contains__, seen))
     # A retired result whose call stays would leave an orphan call: the call goes too.
     for page in pages:
         if page.kind is Kind.RESULT and _call_stays(window, page, leaving):

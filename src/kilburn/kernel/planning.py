@@ -347,18 +347,23 @@ class Planner:
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
         """Evict pages one after the other as long as the window is over its capacity."""
-        view = self.view(Cause.PRESSURE, ()) if self.kernel.excess else None
+        if not self.kernel.excess:
+            return
+        # What leaves here is no open call: those that are open stay the same.
+        view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
+        tried: set[int] = set()
         for page in pages:
-            if view is None or not self.kernel.excess:
+            if not self.kernel.excess:
                 return
-            self._evict(page, view, stays, patience)
+            self._evict(page, view, tried)
 
     def _crowd_out(self, stays: Set[int]) -> None:
         """Shorten pages to the room that is left for them, or evict them, as long as the window is over its capacity."""
         kernel = self.kernel
         if not kernel.excess:
             return
-        view = self.view(Cause.PRESSURE, ())
+        opened, tried = set(self._open(LEAST)), set[int]()
+        view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=opened)
         for page in view.pages:
             if not kernel.excess:
                 return
@@ -367,20 +372,26 @@ class Planner:
                 # A shorter excerpt of the user's latest message is better than none.
                 whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.held() else page
                 if page.tokens <= least or not self._shorten(whole, least):
-                    self._evict(page, view, stays)
+                    self._evict(page, view, tried)
+                elif page.id in opened:
+                    opened.add(kernel.window.stands(whole.id) or page.id)
 
-    def _evict(self, page: Page, view: View, stays: Set[int], patience: int = LEAST) -> None:
+    def _evict(self, page: Page, view: View, tried: set[int]) -> None:
         """Evict a page's group, or the part of it that may leave.
 
         Args:
-            view: of this turn. Of its pages only the group's are looked at, as they are now: thousands of groups may
-                leave one after the other.
+            view: of this turn, with what stays. Of its pages only the group's are looked at, as they are now: thousands of
+                groups may leave one after the other.
+            tried: groups that were looked at and stay: of such a one, which may have thousands of pages too, results alone may
+                leave. It is added to.
         """
         window = self.kernel.window
-        if window.at(page.id) != Place.IN:
+        if window.at(page.id) != Place.IN or (page.group in tried and not page.answers):
             return
         group = [window.priced(member) for member in window.group(page.id) if window.at(member) == Place.IN]
-        chosen = replace(view, pages=group, pins=stays, open=self._open(patience)).free([page], 1)
+        chosen = replace(view, pages=group).free([page], 1)
+        if page.group and not chosen:
+            tried.add(page.group)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,6 +47,18 @@ def stub_of(page: Page, label: str) -> str:
     return f"[{page.address} out: {page.tokens} tokens{label}]"
 
 
+class _Before(NamedTuple):
+    """What a new page changes of a window. `request` is the list itself, and `asked` how long it was."""
+
+    last: int
+    last_derived: int
+    turn: int
+    said: int
+    request: list[int]
+    asked: int
+    seen: int
+
+
 class Window:
     """The state of one process's window.
 
@@ -66,7 +79,9 @@ class Window:
         self.shown: set[int] = set()
         self.folded: set[int] = set()
         self.gone: set[int] = set()
-        self.groups: dict[int, tuple[int, ...]] = {}
+        self.groups: dict[int, list[int]] = {}
+        # The same as tuples, of those that were asked for since they last changed.
+        self._together: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.importance: dict[int, float] = {}
         # Calls without a result, each with the number of messages before it.
@@ -75,7 +90,7 @@ class Window:
         # The ids of the last original and the last derived page, and the number of the last message.
         self.last = self.last_derived = self.turn = 0
         self.said = 0
-        self.request: tuple[int, ...] = ()
+        self.request: list[int] = []
         self.seen = 0
         self._order: list[Key] = []
         # Results that stand as a handle in place, with what the handle costs.
@@ -85,6 +100,11 @@ class Window:
         self.gaps = Gaps(lambda line: text_cost(counter, line), self._order)
         self._resident: list[Page] | None = None
         self._use: int | None = None
+        # Of `use`, what open calls in the prompt take: each, and all together; None where that is not known.
+        self._waiting: dict[int, int] | None = None
+        self._waited = 0
+        # Of `_order`, the pages that each provider's form sends as somebody's words.
+        self._spoken: list[Key] = []
         self._journal: list[Callable[[], object]] = []
         # The states before the batch of what it has moved so far; None of what is new.
         self._before: dict[int, State | None] = {}
@@ -92,9 +112,11 @@ class Window:
     def copy(self) -> Window:
         """The same window, to be changed by itself. The pages are shared; nothing may be waiting in the journal."""
         made = copy.copy(self)
-        for name in ("pages", "states", "costs", "shown", "folded", "gone", "groups", "pins", "importance", "open", "calls"):
+        for name in ("pages", "states", "costs", "shown", "folded", "gone", "pins", "importance", "open", "calls", "request"):
             setattr(made, name, getattr(self, name).copy())
+        made.groups, made._together = {group: members.copy() for group, members in self.groups.items()}, {}
         made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
+        made._spoken, made._waiting = self._spoken.copy(), None
         made.gaps, made._journal, made._before = self.gaps.copy(made._order), [], {}
         made._resident = self._resident and self._resident.copy()
         return made
@@ -125,6 +147,7 @@ class Window:
             self.stand_ins.put(pages, fold)
         self.pages.fetch([*self.shown, *self.open, *self.request])
         self._order[:] = sorted((*self.pages[page].order, page) for page in self.shown)
+        self._spoken = [key for key in self._order if _speaks(self.pages[key[2]])]
         self._taken = sum(stubs[page] if page in stubs else self.cost(page) for page in self.shown)
         self.gaps.adopt({page: self.costs[page] for page in out if page > 0}, gaps)
 
@@ -136,10 +159,30 @@ class Window:
         if self._use is None:
             use = self._taken + self.gaps.cost
             if self.open:
-                ids = (self.pages[call].call for call in self.waiting())
-                use += sum(text_cost(self.counter, PENDING) + self.counter.count(sent_name(None, call)) for call in ids)
+                use += self._waits()
             self._use = use if self._opens_with_user() else use + text_cost(self.counter, OPENING)
         return self._use
+
+    def _waits(self) -> int:
+        """Tokens for the calls in the prompt that have no result yet."""
+        if self._waiting is None:
+            self._waiting, self._waited = {}, 0
+            for call in self.open:
+                self._wait(call)
+        return self._waited
+
+    def _wait(self, call: int) -> None:
+        """Take note of whether a call waits in the prompt now."""
+        if self._waiting is None:
+            return
+        self._waited -= self._waiting.pop(call, 0)
+        if self._is_waiting(call):
+            name = sent_name(None, self.pages[call].call)
+            self._waiting[call] = cost = text_cost(self.counter, PENDING) + self.counter.count(name)
+            self._waited += cost
+
+    def _is_waiting(self, call: int) -> bool:
+        return call in self.open and (call in self.shown or (call in self.stand_ins and self.stands_itself(call) is not None))
 
     def at(self, page: int) -> Place:
         """Where a page is."""
@@ -167,7 +210,12 @@ class Window:
 
     def group(self, page: int) -> tuple[int, ...]:
         """All pages that move together with this one, itself included."""
-        return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
+        number = self.pages[page].group
+        if number not in self.groups:
+            return (page,)
+        if number not in self._together:
+            self._together[number] = tuple(self.groups[number])
+        return self._together[number]
 
     def is_visible(self, page: int) -> bool:
         """Whether a page, or its stub, is in the prompt."""
@@ -201,13 +249,17 @@ class Window:
 
     def waiting(self) -> list[int]:
         """Calls in the prompt that have no result yet."""
-        shown, stand_ins = self.shown, self.stand_ins
-        return sorted(call for call in self.open if call in shown or (call in stand_ins and self.stands_itself(call) is not None))
+        return sorted(filter(self._is_waiting, self.open))
 
     def awaited(self, patience: int = PATIENCE) -> set[int]:
         """Open calls: less than `patience` messages of the user and the assistant came after them. They may not leave;
         calls that wait longer are abandoned."""
         return {call for call, said in self.open.items() if self.said - said < patience}
+
+    def is_awaited(self, call: int, patience: int = PATIENCE) -> bool:
+        """Whether a page is among those; without looking at the others."""
+        said = self.open.get(call)
+        return said is not None and self.said - said < patience
 
     def loop(self, patience: int) -> set[int]:
         """The resident part of the open tool loop: open calls, each with its group."""
@@ -222,12 +274,10 @@ class Window:
 
     def _opens_with_user(self) -> bool:
         """Whether the first message after the system messages is a user's, or there is none."""
-        for key in self._order:
-            page = self.pages[key[2]]
-            # One of the forms may send nothing for a blank text, for thinking, and for another provider's blocks.
-            if page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank:
-                first = next(iter(self.gaps), None)
-                return page.role is Role.USER or (first is not None and first[0] < key[0])
+        if self._spoken:
+            key = self._spoken[0]
+            first = next(iter(self.gaps), None)
+            return self.pages[key[2]].role is Role.USER or (first is not None and first[0] < key[0])
         return not self._order or len(self.gaps) > 0
 
     # What changes it
@@ -267,6 +317,7 @@ class Window:
                 self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
         if "uncover" in event.data:
             self._journal.append(self.stand_ins.take(event.data["uncover"]))
+            self._waiting = None
         fold = event.data.get("fold")
         if fold is not None:
             # The event says what it stands for only if that differs from what it cites.
@@ -276,17 +327,17 @@ class Window:
 
     def add(self, page: Page, state: State) -> None:
         """Add a new page in its state."""
-        before = (self.last, self.last_derived, self.turn, self.said, self.request, self.seen)
+        before = _Before(self.last, self.last_derived, self.turn, self.said, self.request, len(self.request), self.seen)
         self.pages[page.id] = page
         self.costs.setdefault(page.id, page.tokens)
         if page.id > 0:
             self._take_note_of(page)
         else:
             self.last_derived = min(self.last_derived, page.id)
-        members = self.groups.get(page.group, ())
         if page.group:
-            self.groups[page.group] = (*members, page.id)
-        self._journal.append(lambda: self._take_back(page, members, before))
+            self.groups.setdefault(page.group, []).append(page.id)
+            self._together.pop(page.group, None)
+        self._journal.append(lambda: self._take_back(page, before))
         if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0:
             self._note_call(page)
         self._put(page.id, None, state)
@@ -298,7 +349,11 @@ class Window:
         said = page.kind is Kind.TEXT and not page.is_blank
         if page.role is Role.USER and said and page.trust >= Trust.USER:
             same = bool(self.request) and self.pages[self.task].message == page.message
-            self.request = (*self.request, page.id) if same else (page.id,)
+            # A message of so many parts is so many pages: what the journal holds of each must not grow with them.
+            if same:
+                self.request.append(page.id)
+            else:
+                self.request = [page.id]
         self.last = max(self.last, page.id)
         self.turn = max(self.turn, page.message)
         self.seen += self.cost(page.id)
@@ -307,24 +362,35 @@ class Window:
         """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""
         if page.kind is Kind.CALL:
             self.open[page.id] = self.said
-            self._journal.append(lambda: self.open.pop(page.id, None))
+            self._journal.append(lambda: self._close(page.id))
             call = page.call
             if call is not None:
                 self.calls[call] = page.id
                 self._journal.append(lambda: self.calls.pop(call))
         elif page.answers in self.open:
-            said = self.open.pop(page.answers)
-            self._journal.append(lambda: self.open.__setitem__(page.answers, said))
+            said = self._close(page.answers)
+            self._journal.append(lambda: self._open_again(page.answers, said))
 
-    def _take_back(self, page: Page, members: tuple[int, ...], before: tuple[int, int, int, int, tuple[int, ...], int]) -> None:
+    def _close(self, call: int) -> int:
+        said = self.open.pop(call)
+        self._wait(call)
+        return said
+
+    def _open_again(self, call: int, said: int) -> None:
+        self.open[call] = said
+        self._wait(call)
+
+    def _take_back(self, page: Page, before: _Before) -> None:
         self._put(page.id, self.states[page.id], None)
         if page.group:
-            if members:
-                self.groups[page.group] = members
-            else:
-                self.groups.pop(page.group, None)
+            self.groups[page.group].pop()
+            self._together.pop(page.group, None)
+            if not self.groups[page.group]:
+                del self.groups[page.group]
         del self.pages[page.id], self.costs[page.id]
-        self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before
+        self.last, self.last_derived, self.turn, self.said = before.last, before.last_derived, before.turn, before.said
+        self.request, self.seen = before.request, before.seen
+        del self.request[before.asked :]
 
     def _set(self, page: int, state: State) -> None:
         before = self.states[page]
@@ -353,6 +419,11 @@ class Window:
                 members.add(page)
             elif was in places:
                 members.discard(page)
+        if page in self.open:
+            self._wait(page)
+        elif page < 0:
+            # It may stand for one.
+            self._waiting = None
         if was in VISIBLE or now in VISIBLE:
             self._put_in_order(page, was, now)
         elif was == Place.OUT and page > 0:
@@ -371,12 +442,16 @@ class Window:
             self._taken -= self.stubs.pop(page) if was == Place.STUB else self.cost(page)
             if now not in VISIBLE:
                 del self._order[bisect_left(self._order, key)]
+                if (at := bisect_left(self._spoken, key)) < len(self._spoken) and self._spoken[at] == key:
+                    del self._spoken[at]
                 self.gaps.close(key)
         if now in VISIBLE:
             if was not in VISIBLE:
                 if was == Place.OUT and page > 0:
                     self.gaps.remove(page)
                 insort(self._order, key)
+                if _speaks(self.pages[page]):
+                    insort(self._spoken, key)
                 self.gaps.part(key)
             if now == Place.STUB:
                 self.stubs[page] = self._cost_of_stub(self.pages[page])
@@ -424,7 +499,13 @@ class Window:
             if call is not None and self.calls.get(call) == page:
                 self.calls.pop(call)
             self.pages[page] = tombstone_of(self.pages[page])
-        self._resident = self._use = None
+        self._resident = self._use = self._waiting = None
+
+
+def _speaks(page: Page) -> bool:
+    """Whether each of the forms sends a page as somebody's words; one of them may send nothing for a blank text, for thinking,
+    and for another provider's blocks."""
+    return page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank
 
 
 def _after(event: Event, before: State) -> State:

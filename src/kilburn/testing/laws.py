@@ -114,7 +114,7 @@ def _check_request(process: Process) -> None:
     texts = [page for page in window.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
     said = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
     asked = [page.id for page in said if page.message == max(other.message for other in said)]
-    assert tuple(asked) == window.request, f"law 3: the latest message is {asked}, and the window holds {window.request}"
+    assert asked == window.request, f"law 3: the latest message is {asked}, and the window holds {window.request}"
     for page in asked:
         if window.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in window.visible()):
             continue

@@ -404,24 +404,36 @@ def _result_blocks(turn: Turn) -> Blocks:
 def _merge(spoken: Sequence[Spoken]) -> list[Spoken]:
     """Neighbouring messages of one role, joined; empty messages are left out."""
     merged: list[Spoken] = []
+    # What the last of them is joined of; None as long as it is one message.
+    joined: Blocks | None = None
+    thinks = False
     for said in spoken:
         if not said.content and not said.more:
             continue
-        if merged and merged[-1].role == said.role:
-            joined = _join(as_blocks(merged[-1].content), as_blocks(said.content))
-            merged[-1] = Spoken(said.role, joined, {**merged[-1].more, **said.more})
-        else:
+        if not merged or merged[-1].role != said.role:
             merged.append(said)
+            joined = None
+            continue
+        if joined is None:
+            joined = [*as_blocks(merged[-1].content)]
+            thinks = _thinks(joined)
+        thinks = _join(joined, as_blocks(said.content), thinks)
+        merged[-1] = Spoken(said.role, joined, {**merged[-1].more, **said.more})
     return merged
 
 
-def _join(before: Blocks, blocks: Blocks) -> Blocks:
-    """Two messages of one role, joined. If the second begins with thinking, this is moved to the beginning, because
-    calls must follow their thinking."""
+def _join(before: Blocks, blocks: Blocks, thinks: bool) -> bool:
+    """Add the blocks of another message of the same role. If these begin with thinking, and the ones before have none, it is
+    moved to the beginning, because calls must follow their thinking. Returns whether there is thinking now."""
     lead = next((at for at, block in enumerate(blocks) if block["type"] not in THOUGHTS), len(blocks))
-    if any(block["type"] in THOUGHTS for block in before):
-        lead = 0
-    return [*blocks[:lead], *before, *blocks[lead:]]
+    if not thinks:
+        before[:0], blocks = blocks[:lead], blocks[lead:]
+    before += blocks
+    return thinks or lead > 0 or _thinks(blocks)
+
+
+def _thinks(blocks: Blocks) -> bool:
+    return any(block["type"] in THOUGHTS for block in blocks)
 
 
 def as_blocks(content: str | Blocks) -> Blocks:

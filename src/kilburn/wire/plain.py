@@ -14,6 +14,9 @@ __all__ = ["DEPTH", "check_text", "load_object", "pack", "plain", "string_at", "
 DEPTH = 100
 """Levels of nesting that a message may have; providers accept far fewer."""
 
+VALUES = 100_000
+"""Values that JSON inside a text may have: it is read for what it says, and one that says so much says nothing to anybody."""
+
 _BITS = 14_000
 """Longest integer in bits: Python refuses to write more than 4,300 digits."""
 
@@ -119,12 +122,14 @@ def unpack(extra: str | None) -> dict[str, Any]:
 
 
 def load_object(text: str) -> dict[str, Any] | None:
-    """The JSON object in a text, or None if it is something else, or nested too deeply."""
+    """The JSON object in a text, or None if it is something else, nested too deeply, or may have more than `VALUES` values."""
+    if len(text) > VALUES and sum(map(text.count, ",[{")) > VALUES:
+        return None
     try:
-        value = plain(msgspec.json.decode(text))
+        value = msgspec.json.decode(text)
+        return plain(value) if isinstance(value, dict) else None
     except (msgspec.DecodeError, RecursionError, ValueError, InvalidMessage):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def string_at(holder: dict[str, Any], key: str, where: str, *, empty: bool = False) -> str:
