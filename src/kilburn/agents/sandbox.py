@@ -266,6 +266,7 @@ class Sandbox(ABC):
         except (TypeError, ValueError) as error:
             raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
         self._closed = False
+        self._owner = os.getpid()
         self._turn = Lock()
         self._start()
 
@@ -297,9 +298,11 @@ class Sandbox(ABC):
                 raise NoValue(f"{name[:100]}: {error}") from error
 
     def close(self) -> None:
-        """End everything inside. Closing again does nothing."""
+        """End everything inside. Closing again does nothing, nor does closing in a program that was forked from the one that
+        opened it."""
         self._closed = True
-        self._end()
+        if self._owner == os.getpid():
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -309,6 +312,8 @@ class Sandbox(ABC):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        if self._owner != os.getpid():
+            raise SandboxError("another program opened this sandbox, and this one was forked from it", advice="open one here")
         if not self._turn.acquire(blocking=False):
             raise SandboxError("this sandbox runs a cell already", advice="open one for each thread")
         try:

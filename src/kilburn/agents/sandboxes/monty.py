@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ int isinstance iter len list map max min next object oct open ord pow print prop
 slice sorted str sum tuple type zip
 """
 """Python's own functions and types, as words: what a cell that failed put in their place is undone."""
+entered: set[int] = set()
+"""The program in which the library's threads run, by its number. One that is forked from it inherits the set, and no threads."""
 
 
 class Monty(Sandbox):
@@ -51,6 +54,10 @@ class Monty(Sandbox):
             import pydantic_monty
         except ImportError as error:
             raise MissingExtra("pydantic-monty", "repl") from error
+        if entered and os.getpid() not in entered:
+            what = "pydantic-monty ran in the program that this one was forked from, and would wait for ever here"
+            raise SandboxRefused(what, advice="spawn programs instead of forking them, or use cpython")
+        entered.add(os.getpid())
         self._library = pydantic_monty
         texts = {}
         for name, source in self.files.items():
