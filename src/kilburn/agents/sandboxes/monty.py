@@ -69,7 +69,12 @@ class Monty(Sandbox):
         self._session: Any = None
         self._inside = ExitStack()
         try:
-            pool = self._inside.enter_context(pydantic_monty.Monty(max_processes=1, feed_duration_limit_grace=GRACE))
+            pool = self._inside.enter_context(
+                # The second is for what is no code of the cell, such as the end of a worker that answers no more.
+                pydantic_monty.Monty(
+                    max_processes=1, feed_duration_limit_grace=GRACE, request_timeout=self.bounds.seconds + 2 * GRACE
+                )
+            )
             session = pool.checkout(
                 limits={
                     "max_feed_duration_secs": self.bounds.seconds,
