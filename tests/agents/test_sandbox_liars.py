@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -42,6 +41,14 @@ def children() -> list[int]:
     return [int(one) for each in Path("/proc/self/task").iterdir() for one in (each / "children").read_text().split()]
 
 
+def rests(process: int) -> bool:
+    """Whether a program is stopped or has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "TZ"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 # Time, and the number of calls.
 
 
@@ -56,7 +63,9 @@ def test_a_call_before_the_last_one_is_answered_ends_the_sandbox() -> None:
 
 def test_calls_that_are_not_waited_for_do_not_move_the_end() -> None:
     made = list[int]()
-    code = "while True:\n    try:\n        while True:\n            os.write(link.link, frame)\n            os.read(link.link, 17)\n"
+    code = (
+        "while True:\n    try:\n        while True:\n            os.write(link.link, frame)\n            os.read(link.link, 17)\n"
+    )
     code += "    except BaseException: pass"
     with open_any("cpython", lambda: made.append(1), bounds=Bounds(seconds=1, calls=5)) as sandbox:
         cell = sandbox.run(LINK + FRAME + code)
@@ -68,7 +77,8 @@ def test_calls_that_are_not_waited_for_do_not_move_the_end() -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_a_cell_has_so_many_calls_and_the_next_one_as_many(name: str) -> None:
     made = list[int]()
-    code = "done = 0\ntry:\n    for _ in range(9):\n        call()\n        done += 1\nexcept RuntimeError as error:\n    print(done, error)"
+    code = "done = 0\ntry:\n    for _ in range(9):\n        call()\n        done += 1\n"
+    code += "except RuntimeError as error:\n    print(done, error)"
     with open_any(name, lambda: made.append(1), bounds=Bounds(calls=5)) as sandbox:
         for _ in range(2):
             assert sandbox.run(code).output == "5 no more than 5 calls in one cell\n"
@@ -78,7 +88,6 @@ def test_a_cell_has_so_many_calls_and_the_next_one_as_many(name: str) -> None:
 
 def test_what_code_computes_while_a_function_of_ours_runs_is_its_own_time() -> None:
     """It sends a call, computes for longer than it may, and only then looks for the answer."""
-
     others = {*children()}
 
     def call() -> None:
@@ -170,7 +179,8 @@ LIAR = """
 import random, time
 chance = random.Random({seed})
 def of(kind):
-    if kind == "call": return json.dumps({{"type": "call", "name": "call", "arguments": chance.choice(['[[], {{}}]', '[]', 'x'])}})
+    given = chance.choice(['[[], {{}}]', '[]', 'x'])
+    if kind == "call": return json.dumps({{"type": "call", "name": "call", "arguments": given}})
     if kind == "ended": return json.dumps({{"type": "ended", "outcome": "ok", "error": "", "output": "", "cut": 0, "number": 1}})
     if kind == "value": return json.dumps({{"type": "value", "value": "1", "number": chance.randint(0, 3)}})
     return chance.choice(['[', '{{"type": 1}}', 'null', '', '"' * 99, '{{"type": "ready", "lacks": []}}'])
@@ -317,6 +327,7 @@ def test_an_inside_that_dies_or_stops_is_a_typed_outcome(name: str, how: signal.
     def end() -> None:
         (inside,) = {*children()} - others
         os.kill(inside, how)
+        until(lambda: rests(inside))
 
     with open_any(name, end, bounds=Bounds(seconds=0.5)) as sandbox:
         sandbox.run("kept = 1")

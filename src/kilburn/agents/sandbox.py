@@ -50,7 +50,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         seconds: how long its code may run. While a function of ours runs, only what the code computes meanwhile counts.
-        total: seconds that it may take in all, functions of ours included. One that runs then is not interrupted; no other begins.
+        total: seconds that it may take in all, functions of ours included. One that runs then is not interrupted; no other
+            begins.
         calls: calls of functions of ours.
         memory: bytes that the code may take, beside the interpreter and the files.
         output: characters of its output that are kept, and characters of its error; a million at most.
@@ -63,7 +64,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 20_000
 
     def __post_init__(self) -> None:
-        times, counts = (self.seconds, self.total), (0 < self.memory < 1 << 62, 0 <= self.calls, 0 <= self.output <= 1_000_000)
+        times, counts = (self.seconds, self.total), (0 < self.memory < 1 << 62, self.calls >= 0, 0 <= self.output <= 1_000_000)
         if not (all(0 < each < 1e6 for each in times) and all(counts)):
             advice = "give positive seconds and memory, calls of 0 or more, output of 0 to a million"
             raise SpecError(f"bounds that cannot be: {self}", advice=advice)

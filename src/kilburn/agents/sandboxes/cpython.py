@@ -253,7 +253,7 @@ class Cpython(Sandbox):
             Stopped: something has, or the process ended.
         """
         try:
-            come = self._arrived or select.select([self._link], [], [], 0)[0] and self._link.recv(1, socket.MSG_PEEK)
+            come = self._arrived or (select.select([self._link], [], [], 0)[0] and self._link.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):
             raise self._why() from None
         if come == b"":
@@ -339,7 +339,11 @@ class Cpython(Sandbox):
 
 def _refused(told: bool, most: int) -> bytes:
     """The answer to a call that is not made."""
-    why = ["TimeoutError", "the time of this cell is over"] if told else ["RuntimeError", f"no more than {most:,} calls in one cell"]
+    why = (
+        ["TimeoutError", "the time of this cell is over"]
+        if told
+        else ["RuntimeError", f"no more than {most:,} calls in one cell"]
+    )
     return msgspec.json.encode({"raised": why})
 
 
@@ -348,7 +352,9 @@ def _open(source: Path | bytes) -> BinaryIO:
     if isinstance(source, Path):
         return open_file(source)
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
-        raise SandboxRefused(f"this Python hands no bytes over in memory on {sys.platform}", advice="use a CPython of glibc on Linux")
+        raise SandboxRefused(
+            f"this Python hands no bytes over in memory on {sys.platform}", advice="use a CPython of glibc on Linux"
+        )
     file = os.fdopen(os.memfd_create("kilburn"), "w+b")
     try:
         file.write(source)
