@@ -376,10 +376,10 @@ def test_prompts_that_are_too_large_together_are_asked_in_pieces(sandbox: str) -
 
 def test_the_seconds_that_the_run_has_left_end_a_cell() -> None:
     """The clock jumps while a sub-call runs; none begins after it, however often the code asks."""
-    clock = FakeClock()
+    clock = FakeClock(tick=0.0)
 
     def slow(prompt: str) -> str:
-        clock.sleep(10_000)
+        clock.advance(10_000)
         return prompt
 
     code = "done = 0\nwhile done < 50:\n    try:\n        llm_query(str(done))\n    except RuntimeError: pass\n    done += 1"
