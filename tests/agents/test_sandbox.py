@@ -660,8 +660,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_argument_is_an_exception_inside(sandbox: Sandbox, name: str) -> None:
     received.clear()
-    if sandbox.name == "monty" and name in ("huge", "within itself"):
-        pytest.skip("its only bound is that of memory, and it has its own text for what holds itself")
+    if sandbox.name == "monty" and name == "within itself":
+        pytest.skip("it has its own text for what holds itself")
     code = "deep = []\nfor _ in range(100000):\n    deep = [deep]\nring = []\nring.append(ring)\n"
     code += f"try:\n    echo({HOSTILE[name]})\n    print('passed')\nexcept Exception as error:\n    print('refused')"
     assert printed(sandbox, code) == "refused"
