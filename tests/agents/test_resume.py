@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -146,20 +147,23 @@ def on(event: str, number: int) -> Callable[[Any], None]:
     return watch
 
 
+def ask_and_die(folder: Path, sandbox: str) -> None:
+    tempfile.tempdir = str(folder / "tmp")  # of this program alone
+    text = TEXT * 50 + "the canary sleeps at the wharf"
+    agent = Recursive(Scripted([cell("print(len(context))"), die]), opened(folder / "db").process("a"), sandbox=sandbox)
+    agent.ask("how long?", text)
+
+
 @pytest.mark.parametrize("sandbox", ["cpython", "monty"])
 def test_a_program_that_is_killed_leaves_no_copy_of_the_text(tmp_path: Path, sandbox: str) -> None:
     if sandbox == "monty":
         pytest.importorskip("pydantic_monty")
     (tmp_path / "tmp").mkdir()
     (tmp_path / "db").mkdir()
-    text = TEXT * 50 + "the canary sleeps at the wharf"
-
-    def work() -> None:
-        tempfile.tempdir = str(tmp_path / "tmp")  # of this program alone
-        agent = Recursive(Scripted([cell("print(len(context))"), die]), opened(tmp_path / "db").process("a"), sandbox=sandbox)
-        agent.ask("how long?", text)
-
-    killed(work)
+    program = multiprocessing.get_context("spawn").Process(target=ask_and_die, args=(tmp_path, sandbox))
+    program.start()
+    program.join()
+    assert program.exitcode == -signal.SIGKILL
     left = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert left
     assert [file for file in left if b"canary" in file.read_bytes()] == []

@@ -17,8 +17,8 @@ import kilburn
 from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay, resume
-from kilburn.agents.sandbox import Bounds, open_sandbox
-from kilburn.errors import Forgotten, KilburnError, SandboxRefused, SpecError, Unavailable
+from kilburn.agents.sandbox import ONE_CALL, Bounds, open_sandbox
+from kilburn.errors import Forgotten, KilburnError, MissingExtra, SandboxRefused, SpecError, Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role, Trust
@@ -26,7 +26,7 @@ from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.page import Place
 from kilburn.prices import Prices
-from kilburn.testing import Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
 TEXT = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(20))
@@ -40,6 +40,13 @@ def _a_sandbox() -> None:
     try:
         open_sandbox().close()
     except SandboxRefused as error:
+        pytest.skip(str(error))
+
+
+def open_one(sandbox: str) -> None:
+    try:
+        open_sandbox(sandbox).close()
+    except (SandboxRefused, MissingExtra) as error:
         pytest.skip(str(error))
 
 
@@ -325,6 +332,67 @@ def test_code_that_never_ends_is_stopped() -> None:
     process = opened().process("a")
     result = ask(cell("while True: pass"), cell('answer["content"] = len(context)' + READY), bounds=bounds, process=process)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, len(TEXT))
+
+
+@pytest.mark.parametrize(("sandbox", "dies"), [("cpython", "import os\nos._exit(1)"), ("monty", "eval('1+' * 1000000 + '1')")])
+def test_an_inside_that_dies_is_told_and_the_run_goes_on_also_again(sandbox: str, dies: str) -> None:
+    """Its files are variables again, and a run that is gone on with meets it as it was."""
+    open_one(sandbox)
+    process, texts = opened().process("a"), {"one": "1", "two": "22"}
+    result = cell('answer["content"] = len(context)' + READY)
+    with pytest.raises(Unavailable):
+        ask(cell("x = 1\n" + dies), cell("print(x)"), Unavailable("down"), text=texts, sandbox=sandbox, process=process)
+    assert "your variables are gone" in said(process)
+    assert "NameError" in said(process)
+    again = resume(process, Scripted([result]), texts, sub=Answering(str.upper), sandbox=sandbox)
+    assert (again.outcome, again.content, again.differing) == (AnswerOutcome.ANSWERED, 2, ())
+
+
+@pytest.mark.parametrize("sandbox", ["cpython", "monty"])
+def test_an_answer_that_kills_the_inside_is_told_with_the_loss(sandbox: str) -> None:
+    open_one(sandbox)
+    kills = "class D(dict):\n    def items(self):\n        import os\n        os._exit(1)\nanswer = D(content=1)"
+    code = kills if sandbox == "cpython" else "answer = []\nfor _ in range(500): answer = [answer]"
+    process = opened().process("a")
+    last = cell('answer["content"] = len(context)' + READY)
+    result = ask(cell(code), last, text={"one": "1", "two": "22"}, sandbox=sandbox, process=process)
+    assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 2)
+    assert ("your variables are gone" in said(process)) == (sandbox == "cpython")
+
+
+@pytest.mark.parametrize("sandbox", ["cpython", "monty"])
+def test_prompts_that_are_too_large_together_are_asked_in_pieces(sandbox: str) -> None:
+    open_one(sandbox)
+    sub = Answering(lambda prompt: f"{prompt[0]} {len(prompt)}")
+    code = f"prompts = [str(n) * {ONE_CALL // 2} for n in range(4)]\n"
+    code += 'answer["content"] = llm_query_batched(prompts)' + READY
+    process = opened().process("a")
+    result = ask(cell(f"llm_query('x' * {ONE_CALL})"), cell(code), sub=sub, sandbox=sandbox, process=process)
+    assert result.content == [f"{n} {ONE_CALL // 2}" for n in range(4)]
+    assert "8 MB at most" in process.messages()[0]["content"]
+    assert "more than 8,000,000" in said(process)
+
+
+def test_the_seconds_that_the_run_has_left_end_a_cell() -> None:
+    """The clock jumps while a sub-call runs; none begins after it, however often the code asks."""
+    clock = FakeClock(tick=0.0)
+
+    def slow(prompt: str) -> str:
+        clock.advance(10_000)
+        return prompt
+
+    code = "done = 0\nwhile done < 50:\n    try:\n        llm_query(str(done))\n    except RuntimeError: pass\n    done += 1"
+    sub = Answering(slow)
+    result = ask(cell(code), sub=sub, limits=Limits(seconds=5000), clock=clock)
+    assert (result.limit, len(sub.asked)) == ("seconds", 1)
+
+
+def test_a_memory_that_code_replaced_is_there_again() -> None:
+    store = opened()
+    store.process("past").append({"role": "user", "content": "the parser"})
+    last = cell('answer["content"] = memory.sessions()[0]["name"]' + READY)
+    result = ask(cell("memory = None\n1 / 0"), last, past=store, text=None, process=store.process("a"))
+    assert result.content == "past"
 
 
 def test_hostile_arguments_are_errors_of_the_code() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import json
 import keyword
+import logging
 import os
 import stat
 import time
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -27,31 +28,46 @@ from kilburn.errors import KilburnError, NoValue, SandboxError, SandboxRefused, 
 from kilburn.extras import command
 from kilburn.kernel.resolve import locate, names
 
-__all__ = ["Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "open_sandbox"]
+log = logging.getLogger("kilburn")
+
+__all__ = ["ONE_CALL", "Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "Stopped", "open_sandbox"]
 
 USUAL = ("cpython", "monty")
 """The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
 KIND = "agents.sandboxes"
 DEEPEST = 100
 """Lists and objects within each other, in a value that comes from inside."""
+ONE_CALL = 8_000_000
+"""Bytes of JSON that code can pass to a function of ours in one call."""
+ANSWER = 128_000_000
+"""Bytes of JSON that a function of ours can return, if the code's memory is no smaller."""
+SAID = 10_000
+"""Characters of an error of ours that the code is told."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What one cell may take.
 
     Args:
-        seconds: how long it may run. The time in which a function of ours runs does not count.
+        seconds: how long its code may run. While a function of ours runs, only what the code computes meanwhile counts.
+        total: seconds that it may take in all, functions of ours included. One that runs then is not interrupted; no other
+            begins.
+        calls: calls of functions of ours.
         memory: bytes that the code may take, beside the interpreter and the files.
         output: characters of its output that are kept, and characters of its error; a million at most.
     """
 
     seconds: float = 30.0
+    total: float = 3600.0
+    calls: int = 10_000
     memory: int = 512 * 1024 * 1024
     output: int = 20_000
 
     def __post_init__(self) -> None:
-        if not (0 < self.seconds < 1e6 and 0 < self.memory < 1 << 62 and 0 <= self.output <= 1_000_000):
-            raise SpecError(f"bounds that cannot be: {self}", advice="give positive seconds and memory, output of 0 to a million")
+        times, counts = (self.seconds, self.total), (0 < self.memory < 1 << 62, self.calls >= 0, 0 <= self.output <= 1_000_000)
+        if not (all(0 < each < 1e6 for each in times) and all(counts)):
+            advice = "give positive seconds and memory, calls of 0 or more, output of 0 to a million"
+            raise SpecError(f"bounds that cannot be: {self}", advice=advice)
 
 
 class CellOutcome(StrEnum):
@@ -86,22 +102,38 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
 
 
+class Stopped(Exception):
+    """The code inside goes no further, its variables are lost, and why."""
+
+    def __init__(self, outcome: CellOutcome, why: str) -> None:
+        self.outcome, self.why = outcome, why
+        super().__init__(why)
+
+
 class Callbacks:
     """Functions of ours that the code inside calls by name, with JSON values.
 
     Args:
         functions: by name. Arguments are checked against their type hints, where they have any. They run in the
             thread that called `Sandbox.run`.
+        batched: those whose last parameter is a list, and that return a list of as many. A list that is too large for
+            one call (`ONE_CALL`) goes in several, in its order.
 
     Raises:
-        SpecError: a name that is no name in Python.
+        SpecError: a name that is no name in Python, or a batched function that is not there or has no parameter.
     """
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], batched: Collection[str] = ()) -> None:
         self.functions = dict(functions)
         _check_names(functions)
         self._signatures = {name: inspect.signature(function) for name, function in functions.items()}
         self._hints = {name: _hints(function) for name, function in functions.items()}
+        self.lists: dict[str, str] = {}
+        """The parameter of each batched function that is its list."""
+        for name in batched:
+            if name not in functions or not self._signatures[name].parameters:
+                raise SpecError(f"{name[:100]!r} is no function with a list", advice="name functions whose last parameter is one")
+            self.lists[name] = [*self._signatures[name].parameters][-1]
 
     def __call__(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call one of them. What it raises is for the code inside.
@@ -205,38 +237,53 @@ class Sandbox(ABC):
         variables: JSON values that the code finds under these names.
         files: text files, or their bytes, that the code finds under these names.
         bounds: of each cell.
+        setup: code that is run at each start, before the first cell.
 
     Raises:
         SandboxRefused: this machine lacks what the sandbox needs.
-        SpecError: a name that is no name in Python, a value that is no JSON, or a file that cannot be read.
+        SpecError: a name that is no name in Python, a value that is no JSON, a file that cannot be read, or a setup that fails.
     """
 
     name: ClassVar[str]
     lacks: tuple[str, ...] = ()
     """What this sandbox does not have on this machine, in words."""
+    started = 0
+    """How often the inside was started. Each time but the first, the code's variables were lost."""
 
     def __init__(
-        self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path | bytes], bounds: Bounds
+        self,
+        *,
+        calls: Callbacks,
+        variables: Mapping[str, Any],
+        files: Mapping[str, Path | bytes],
+        bounds: Bounds,
+        setup: str = "",
     ) -> None:
         self.calls, self.variables, self.files, self.bounds = calls, dict(variables), dict(files), bounds
+        self.setup = setup
         _check_names({**self.variables, **self.files})
         try:
             json_of(self.variables)
         except (TypeError, ValueError) as error:
             raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
         self._closed = False
+        self._owner = os.getpid()
         self._turn = Lock()
-        self._begin()
+        self._start()
 
-    def run(self, code: str) -> Cell:
+    def run(self, code: str, *, total: float | None = None) -> Cell:
         """Run one cell. What the code does wrong is in the cell's outcome, and raises nothing.
+
+        Args:
+            total: seconds in all, where they are fewer than `Bounds.total`.
 
         Raises:
             SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
         """
         with self._alone():
             begun = time.monotonic()
-            return msgspec.structs.replace(self._run(code), seconds=time.monotonic() - begun)
+            most = self.bounds.total if total is None else min(self.bounds.total, total)
+            return msgspec.structs.replace(self._run(code, most), seconds=time.monotonic() - begun)
 
     def get(self, name: str) -> Any:
         """The JSON value of a variable inside.
@@ -252,9 +299,11 @@ class Sandbox(ABC):
                 raise NoValue(f"{name[:100]}: {error}") from error
 
     def close(self) -> None:
-        """End everything inside. Closing again does nothing."""
+        """End everything inside. Closing again does nothing, nor does closing in a program that was forked from the one that
+        opened it."""
         self._closed = True
-        self._end()
+        if self._owner == os.getpid():
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -264,13 +313,15 @@ class Sandbox(ABC):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        if self._owner != os.getpid():
+            raise SandboxError("another program opened this sandbox, and this one was forked from it", advice="open one here")
         if not self._turn.acquire(blocking=False):
             raise SandboxError("this sandbox runs a cell already", advice="open one for each thread")
         try:
             if self._closed:
                 raise SandboxError("this sandbox is closed", advice="open another")
             if not self._alive():
-                self._begin()
+                self._start()
             yield
         except BaseException as error:
             # After a cancellation nobody knows what the code inside does next.
@@ -280,17 +331,44 @@ class Sandbox(ABC):
         finally:
             self._turn.release()
 
+    def _start(self) -> None:
+        self._begin()
+        self.started += 1
+        if self.setup:
+            cell = self._run(self.setup, self.bounds.total)
+            if cell.outcome is not CellOutcome.OK:
+                self._end()
+                raise SpecError(f"the variables cannot be set up: {cell.error[-200:]}", advice="give the sandbox more memory")
+
+    def _answer(self, name: str, arguments: str) -> bytes:
+        """Call a function of ours with arguments that came as JSON; JSON of what it gave, or of what it raised.
+
+        It is `{"result": value}` or `{"raised": [type, message]}`.
+        """
+        try:
+            args, kwargs = msgspec.convert(value_of(arguments), tuple[list[Any], dict[str, Any]])
+            answer = msgspec.json.encode({"result": self.calls(name, args, kwargs)})
+            if len(answer) > (most := min(ANSWER, self.bounds.memory)):
+                raise ValueError(f"{name} gives {len(answer):,} bytes, and code can take {most:,} at once: ask for less")
+        except Exception as error:  # noqa: BLE001 - it is the code's to handle
+            return msgspec.json.encode({"raised": [type(error).__name__, plain(str(error))[:SAID]]})
+        return answer
+
     @abstractmethod
     def _begin(self) -> None:
-        """Start the inside, with the variables and files."""
+        """Start the inside, with the variables and files.
+
+        Raises:
+            SandboxRefused: it does not start, whatever the reason.
+        """
 
     @abstractmethod
     def _alive(self) -> bool:
         """Whether the inside still has its variables."""
 
     @abstractmethod
-    def _run(self, code: str) -> Cell:
-        """Run one cell."""
+    def _run(self, code: str, total: float) -> Cell:
+        """Run one cell, in so many seconds in all."""
 
     @abstractmethod
     def _get(self, name: str) -> str:
@@ -308,23 +386,28 @@ def open_sandbox(
     variables: Mapping[str, Any] | None = None,
     files: Mapping[str, Path | bytes] | None = None,
     bounds: Bounds | None = None,
+    batched: Collection[str] = (),
+    setup: str = "",
 ) -> Sandbox:
     """Open a sandbox for code that a model wrote.
 
     Args:
         name: `cpython` (full Python; Linux), `monty` (a subset of Python; extra `repl`), or `auto`: the first of
-            them that this machine can keep.
+            them that this machine can keep. `Sandbox.lacks` says why those before it cannot start.
         calls: functions of ours that the code can call by name; see `Callbacks`.
         variables: JSON values that the code finds under these names.
         files: text files, or the bytes of some (UTF-8; other bytes become U+FFFD), whose whole text the code finds as `str`.
             Bytes are handed over in memory.
         bounds: of each cell.
+        batched: names of calls that take a long list in pieces; see `Callbacks`.
+        setup: code that is run at each start, before the first cell.
 
     Raises:
         SandboxRefused: this machine lacks what the sandbox needs. There is no less safe one to fall back to.
         MissingExtra: the named sandbox is not installed.
-        SpecError: no sandbox of this name, a name that is no name in Python, or a file that cannot be read.
+        SpecError: no sandbox of this name, a name that is no name in Python, a file that cannot be read, or a setup that fails.
     """
+    functions = Callbacks(calls or {}, batched)
     refused: list[str] = []
     for each in USUAL if name == "auto" else (name,):
         made = locate(KIND, each, foreign=False)
@@ -332,7 +415,7 @@ def open_sandbox(
             raise SpecError(f"no sandbox named {each[:100]!r}", advice=f"known: auto, {', '.join(names(KIND))}")
         try:
             opened: Sandbox = made(
-                calls=Callbacks(calls or {}), variables=variables or {}, files=files or {}, bounds=bounds or Bounds()
+                calls=functions, variables=variables or {}, files=files or {}, bounds=bounds or Bounds(), setup=setup
             )
         except SpecError:
             raise
@@ -341,5 +424,8 @@ def open_sandbox(
                 raise
             refused.append(f"{each}: {error.what}" + (f" ({error.advice})" if error.advice else ""))
         else:
+            if refused:
+                log.info("the sandbox is %s, because others cannot start: %s", each, "; ".join(refused))
+            opened.lacks = (*(f"it is not {one}" for one in refused), *opened.lacks)
             return opened
     raise SandboxRefused("; ".join(refused), advice=f"use Linux on x86-64, or {command('repl')}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import codecs
+import contextlib
 import gc
 import importlib
 import io
@@ -32,7 +34,12 @@ textwrap time timeit token tokenize traceback types typing unicodedata urllib.pa
 xml.etree.ElementTree zlib
 """
 """What code can import, as words: these modules are loaded before files are given up."""
-dumps, loads = json.dumps, json.loads
+OWN = [(vars(module), dict(vars(module))) for module in (builtins, sys, ast, codecs, io, json, linecache, os, traceback)]
+"""What the work here stands on: the names of these modules, and what they are before code can put something else there."""
+PYTHONS = frozenset(vars(builtins))
+"""The names that are Python's own."""
+RESERVE = 1 << 20
+"""Bytes that are set free when the memory is full, so that the cell's end can be told and the next cell can make room."""
 
 
 class Output(io.TextIOBase):
@@ -68,6 +75,10 @@ class Interpreter:
         self.cells = 0
         self.running = self.stopped = False
         """Whether code of a cell runs, and whether this cell was told to stop."""
+        self.calling = False
+        """Whether a function of ours is called, and its answer awaited."""
+        self.depth = sys.getrecursionlimit()
+        self.reserve = bytes(RESERVE)
         signal.signal(signal.SIGINT, self.stop)
 
     def stop(self, *_: object) -> None:
@@ -77,28 +88,47 @@ class Interpreter:
             raise KeyboardInterrupt
 
     def receive(self) -> dict[str, typing.Any]:
-        return loads(self._read(int.from_bytes(self._read(4), "big")))  # type: ignore[no-any-return]
+        return json.loads(self._read(int.from_bytes(self._read(4), "big")))  # type: ignore[no-any-return]
 
     def _read(self, length: int) -> bytes:
-        pieces = []
-        while length:
-            piece = os.read(self.link, min(length, 1 << 20))
-            if not piece:
-                raise SystemExit
-            pieces.append(piece)
-            length -= len(piece)
-        return b"".join(pieces)
+        pieces: list[bytes] = []
+        try:
+            while length:
+                pieces.append(self._some(min(length, 1 << 20)))
+                length -= len(pieces[-1])
+            return b"".join(pieces)
+        except MemoryError:
+            # A message is read whole, also one that there is no room for: the next one begins after it.
+            pieces.clear()
+            while length:
+                length -= len(self._some(min(length, 1 << 12)))
+            raise
+
+    def _some(self, most: int) -> bytes:
+        piece = os.read(self.link, most)
+        if not piece:
+            raise SystemExit
+        return piece
 
     def send(self, message: dict[str, typing.Any]) -> None:
-        text = dumps(message, ensure_ascii=False).encode()
+        text = json.dumps(message, ensure_ascii=False).encode()
         rest = memoryview(len(text).to_bytes(4, "big") + text)
         while rest:
             rest = rest[os.write(self.link, rest) :]
 
     def begin(self, hello: dict[str, typing.Any], lock: typing.Callable[[int, tuple[str, ...]], list[str]]) -> None:
         """Take what the sandbox was opened with, and give up the rest of the machine."""
-        self.room, self.most = hello["output"], hello["most"]
-        self.calls = {name: self._function(name) for name in hello["calls"]}
+        try:
+            self._take(hello)
+            lacks = lock(hello["memory"], tuple(hello["without"]))
+        except (OSError, ValueError, MemoryError) as error:
+            why = "there is not enough memory for its variables and files" if isinstance(error, MemoryError) else str(error)
+            self.send({"type": "refused", "why": why})
+            raise SystemExit from error
+        self.send({"type": "ready", "lacks": lacks})
+
+    def _take(self, hello: dict[str, typing.Any]) -> None:
+        self.room, self.most, self.calls = hello["output"], hello["most"], hello["calls"]
         module = types.ModuleType("__main__")
         self.variables = module.__dict__
         self.variables |= {"__builtins__": builtins, **hello["variables"]}
@@ -108,41 +138,78 @@ class Interpreter:
         for name in MODULES.split():
             importlib.import_module(name)
         sys.modules["__main__"] = module
+        self.modules = dict(sys.modules)
         os.environ.clear()
         sys.path.clear()
         sys.argv[:] = [""]
         gc.collect()
         gc.freeze()
-        try:
-            lacks = lock(hello["memory"], tuple(hello["without"]))
-        except OSError as error:
-            self.send({"type": "refused", "why": str(error)})
-            raise SystemExit from error
-        self.send({"type": "ready", "lacks": lacks})
 
     def serve(self) -> None:
         """Answer requests until the connection ends."""
         while True:
             request = self.receive()
             self.stopped = False
-            self.send(self.run(request["run"]) if "run" in request else self.get(request["get"]))
+            done = self.run(request["run"]) if "run" in request else self.get(request["get"])
+            self.send({**done, "number": request["number"]})
 
     def run(self, code: str) -> dict[str, typing.Any]:
         self.cells += 1
-        self.variables |= self.calls
+        self._restore()
+        if not self.reserve:
+            with contextlib.suppress(MemoryError):
+                self.reserve = bytes(RESERVE)
+        before = {name: self.variables[name] for name in PYTHONS & self.variables.keys()}
         output = Output(self.room)
         sys.stdout = sys.stderr = output
         sys.stdin = io.StringIO()
-        error = self._attempt(lambda: self._execute(code, f"<cell {self.cells}>"))
+        error = self._attempt(lambda: self._execute(code, f"<cell {self.cells}>", self.variables))
+        again = self._python_again(before) if error else []
+        works = (error is None and computes()) or self._works()
         return {
             "type": "ended",
             "outcome": "timeout" if self.stopped else error[0] if error else "ok",
             "error": error[1] if error else "",
             "output": plain("".join(output.kept)),
             "cut": output.cut,
+            "again": again,
+            "spoiled": not works,
         }
 
+    def _restore(self) -> None:
+        """Undo what code did to what the work here stands on. What is called here is looked up in no names of code's."""
+        for names, own in OWN:
+            names.update(own)
+        sys.modules.update(self.modules)
+        sys.settrace(None)
+        sys.setprofile(None)
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), self.depth))
+        self.variables["__builtins__"] = builtins
+        self.variables |= {name: self._function(name, batched) for name, batched in self.calls.items()}
+
+    def _python_again(self, before: dict[str, object]) -> list[str]:
+        """Undo what a cell that failed put in the place of Python's own names; which those are."""
+        changed = [name for name in PYTHONS & self.variables.keys() if self.variables[name] is not before.get(name, PYTHONS)]
+        for name in changed:
+            del self.variables[name]
+        self.variables |= before
+        return sorted(changed)
+
+    def _works(self) -> bool:
+        """Whether a cell can run, print and fail here, and be told of, once more. Not all that code can do can be undone."""
+        try:
+            self._restore()
+            output = sys.stdout = sys.stderr = Output(100)
+            try:
+                self._execute("print(2)\n1 / 0", "<cell 0>", {"__builtins__": builtins})
+            except ZeroDivisionError as error:
+                return json.loads(json.dumps(output.kept)) == ["2", "\n"] and "1 / 0" in said(error)
+        except BaseException:  # noqa: BLE001 - whatever code put there
+            pass
+        return False
+
     def get(self, name: str) -> dict[str, typing.Any]:
+        self._restore()
         if name not in self.variables:
             return {"type": "value", "why": f"there is no variable {name!r}"}
         found = ""
@@ -161,6 +228,8 @@ class Interpreter:
                 self.running = True
                 work()
             except BaseException as error:  # noqa: BLE001 - whatever code raises
+                self.reserve = b""
+                self._restore()
                 kind = "memory" if isinstance(error, MemoryError) else "error"
                 return kind, plain(said(error))[-self.room :] if self.room else ""
             finally:
@@ -171,40 +240,100 @@ class Interpreter:
             return "error", type(error).__name__
         return None
 
-    def _execute(self, code: str, name: str) -> None:
+    def _execute(self, code: str, name: str, variables: dict[str, typing.Any]) -> None:
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
         body = ast.parse(code, name).body
         last = [body.pop()] if body and isinstance(body[-1], ast.Expr) else []
-        exec(compile(ast.Module(body, []), name, "exec"), self.variables)  # noqa: S102 - this process is for it
+        exec(compile(ast.Module(body, []), name, "exec"), variables)  # noqa: S102 - this process is for it
         # The value of a last expression is shown, as at a prompt.
-        exec(compile(ast.Interactive(last), name, "single"), self.variables)  # noqa: S102
+        exec(compile(ast.Interactive(last), name, "single"), variables)  # noqa: S102
 
     def _json(self, value: object) -> str:
-        text = dumps(value, allow_nan=False, ensure_ascii=False)
-        if len(text.encode()) > self.most:
-            raise ValueError(f"more than {self.most:,} bytes as JSON")
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        if (size := len(text.encode())) > self.most:
+            raise ValueError(f"{size:,} bytes as JSON, more than {self.most:,}: pass it in pieces")
         return text
 
-    def _function(self, name: str) -> typing.Callable[..., typing.Any]:
+    def _function(self, name: str, batched: str | None) -> typing.Callable[..., typing.Any]:
         def call(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-            message = {"type": "call", "name": name, "arguments": self._json([args, kwargs])}
-            # A message is sent and received whole; being told to stop waits until then.
-            self.running = False
-            self.send(message)
-            answer = self.receive()
-            self.running = True
-            if self.stopped:
-                raise KeyboardInterrupt
-            if "raised" not in answer:
-                return answer["result"]
-            kind, said = answer["raised"]
-            made = getattr(builtins, kind, None)
-            if isinstance(made, type) and issubclass(made, Exception):
-                raise made(said)
-            raise RuntimeError(f"{kind}: {said}")
+            if batched is None:
+                return self._call(name, self._json([args, kwargs]))
+            found: list[typing.Any] = []
+            for given, named in pieces(args, kwargs, batched, self.most):
+                found += self._call(name, self._json([given, named]))
+            return found
 
         call.__name__ = call.__qualname__ = name
         return call
+
+    def _call(self, name: str, arguments: str) -> typing.Any:
+        if self.calling:
+            raise RuntimeError(f"{name} was called within a call")
+        # A message is sent and received whole; being told to stop waits until then.
+        self.running, self.calling = False, True
+        try:
+            self.send({"type": "call", "name": name, "arguments": arguments})
+            answer = self.receive()
+        finally:
+            self.running, self.calling = True, False
+        if self.stopped:
+            raise KeyboardInterrupt
+        if "raised" not in answer:
+            return answer["result"]
+        raise raised(*answer["raised"])
+
+
+def computes() -> bool:
+    """Whether Python still runs code, at a glance."""
+    try:
+        return bool(eval(compile("1 + 1 == 2", "<cell 0>", "eval"), {}))  # noqa: S307 - it is our own
+    except BaseException:  # noqa: BLE001 - whatever code put there
+        return False
+
+
+def pieces(
+    args: typing.Sequence[typing.Any], kwargs: dict[str, typing.Any], batched: str, most: int
+) -> list[tuple[list[typing.Any], dict[str, typing.Any]]]:
+    """The arguments of one call as those of several, each with a part of its list, of so many bytes of JSON at most.
+
+    Args:
+        batched: the parameter of the list; it is the last one.
+
+    Raises:
+        ValueError: one item alone is too large.
+    """
+    named = batched in kwargs
+    items = kwargs[batched] if named else args[-1] if args else None
+    if not isinstance(items, list | tuple):
+        return [(list(args), kwargs)]
+
+    def with_part(part: list[typing.Any]) -> tuple[list[typing.Any], dict[str, typing.Any]]:
+        return (list(args), {**kwargs, batched: part}) if named else ([*args[:-1], part], kwargs)
+
+    most -= len(json.dumps(with_part([]), ensure_ascii=False).encode())
+    parts: list[list[typing.Any]] = [[]]
+    taken = 0
+    for at, item in enumerate(items):
+        size = len(json.dumps(item, ensure_ascii=False).encode()) + 2
+        if size > most:
+            raise ValueError(f"item {at} of {batched} takes {size:,} bytes as JSON, more than {most:,}: cut it")
+        if taken + size > most:
+            parts.append([])
+            taken = 0
+        parts[-1].append(item)
+        taken += size
+    return [with_part(part) for part in parts]
+
+
+def raised(kind: str, said: str) -> Exception:
+    """An exception of ours as one of the code's: Python's own of that name, or a RuntimeError that names it."""
+    made = getattr(builtins, kind, None)
+    if isinstance(made, type) and issubclass(made, Exception):
+        try:
+            return made(said)
+        except TypeError:
+            pass  # its arguments are others
+    return RuntimeError(f"{kind}: {said}")
 
 
 def said(error: BaseException) -> str:

@@ -7,12 +7,14 @@ empty network namespace and dropped capabilities are second layers; those that t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import resource
 import signal
 import struct
+from collections.abc import Iterator
 
 __all__ = ["LAYERS", "lock", "watch"]
 
@@ -73,28 +75,42 @@ def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     lacks = []
-    with open("/proc/self/statm") as figures:
+    with _needed("there is no /proc that says how much memory is taken"), open("/proc/self/statm") as figures:
         taken = int(figures.read().split()[0]) * resource.getpagesize()
     # First the namespace, which needs capabilities, and last the filter, which forbids the rest.
     if "namespace" in without or not _leave_network(libc):
         lacks.append("no network namespace of its own: the filter of system calls alone keeps the network out")
-    _call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    with _needed("this kernel does not filter system calls"):
+        _call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if "landlock" in without or not _leave_files(libc):
         lacks.append("no Landlock: the filter of system calls alone keeps files out")
-    _drop_capabilities(libc)
+    with _needed("it cannot give up its rights"):
+        _drop_capabilities(libc)
     for kind, most in (
         (resource.RLIMIT_AS, taken + memory),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        with _needed("it cannot limit itself"):
+            hard = resource.getrlimit(kind)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (most, most))
     program = _filter()
     code = ctypes.create_string_buffer(program, len(program))
-    _call(
-        libc.prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code)), 0, 0
-    )
+    filtering = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+    with _needed("this kernel does not filter system calls"):
+        _call(libc.prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filtering, 0, 0)
     return lacks
+
+
+@contextlib.contextmanager
+def _needed(what: str) -> Iterator[None]:
+    """Say what it means that the kernel refuses something."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{what}: {error.strerror}") from error
 
 
 def _call(function, *arguments) -> int:  # type: ignore[no-untyped-def]
