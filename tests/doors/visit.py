@@ -6,6 +6,7 @@ import argparse
 import http.client
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -60,6 +61,15 @@ class Got:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def words(self) -> str:
+        """What an error says, without what differs each time."""
+        try:
+            said = str(self.json["error"]["message"])
+        except (ValueError, LookupError, TypeError):
+            said = repr(self.body)
+        return re.sub(r"\d+|'[^']*'|`[^`]*`", "_", said)[:90]
 
     @property
     def session(self) -> str:
