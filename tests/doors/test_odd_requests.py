@@ -169,7 +169,7 @@ MESSAGES: Json = {
 
 def messages_talk(rng: random.Random) -> tuple[list[Json], Json]:
     messages: list[Json] = []
-    more: Json = {"max_tokens": rng.choice((100, 100.0, 1e2))}
+    more: Json = {"max_tokens": 100.0 if rng.random() < 0.1 else 100}
     if rng.random() < 0.5:
         block = {"type": "text", "text": prose(rng, 5), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
         more["system"] = rng.choice((prose(rng, 5), [block], []))
