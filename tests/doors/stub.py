@@ -222,8 +222,15 @@ def messages(number: int, parts: Sequence[Part], model: str) -> Json:
         elif part[0] == "F":
             content.append({"type": "tool_use", "id": f"toolu_{name}", "name": part[1], "input": part[2]})
         else:
-            content.append({"type": "server_tool_use", "id": f"srvtoolu_{name}", "name": "web_search", "input": {"query": part[1]}})
-            found = {"type": "web_search_result", "url": "https://x.example", "title": part[1], "encrypted_content": sealed(part[1])}
+            content.append(
+                {"type": "server_tool_use", "id": f"srvtoolu_{name}", "name": "web_search", "input": {"query": part[1]}}
+            )
+            found = {
+                "type": "web_search_result",
+                "url": "https://x.example",
+                "title": part[1],
+                "encrypted_content": sealed(part[1]),
+            }
             content.append({"type": "web_search_tool_result", "tool_use_id": f"srvtoolu_{name}", "content": [found]})
     called = any(part[0] == "F" for part in parts)
     return {
@@ -252,7 +259,13 @@ def responses(number: int, parts: Sequence[Part], model: str, encrypted: bool) -
             text = {"type": "output_text", "text": part[1], "annotations": [], "logprobs": []}
             item = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": "assistant", "content": [text]}
         elif part[0] == "F":
-            item = {"id": f"fc_{name}", "type": "function_call", "status": "completed", "call_id": f"call_{name}", "name": part[1]}
+            item = {
+                "id": f"fc_{name}",
+                "type": "function_call",
+                "status": "completed",
+                "call_id": f"call_{name}",
+                "name": part[1],
+            }
             item["arguments"] = json.dumps(part[2])
         else:
             action = {"type": "search", "query": part[1]}
@@ -296,7 +309,9 @@ def stream(form: str, reply: Json) -> list[bytes]:
 
 
 def chat_events(reply: Json) -> Iterator[bytes]:
-    shared = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint")} | {"object": "chat.completion.chunk"}
+    shared = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint")} | {
+        "object": "chat.completion.chunk"
+    }
     choice = reply["choices"][0]
     message = choice["message"]
 
@@ -517,10 +532,10 @@ class Judge:
             yield f"no tool output found for {missing}"
 
     def same(self, item: Json, name: str) -> bool:
-        """Whether an item is the one with this id; a client may leave ids out."""
-        if "id" in item and item["id"] is not None:
+        """Whether an item may be the one with this id; a client may leave ids out, and then its kind says it."""
+        if item.get("id") is not None:
             return bool(item["id"] == name)
         given = self.given[name][0]
         if given["type"] != item.get("type", "message"):
             return False
-        return all(item.get(key) == given[key] for key in ("call_id", "encrypted_content", "arguments") if key in given)
+        return all(item.get(key) == given[key] for key in ("name", "encrypted_content") if key in given)

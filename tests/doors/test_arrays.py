@@ -71,10 +71,19 @@ CHAT: dict[str, tuple[Any, Any]] = {
         CALL | {"id": "#"},
     ),
     "parts of a result": (
-        {"messages": [user("a"), {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "HERE"}]},
+        {
+            "messages": [
+                user("a"),
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "c", "content": "HERE"},
+            ]
+        },
         TEXT,
     ),
-    "reasoning details": ({"messages": [user("a"), {"role": "assistant", "content": "b", "reasoning_details": "HERE"}, user("c")]}, {}),
+    "reasoning details": (
+        {"messages": [user("a"), {"role": "assistant", "content": "b", "reasoning_details": "HERE"}, user("c")]},
+        {},
+    ),
     "annotations": ({"messages": [user("a"), {"role": "assistant", "content": "b", "annotations": "HERE"}, user("c")]}, {}),
     "an unknown field of a message": ({"messages": [user("a") | {"x": "HERE"}]}, []),
     "tools": ({"messages": [user("a")], "tools": "HERE"}, TOOL),
@@ -82,7 +91,10 @@ CHAT: dict[str, tuple[Any, Any]] = {
     "functions": ({"messages": [user("a")], "functions": "HERE"}, {"name": "f"}),
     "stop": ({"messages": [user("a")], "stop": "HERE"}, "x"),
     "modalities": ({"messages": [user("a")], "modalities": "HERE"}, 1),
-    "enum of a schema": ({"messages": [user("a")], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": "HERE"}}}]}, 1),
+    "enum of a schema": (
+        {"messages": [user("a")], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": "HERE"}}}]},
+        1,
+    ),
     "an unknown field": ({"messages": [user("a")], "x": "HERE"}, {}),
     "an unknown field of lists": ({"messages": [user("a")], "x": "HERE"}, [[]]),
     "keys of the body": ({"messages": [user("a")], "...": "KEYS"}, 1),
@@ -106,17 +118,35 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
     "marks": ({"messages": [user("HERE")]}, TEXT | {"cache_control": {"type": "ephemeral"}}),
     "system": ({"messages": [user("a")], "system": "HERE"}, TEXT),
     "tools": ({"messages": [user("a")], "tools": "HERE"}, {"name": "f", "input_schema": {}}),
-    "thinking": ({"messages": [user("a"), {"role": "assistant", "content": "HERE"}, user("c")]}, {"type": "thinking", "thinking": "a", "signature": "s"}),
-    "calls": ({"messages": [user("a"), {"role": "assistant", "content": "HERE"}, user("c")]}, {"type": "tool_use", "id": "#", "name": "f", "input": {}}),
+    "thinking": (
+        {"messages": [user("a"), {"role": "assistant", "content": "HERE"}, user("c")]},
+        {"type": "thinking", "thinking": "a", "signature": "s"},
+    ),
+    "calls": (
+        {"messages": [user("a"), {"role": "assistant", "content": "HERE"}, user("c")]},
+        {"type": "tool_use", "id": "#", "name": "f", "input": {}},
+    ),
     "results": ({"messages": [user("HERE")]}, {"type": "tool_result", "tool_use_id": "#"}),
-    "documents": ({"messages": [user("HERE")]}, {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}),
-    "content of a document": ({"messages": [user([{"type": "document", "source": {"type": "content", "content": "HERE"}}])]}, TEXT),
+    "documents": (
+        {"messages": [user("HERE")]},
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}},
+    ),
+    "content of a document": (
+        {"messages": [user([{"type": "document", "source": {"type": "content", "content": "HERE"}}])]},
+        TEXT,
+    ),
     "citations": ({"messages": [user("a"), {"role": "assistant", "content": [TEXT | {"citations": "HERE"}]}, user("c")]}, {}),
     "stop_sequences": ({"messages": [user("a")], "stop_sequences": "HERE"}, "x"),
     "mcp_servers": ({"messages": [user("a")], "mcp_servers": "HERE"}, {}),
     "edits": ({"messages": [user("a")], "context_management": {"edits": "HERE"}}, {}),
     "input of a call": (
-        {"messages": [user("a"), {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"x": "HERE"}}]}, user("c")]},
+        {
+            "messages": [
+                user("a"),
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"x": "HERE"}}]},
+                user("c"),
+            ]
+        },
         {},
     ),
 }
@@ -126,22 +156,55 @@ RESPONSES: dict[str, tuple[Any, Any]] = {
     "items": ({"input": "HERE"}, user("a")),
     "items of both": ({"input": "HERE"}, (user("a #"), {"role": "assistant", "content": "b #"})),
     "parts": ({"input": [user("HERE")]}, {"type": "input_text", "text": "a"}),
-    "parts of an old item": ({"input": [user("HERE"), {"role": "assistant", "content": "b"}, user("c")]}, {"type": "input_text", "text": "a"}),
+    "parts of an old item": (
+        {"input": [user("HERE"), {"role": "assistant", "content": "b"}, user("c")]},
+        {"type": "input_text", "text": "a"},
+    ),
     "reasoning": ({"input": "HERE"}, {"type": "reasoning", "id": "rs_#", "summary": []}),
-    "summary": ({"input": [user("a"), {"type": "reasoning", "id": "rs_1", "summary": "HERE"}, {"role": "assistant", "content": "b"}, user("c")]}, TEXT),
+    "summary": (
+        {
+            "input": [
+                user("a"),
+                {"type": "reasoning", "id": "rs_1", "summary": "HERE"},
+                {"role": "assistant", "content": "b"},
+                user("c"),
+            ]
+        },
+        TEXT,
+    ),
     "calls": ({"input": "HERE"}, {"type": "function_call", "call_id": "c#", "name": "f", "arguments": "{}"}),
     "calls with outputs": (
         {"input": "HERE"},
-        ({"type": "function_call", "call_id": "c#", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c#", "output": "a"}),
+        (
+            {"type": "function_call", "call_id": "c#", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c#", "output": "a"},
+        ),
     ),
     "outputs": ({"input": "HERE"}, {"type": "function_call_output", "call_id": "c", "output": "a"}),
     "output of a call": (
-        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "HERE"}]},
+        {
+            "input": [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "HERE"},
+            ]
+        },
         {"type": "input_text", "text": "a"},
     ),
     "item references": ({"input": "HERE"}, {"type": "item_reference", "id": "msg_#"}),
     "unknown items": ({"input": "HERE"}, {"type": "x"}),
-    "annotations": ({"input": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": "HERE"}]}, user("c")]}, {}),
+    "annotations": (
+        {
+            "input": [
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "a", "annotations": "HERE"}],
+                },
+                user("c"),
+            ]
+        },
+        {},
+    ),
     "tools": ({"input": "a", "tools": "HERE"}, {"type": "function", "name": "f"}),
     "tools of a namespace": ({"input": "a", "tools": [{"type": "namespace", "name": "n", "tools": "HERE"}]}, {}),
     "include": ({"input": "a", "include": "HERE"}, "x"),
@@ -153,8 +216,14 @@ OTHER: dict[str, tuple[str, Any, Any]] = {
     "embeddings of lists": ("/v1/embeddings", {"model": "m", "input": "HERE"}, [1]),
     "counted messages": ("/v1/messages/count_tokens", {"model": "m", "messages": "HERE"}, user("a")),
 }
-CASES: dict[str, tuple[str, Any, Any]] = {f"chat {name}": (PATHS["chat"], {"model": "m"} | body if isinstance(body, dict) else body, unit) for name, (body, unit) in CHAT.items()}
-CASES |= {f"messages {name}": (PATHS["messages"], {"model": "m", "max_tokens": 9} | body, unit) for name, (body, unit) in MESSAGES.items()}
+CASES: dict[str, tuple[str, Any, Any]] = {
+    f"chat {name}": (PATHS["chat"], {"model": "m"} | body if isinstance(body, dict) else body, unit)
+    for name, (body, unit) in CHAT.items()
+}
+CASES |= {
+    f"messages {name}": (PATHS["messages"], {"model": "m", "max_tokens": 9} | body, unit)
+    for name, (body, unit) in MESSAGES.items()
+}
 CASES |= {f"responses {name}": (PATHS["responses"], {"model": "m"} | body, unit) for name, (body, unit) in RESPONSES.items()}
 CASES |= OTHER
 
@@ -241,7 +310,9 @@ def counted(far: str, window: int = 32_000) -> Iterator[Counted]:
     folder = folder_of_memory()
     words = [sys.executable, str(Path(__file__).with_name("counted.py")), str(folder / "doors.db"), far, str(window)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path), MALLOC_ARENA_MAX="2")
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=bounded)
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=bounded
+    )
     try:
         assert process.stdin is not None and process.stdout is not None
         url = process.stdout.readline().strip()
@@ -283,13 +354,19 @@ def measure(name: str, largest: int, tell: Callable[[str], None] = lambda _: Non
             try:
                 got = visit(gateway.url, path, body)
             except OSError as error:
-                raise Broken(f"{name}: the gateway answers", f"{len(body)} bytes: {error!r}, and it is {gateway.process.poll()}") from error
+                raise Broken(
+                    f"{name}: the gateway answers", f"{len(body)} bytes: {error!r}, and it is {gateway.process.poll()}"
+                ) from error
             taken, steps = gateway.figure("VmHWM") - rested, gateway.steps() - begun
             shown = f"{len(body):,} bytes: status {got.status}, {taken / len(body):.0f} bytes of memory a byte, {steps / len(body):.2f} steps a byte"
             tell(f"{name}: {shown}")
             check(got.status < 500 or got.status == 503, f"{name}: served, or refused with 4xx: {got.words}", shown)
             check(taken <= PER_BYTE * len(body) + CONSTANT, f"{name}: memory is linear in the body", shown)
-            check(not before or steps <= STEEPER * FACTOR * before + CONSTANT_STEPS, f"{name}: steps are linear in the body", f"{shown}; {before} before")
+            check(
+                not before or steps <= STEEPER * FACTOR * before + CONSTANT_STEPS,
+                f"{name}: steps are linear in the body",
+                f"{shown}; {before} before",
+            )
             before = steps
             check(visit(gateway.url, PATHS[form], plain).status == 200, f"{name}: the gateway lives on", shown)
 

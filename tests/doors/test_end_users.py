@@ -39,7 +39,11 @@ FAMILIES = (
     ("user_aa_account__session_1", "user_bb_account__session_1", "user_cc_account__session_1"),
     ("*", "%", "_"),
 )
-WAYS = {"chat": ("header", "user", "safety_identifier"), "responses": ("header", "user", "safety_identifier"), "messages": ("header", "metadata")}
+WAYS = {
+    "chat": ("header", "user", "safety_identifier"),
+    "responses": ("header", "user", "safety_identifier"),
+    "messages": ("header", "metadata"),
+}
 SHAPES = ("chat", "responses", "messages")
 
 
@@ -84,7 +88,11 @@ class Model:
         body, form = seen.body, seen.form
         offered = {tool.get("name") or tool.get("function", {}).get("name") for tool in body.get("tools", ())}
         talk = body.get("messages") or body.get("input") or []
-        rounds = sum(1 for item in talk[-9:] if isinstance(item, dict) and ("tool_call" in str(item) or "call_id" in str(item) or "tool_use" in str(item)))
+        rounds = sum(
+            1
+            for item in talk[-9:]
+            if isinstance(item, dict) and ("tool_call" in str(item) or "call_id" in str(item) or "tool_use" in str(item))
+        )
         parts: list[Part] = [("M", CANNED)]
         if "recall" in offered and rounds < 3 and self.rng.random() < 0.6:
             parts = [self.probe() for _ in range(self.rng.randrange(1, 4))]
@@ -93,11 +101,29 @@ class Model:
     def probe(self) -> Part:
         rng = self.rng
         if rng.random() < 0.5:
-            query = rng.choice(("canary parcel secret locker", "canary", "case", "the number of my parcel is", CANNED[:60], prose(rng, 3), "my locker"))
+            query = rng.choice(
+                (
+                    "canary parcel secret locker",
+                    "canary",
+                    "case",
+                    "the number of my parcel is",
+                    CANNED[:60],
+                    prose(rng, 3),
+                    "my locker",
+                )
+            )
             return ("F", "search_memory", {"query": query})
         name = rng.choice((*self.names, *(f"{name}~2" for name in self.names), "main", "main~2", "main~3"))
         page = rng.choice(("p1", "p2", "p1-p9", "p3", "f1"))
-        return ("F", "recall", {"address": rng.choice((page, f"{name} {page}", f"{name}/{page}", f"b1/{page}", f"@memory {page}", f"@memory/x {page}"))})
+        return (
+            "F",
+            "recall",
+            {
+                "address": rng.choice(
+                    (page, f"{name} {page}", f"{name}/{page}", f"b1/{page}", f"@memory {page}", f"@memory/x {page}")
+                )
+            },
+        )
 
 
 class Street:
@@ -115,7 +141,10 @@ class Street:
 
     def look(self, user: User, raw: bytes, what: str) -> None:
         """Nothing of another user is in these bytes."""
-        shown = {"who": [user.name, user.way, user.form], "others": [(other.name, other.way, other.form) for other in self.users if other is not user]}
+        shown = {
+            "who": [user.name, user.way, user.form],
+            "others": [(other.name, other.way, other.form) for other in self.users if other is not user],
+        }
         for other in self.users:
             if other is user:
                 self.model.own += what == "the provider" and raw.count(user.canary.encode()) > 1
@@ -125,10 +154,18 @@ class Street:
                 if word in user.asked_for:
                     continue
                 at = raw.find(word.encode())
-                check(at < 0, f"nothing of one user reaches {what} for another", shown | {"steps": self.told, "bytes": repr(raw[max(at - 300, 0) : at + 60])})
+                check(
+                    at < 0,
+                    f"nothing of one user reaches {what} for another",
+                    shown | {"steps": self.told, "bytes": repr(raw[max(at - 300, 0) : at + 60])},
+                )
         if what == "the client":
             for path in (str(self.ground.folder), "/dev/shm", "/work/", "site-packages", "Traceback", "doors.db"):
-                check(path.encode() not in raw, "no path of the machine in what a client gets", shown | {"steps": self.told, "path": path, "bytes": repr(raw[:600])})
+                check(
+                    path.encode() not in raw,
+                    "no path of the machine in what a client gets",
+                    shown | {"steps": self.told, "path": path, "bytes": repr(raw[:600])},
+                )
 
     def send(self, user: User, body: Any, headers: dict[str, str], path: str = "") -> Got:
         before = len(self.ground.stub.seen)
@@ -138,7 +175,9 @@ class Street:
         else:
             got = self.ground.ask(user.form, body, headers=secret | headers)
         for seen in self.ground.stub.seen[before:]:
-            self.look(user, seen.path.encode() + b"\n" + repr(sorted(seen.headers.items())).encode() + b"\n" + seen.raw, "the provider")
+            self.look(
+                user, seen.path.encode() + b"\n" + repr(sorted(seen.headers.items())).encode() + b"\n" + seen.raw, "the provider"
+            )
         self.look(user, got.everything, "the client")
         return got
 
@@ -156,7 +195,10 @@ class Street:
             self.chain(user, rng.choice(others))
             return
         if deed == "compact" and user.history:
-            user.history = [{"role": "user", "content": f"A summary of what was said: {CANNED}"}, {"role": "assistant", "content": CANNED}]
+            user.history = [
+                {"role": "user", "content": f"A summary of what was said: {CANNED}"},
+                {"role": "assistant", "content": CANNED},
+            ]
         elif deed == "begin":
             user.history = []
             user.named = rng.choice(("", "main", user.hidden))
@@ -194,12 +236,18 @@ class Street:
         raw: Any = body
         kind = rng.randrange(8)
         if kind == 0:
-            raw = b'{"model": "m", "messages": [' + rng.choice((b"1]}", b'{"role": "x"}]}', b"", b'{"role": "user", "content": 5}]}'))
+            raw = b'{"model": "m", "messages": [' + rng.choice(
+                (b"1]}", b'{"role": "x"}]}', b"", b'{"role": "user", "content": 5}]}')
+            )
         elif kind == 1:
-            headers["x-kilburn-session"] = rng.choice(("@memory", "@responses", "@memory/x", "a" * 300, "\x7f", f"{other.named or 'main'}~2"))
+            headers["x-kilburn-session"] = rng.choice(
+                ("@memory", "@responses", "@memory/x", "a" * 300, "\x7f", f"{other.named or 'main'}~2")
+            )
             user.asked_for.add(other.named)
         elif kind == 2:
-            path = rng.choice(("/v1/nothing", "/v1/files", "/v1/responses/resp_x", "/v1/batches", "/v1/models", "/health", "/v1/rerank"))
+            path = rng.choice(
+                ("/v1/nothing", "/v1/files", "/v1/responses/resp_x", "/v1/batches", "/v1/models", "/health", "/v1/rerank")
+            )
         elif kind == 3:
             headers["x-kilburn-user"] = rng.choice(("", "@", "\x01", "x" * 5000))
         elif kind == 4:
@@ -251,7 +299,9 @@ def end_users(form: str, learn: bool) -> Iterator[Trial]:
 
 
 FUZZERS: dict[str, Callable[[], Any]] = {
-    f"{form}{'-learn' if learn else ''}": partial(end_users, form, learn) for form in ("chat", "messages") for learn in (False, True)
+    f"{form}{'-learn' if learn else ''}": partial(end_users, form, learn)
+    for form in ("chat", "messages")
+    for learn in (False, True)
 }
 
 

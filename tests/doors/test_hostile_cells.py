@@ -102,7 +102,8 @@ EVERYWHERE = (
     "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
 )
 FULL = (
-    LINK + "_o.write(_link, b''.join(_frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}) for n in range(2000)))\nwhile True: pass",
+    LINK
+    + "_o.write(_link, b''.join(_frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}) for n in range(2000)))\nwhile True: pass",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': [['x'], {}]}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'nobody', 'arguments': {}}))",
@@ -115,9 +116,10 @@ FULL = (
     LINK + "_o.write(_link, b'\\x00')",
     LINK + "_o.write(_link, _frame(b''))",
     LINK + "_o.write(_link, _frame(b'[' * 100000))",
-    LINK + "_o.write(_link, _frame(b'{\"type\": \"ended\"}'))",
+    LINK + '_o.write(_link, _frame(b\'{"type": "ended"}\'))',
     LINK + "_o.write(_link, _frame({'type': 'ended', 'outcome': 'ok', 'error': '', 'output': 'lie', 'cut': 0}))",
-    LINK + "for n in range(50):\n    _o.write(_link, _frame({'type': 'ended', 'outcome': 'ok', 'error': '', 'output': 'lie', 'cut': 0}))",
+    LINK
+    + "for n in range(50):\n    _o.write(_link, _frame({'type': 'ended', 'outcome': 'ok', 'error': '', 'output': 'lie', 'cut': 0}))",
     LINK + "_o.write(_link, _frame({'type': 'value', 'value': 5}))",
     LINK + "_o.close(_link)",
     LINK + "_o.close(_link)\nwhile True: pass",
@@ -255,7 +257,9 @@ def trial(rng: random.Random, *, name: str) -> None:
     """Hostile cells one after the other; behind each, a plain one."""
     callee = Callee()
     done: list[Any] = []
-    with open_sandbox(name, calls=callee.functions(), variables={"given": [1, 2]}, bounds=Bounds(seconds=SECONDS, memory=256 << 20)) as sandbox:
+    with open_sandbox(
+        name, calls=callee.functions(), variables={"given": [1, 2]}, bounds=Bounds(seconds=SECONDS, memory=256 << 20)
+    ) as sandbox:
         for code in cells(rng, name):
             callee.calls = 0
             shown = {"sandbox": name, "before": [words[-200:] for words, _ in done], "cell": code.removeprefix(LINK)[:300]}
@@ -272,9 +276,17 @@ def trial(rng: random.Random, *, name: str) -> None:
                 value = sandbox.get("kept")
             except KilburnError as error:
                 value = repr(error)
+            except Exception as error:
+                raise Broken(
+                    f"get raises what is typed: {type(error).__name__}", json.dumps(shown | told) + repr(error)
+                ) from error
             check(value == 42, "the next cell's variable is there", shown | told | {"value": value})
             called = ran(sandbox, "heard = ask('river')", "a call in the cell after", shown)
-            check(called.outcome == CellOutcome.OK and callee.calls == 1, "the next cells can call", shown | told | {"error": called.error[-300:]})
+            check(
+                called.outcome == CellOutcome.OK and callee.calls == 1,
+                "the next cells can call",
+                shown | told | {"error": called.error[-300:]},
+            )
 
 
 class Sub:
@@ -306,15 +318,22 @@ def recursive(rng: random.Random, *, name: str) -> None:
         with kilburn.open(str(folder / "run.db"), window=6000, tokenizer="chars/4", policy="hybrid") as store:
             root = Scripted([repl(code) for code in (*hostile, *[last] * 8)])
             bounds = Bounds(seconds=SECONDS, memory=256 << 20)
-            agent = Recursive(root, store.process("run"), sub=sub, limits=Limits(steps=8), calls=most, sandbox=name, bounds=bounds)
+            agent = Recursive(
+                root, store.process("run"), sub=sub, limits=Limits(steps=8), calls=most, sandbox=name, bounds=bounds
+            )
             try:
                 result = agent.ask("What is six times seven?", "A text with six and seven.", kind=Any)
-            except KilburnError as error:
+            except Exception as error:
                 raise Broken(f"a run ends with an outcome: {type(error).__name__}", json.dumps(shown) + repr(error)) from error
             check(isinstance(result.outcome, AnswerOutcome), "a run ends typed", shown)
             check(sub.calls <= most + 4, "sub-calls are bounded", shown | {"calls": sub.calls})
             ready = any("'ready'" in code for code in hostile)
-            shown |= {"outcome": result.outcome, "limit": result.limit, "content": repr(result.content)[:100], "steps": result.steps}
+            shown |= {
+                "outcome": result.outcome,
+                "limit": result.limit,
+                "content": repr(result.content)[:100],
+                "steps": result.steps,
+            }
             check(ready or result.content == 42, "the cell behind hostile ones answers", shown)
             for request in root.requests:
                 size = sum(len(str(message.get("content") or "")) for message in request.messages) // 4

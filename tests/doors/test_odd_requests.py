@@ -94,7 +94,10 @@ def chat_talk(rng: random.Random) -> tuple[list[Json], Json]:
                 prose(rng, 5),
                 [{"type": "text", "text": prose(rng, 5)}],
                 [{"type": "text", "text": prose(rng, 5)}, {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}],
-                [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, {"type": "text", "text": prose(rng, 3)}],
+                [
+                    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+                    {"type": "text", "text": prose(rng, 3)},
+                ],
                 [{"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}}],
                 [{"type": "file", "file": {"file_id": "file-1"}}, {"type": "text", "text": "this"}],
                 [{"type": "text", "text": prose(rng, 3), "cache_control": {"type": "ephemeral"}}],
@@ -108,13 +111,21 @@ def chat_talk(rng: random.Random) -> tuple[list[Json], Json]:
         elif chance < 0.3 and turn:
             messages.append({"role": "system", "content": prose(rng, 4)})
         elif old and chance < 0.6:
-            messages.append({"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"path": "a"}'}})
+            messages.append(
+                {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"path": "a"}'}}
+            )
             messages.append({"role": "function", "name": "look", "content": prose(rng, 6)})
         elif chance < 0.6 and not old:
             messages += chat_calls(rng, turn)
         answer: Json = {"role": "assistant", "content": rng.choice((prose(rng, 5), [{"type": "text", "text": prose(rng, 5)}]))}
-        answer |= some(rng, {"refusal": None, "annotations": [], "audio": None, "tool_calls": [], "function_call": None, "name": "bot"}, 0.1)
-        answer |= some(rng, {"reasoning_content": "so", "reasoning": "so", "reasoning_details": [{"type": "reasoning.text", "text": "so"}]}, 0.07)
+        answer |= some(
+            rng, {"refusal": None, "annotations": [], "audio": None, "tool_calls": [], "function_call": None, "name": "bot"}, 0.1
+        )
+        answer |= some(
+            rng,
+            {"reasoning_content": "so", "reasoning": "so", "reasoning_details": [{"type": "reasoning.text", "text": "so"}]},
+            0.07,
+        )
         if rng.random() < 0.05:
             answer = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
         elif rng.random() < 0.05:
@@ -184,12 +195,41 @@ def messages_talk(rng: random.Random) -> tuple[list[Json], Json]:
                 prose(rng, 5),
                 [{"type": "text", "text": prose(rng, 5)} | some(rng, seal, 0.5)],
                 [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}],
-                [{"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}, {"type": "text", "text": "this"}],
+                [
+                    {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}},
+                    {"type": "text", "text": "this"},
+                ],
                 [{"type": "image", "source": {"type": "file", "file_id": "file_1"}}, {"type": "text", "text": "this"}],
-                [{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": prose(rng, 9)}, "title": "t"} | seal],
-                [{"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}, "citations": {"enabled": True}}],
-                [{"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": prose(rng, 4)}]}, "context": "c"}],
-                [{"type": "search_result", "source": "https://x.example", "title": "t", "content": [{"type": "text", "text": "so"}]}],
+                [
+                    {
+                        "type": "document",
+                        "source": {"type": "text", "media_type": "text/plain", "data": prose(rng, 9)},
+                        "title": "t",
+                    }
+                    | seal
+                ],
+                [
+                    {
+                        "type": "document",
+                        "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"},
+                        "citations": {"enabled": True},
+                    }
+                ],
+                [
+                    {
+                        "type": "document",
+                        "source": {"type": "content", "content": [{"type": "text", "text": prose(rng, 4)}]},
+                        "context": "c",
+                    }
+                ],
+                [
+                    {
+                        "type": "search_result",
+                        "source": "https://x.example",
+                        "title": "t",
+                        "content": [{"type": "text", "text": "so"}],
+                    }
+                ],
                 [{"type": "container_upload", "file_id": "file_1"}, {"type": "text", "text": "run"}],
             )
         )
@@ -197,7 +237,9 @@ def messages_talk(rng: random.Random) -> tuple[list[Json], Json]:
         if rng.random() < 0.1:
             messages.append({"role": "user", "content": prose(rng, 4)})
         if rng.random() < 0.4:
-            call = {"type": "tool_use", "id": f"toolu_{turn}", "name": "look", "input": rng.choice(({}, {"path": "a"}))} | some(rng, seal)
+            call = {"type": "tool_use", "id": f"toolu_{turn}", "name": "look", "input": rng.choice(({}, {"path": "a"}))} | some(
+                rng, seal
+            )
             result: Json = {"type": "tool_result", "tool_use_id": f"toolu_{turn}"}
             inner: Any = rng.choice((None, prose(rng, 5), [], [{"type": "text", "text": prose(rng, 5)}], "IMAGE"))
             if inner == "IMAGE":
@@ -206,15 +248,33 @@ def messages_talk(rng: random.Random) -> tuple[list[Json], Json]:
             result |= some(rng, {"is_error": True} | seal, 0.2)
             thinking = [{"type": "thinking", "thinking": prose(rng, 4), "signature": "c2ln"}] if rng.random() < 0.4 else []
             messages.append({"role": "assistant", "content": [*thinking, call]})
-            messages.append({"role": "user", "content": [result, *([{"type": "text", "text": prose(rng, 3)}] * (rng.random() < 0.3))]})
-        cited = {"type": "char_location", "cited_text": "a", "document_index": 0, "document_title": None, "start_char_index": 0, "end_char_index": 1}
+            messages.append(
+                {"role": "user", "content": [result, *([{"type": "text", "text": prose(rng, 3)}] * (rng.random() < 0.3))]}
+            )
+        cited = {
+            "type": "char_location",
+            "cited_text": "a",
+            "document_index": 0,
+            "document_title": None,
+            "start_char_index": 0,
+            "end_char_index": 1,
+        }
         hosted = [
             {"type": "server_tool_use", "id": f"srvtoolu_{turn}", "name": "web_search", "input": {"query": "q"}},
-            {"type": "web_search_tool_result", "tool_use_id": f"srvtoolu_{turn}", "content": [{"type": "web_search_result", "url": "u", "title": "t"}]},
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": f"srvtoolu_{turn}",
+                "content": [{"type": "web_search_result", "url": "u", "title": "t"}],
+            },
         ]
         mcp = [
             {"type": "mcp_tool_use", "id": f"mcptoolu_{turn}", "name": "echo", "server_name": "x", "input": {"a": 1}},
-            {"type": "mcp_tool_result", "tool_use_id": f"mcptoolu_{turn}", "is_error": False, "content": [{"type": "text", "text": "a"}]},
+            {
+                "type": "mcp_tool_result",
+                "tool_use_id": f"mcptoolu_{turn}",
+                "is_error": False,
+                "content": [{"type": "text", "text": "a"}],
+            },
         ]
         text = {"type": "text", "text": prose(rng, 5)}
         said: Any = rng.choice(
@@ -309,8 +369,18 @@ def responses_talk(rng: random.Random) -> tuple[Any, Json]:
                     {"role": "assistant", "content": prose(rng, 5)},
                     {"type": "message", "role": "assistant", "id": f"msg_{n}", "status": "completed", "content": [text]},
                     {"type": "message", "role": "assistant", "content": [text]},
-                    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": prose(rng, 4)}], "phase": "commentary"},
-                    {"type": "message", "role": "assistant", "id": f"msg_{n}", "content": [{"type": "refusal", "refusal": "No."}]},
+                    {
+                        "type": "message",
+                        "role": "assistant",
+                        "content": [{"type": "output_text", "text": prose(rng, 4)}],
+                        "phase": "commentary",
+                    },
+                    {
+                        "type": "message",
+                        "role": "assistant",
+                        "id": f"msg_{n}",
+                        "content": [{"type": "refusal", "refusal": "No."}],
+                    },
                 )
             )
         )
@@ -326,22 +396,51 @@ def responses_step(rng: random.Random, n: str) -> list[Json]:
         [],
         [],
         [
-            {"type": "function_call", "call_id": call, "name": "look", "arguments": "{}"} | some(rng, {"id": f"fc_{n}", "status": "completed"}, 0.5),
-            {"type": "function_call_output", "call_id": call, "output": rng.choice((prose(rng, 5), "", [{"type": "input_text", "text": "so"}]))},
+            {"type": "function_call", "call_id": call, "name": "look", "arguments": "{}"}
+            | some(rng, {"id": f"fc_{n}", "status": "completed"}, 0.5),
+            {
+                "type": "function_call_output",
+                "call_id": call,
+                "output": rng.choice((prose(rng, 5), "", [{"type": "input_text", "text": "so"}])),
+            },
         ],
         [
             {"type": "function_call", "call_id": call, "name": "look", "arguments": "no json", "namespace": "n"},
             {"type": "function_call_output", "call_id": call, "output": [{"type": "input_image", "image_url": PIXEL}]},
         ],
         [{"type": "reasoning", "id": f"rs_{n}", "summary": [], "encrypted_content": "AAAA"}],
-        [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}], "content": None, "encrypted_content": "AAAA"}],
+        [
+            {
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": "so"}],
+                "content": None,
+                "encrypted_content": "AAAA",
+            }
+        ],
         [{"type": "web_search_call", "id": f"ws_{n}", "status": "completed", "action": {"type": "search", "query": "q"}}],
         [{"type": "file_search_call", "id": f"fs_{n}", "status": "completed", "queries": ["q"], "results": None}],
-        [{"type": "code_interpreter_call", "id": f"ci_{n}", "status": "completed", "code": "1", "container_id": "c", "outputs": []}],
+        [
+            {
+                "type": "code_interpreter_call",
+                "id": f"ci_{n}",
+                "status": "completed",
+                "code": "1",
+                "container_id": "c",
+                "outputs": [],
+            }
+        ],
         [{"type": "image_generation_call", "id": f"ig_{n}", "status": "completed", "result": "AAAA"}],
         [
             {"type": "mcp_list_tools", "id": f"mcpl_{n}", "server_label": "x", "tools": []},
-            {"type": "mcp_call", "id": f"mcp_{n}", "server_label": "x", "name": "echo", "arguments": "{}", "output": "a", "error": None},
+            {
+                "type": "mcp_call",
+                "id": f"mcp_{n}",
+                "server_label": "x",
+                "name": "echo",
+                "arguments": "{}",
+                "output": "a",
+                "error": None,
+            },
         ],
         [
             {"type": "mcp_approval_request", "id": f"mcpr_{n}", "server_label": "x", "name": "echo", "arguments": "{}"},
@@ -352,19 +451,41 @@ def responses_step(rng: random.Random, n: str) -> list[Json]:
             {"type": "custom_tool_call_output", "call_id": call, "output": prose(rng, 4)},
         ],
         [
-            {"type": "local_shell_call", "id": f"lsh_{n}", "call_id": call, "status": "completed", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+            {
+                "type": "local_shell_call",
+                "id": f"lsh_{n}",
+                "call_id": call,
+                "status": "completed",
+                "action": {"type": "exec", "command": ["ls"], "env": {}},
+            },
             {"type": "local_shell_call_output", "id": f"lsho_{n}", "call_id": call, "output": "a.py"},
         ],
         [
             {"type": "shell_call", "id": f"sh_{n}", "call_id": call, "status": "completed", "action": {"commands": ["ls"]}},
-            {"type": "shell_call_output", "call_id": call, "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
+            {
+                "type": "shell_call_output",
+                "call_id": call,
+                "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+            },
         ],
         [
-            {"type": "apply_patch_call", "call_id": call, "status": "completed", "operation": {"type": "delete_file", "path": "a"}},
+            {
+                "type": "apply_patch_call",
+                "call_id": call,
+                "status": "completed",
+                "operation": {"type": "delete_file", "path": "a"},
+            },
             {"type": "apply_patch_call_output", "call_id": call, "status": "completed", "output": "done"},
         ],
         [
-            {"type": "computer_call", "id": f"cu_{n}", "call_id": call, "status": "completed", "action": {"type": "screenshot"}, "pending_safety_checks": []},
+            {
+                "type": "computer_call",
+                "id": f"cu_{n}",
+                "call_id": call,
+                "status": "completed",
+                "action": {"type": "screenshot"},
+                "pending_safety_checks": [],
+            },
             {"type": "computer_call_output", "call_id": call, "output": {"type": "computer_screenshot", "image_url": PIXEL}},
         ],
         [{"type": "compaction", "id": f"cmp_{n}", "encrypted_content": "AAAA"}],
@@ -402,7 +523,9 @@ def trial(rng: random.Random, *, ground: Ground, form: str, small: bool) -> None
         body["stream"] = True
     key = "input" if form == "responses" else "messages"
     if small and isinstance(said, list):
-        filled = [{"role": role, "content": f"{rng.random()} " + prose(rng, 120)} for _ in range(6) for role in ("user", "assistant")]
+        filled = [
+            {"role": role, "content": f"{rng.random()} " + prose(rng, 120)} for _ in range(6) for role in ("user", "assistant")
+        ]
         at = 1 if form == "chat" and said[0]["role"] in ("system", "developer") else 0
         said = [*said[:at], *filled, *said[at:]]
     for turn in range(3):

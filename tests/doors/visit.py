@@ -24,7 +24,24 @@ from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import serving
 
 Json = dict[str, Any]
-WORDS = tuple("river sand gold mill weir barge lock ferry heron reed oar tide mud stone bridge rope sail net pike eel".split())
+WORDS = (
+    "river",
+    "sand",
+    "gold",
+    "mill",
+    "weir",
+    "barge",
+    "lock",
+    "ferry",
+    "heron",
+    "reed",
+    "oar",
+    "tide",
+    "mud",
+    "stone",
+    "rope",
+    "eel",
+)
 
 
 class Broken(AssertionError):
@@ -135,7 +152,13 @@ def gateway(answer: Callable[[Seen], Answer], *, form: str = "chat", **settings:
     try:
         with provider(answer) as stub:
             far = stub.url if form == "messages" else f"{stub.url}/v1"
-            given = {"db": str(folder / "doors.db"), "upstream": far, "tokenizer": "chars/4", "embedder": None, "window": 1_000_000}
+            given = {
+                "db": str(folder / "doors.db"),
+                "upstream": far,
+                "tokenizer": "chars/4",
+                "embedder": None,
+                "window": 1_000_000,
+            }
             with serving(build(Settings(**(given | settings)))) as url:
                 yield Ground(url, stub, folder)
     finally:
