@@ -33,8 +33,9 @@ from kilburn.models.scripted import Scripted
 REST = 0.05
 """Seconds that each call takes at least."""
 SECONDS = 0.5
-MOST = 4 * int(SECONDS / REST)
-"""Calls of one cell, at most: four times what its seconds have room for."""
+TOTAL = 2 * SECONDS
+MOST = int(TOTAL / REST) + 2
+"""Calls of one cell, at most: those that its seconds in all have room for. Where a bound says how many, it says so many."""
 
 LINK = """
 import json as _j, os as _o, struct as _s, sys as _y
@@ -208,6 +209,14 @@ RECURSIVE = (
 )
 
 
+def bounds_of(rng: random.Random) -> Bounds:
+    """Bounds of time in all, or of calls."""
+    known = [name for name in ("total", "calls") if hasattr(Bounds, name)]
+    given: Json = {"total": TOTAL, "calls": MOST}
+    chosen = {name: given[name] for name in rng.sample(known, min(len(known), 1))}
+    return Bounds(seconds=SECONDS, memory=256 << 20, **chosen)
+
+
 class Callee:
     """What the code may call; it counts."""
 
@@ -257,9 +266,7 @@ def trial(rng: random.Random, *, name: str) -> None:
     """Hostile cells one after the other; behind each, a plain one."""
     callee = Callee()
     done: list[Any] = []
-    with open_sandbox(
-        name, calls=callee.functions(), variables={"given": [1, 2]}, bounds=Bounds(seconds=SECONDS, memory=256 << 20)
-    ) as sandbox:
+    with open_sandbox(name, calls=callee.functions(), variables={"given": [1, 2]}, bounds=bounds_of(rng)) as sandbox:
         for code in cells(rng, name):
             callee.calls = 0
             shown = {"sandbox": name, "before": [words[-200:] for words, _ in done], "cell": code.removeprefix(LINK)[:300]}
@@ -316,11 +323,11 @@ def recursive(rng: random.Random, *, name: str) -> None:
     folder = folder_of_memory()
     try:
         with kilburn.open(str(folder / "run.db"), window=6000, tokenizer="chars/4", policy="hybrid") as store:
+            limits: Json = {"limits": Limits(steps=8), "calls": most}
+            if hasattr(Limits, "calls"):
+                limits = {"limits": Limits(**{"steps": 8, "calls": most})}
             root = Scripted([repl(code) for code in (*hostile, *[last] * 8)])
-            bounds = Bounds(seconds=SECONDS, memory=256 << 20)
-            agent = Recursive(
-                root, store.process("run"), sub=sub, limits=Limits(steps=8), calls=most, sandbox=name, bounds=bounds
-            )
+            agent = Recursive(root, store.process("run"), sub=sub, sandbox=name, bounds=bounds_of(rng), **limits)
             try:
                 result = agent.ask("What is six times seven?", "A text with six and seven.", kind=Any)
             except Exception as error:
