@@ -1,4 +1,4 @@
-"""A provider that is a plain socket server: it sends exactly the bytes that a fuzzer gives it, and refuses what the real ones refuse.
+"""A provider on a plain socket: it sends exactly the bytes that a fuzzer gives it, and refuses what the real ones refuse.
 
 It shares no code with Kilburn. `whole` and `stream` say a reply in one of three dialects: "chat" (OpenAI's chat
 completions), "responses" (OpenAI's responses), "messages" (Anthropic's). A reply is a list of parts: ("R", text) for

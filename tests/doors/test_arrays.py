@@ -295,7 +295,8 @@ class Counted:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def steps(self) -> int:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
@@ -314,7 +315,8 @@ def counted(far: str, window: int = 32_000) -> Iterator[Counted]:
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=bounded
     )
     try:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert url.startswith("http"), "the gateway does not start"
         yield Counted(url, process)
@@ -358,7 +360,8 @@ def measure(name: str, largest: int, tell: Callable[[str], None] = lambda _: Non
                     f"{name}: the gateway answers", f"{len(body)} bytes: {error!r}, and it is {gateway.process.poll()}"
                 ) from error
             taken, steps = gateway.figure("VmHWM") - rested, gateway.steps() - begun
-            shown = f"{len(body):,} bytes: status {got.status}, {taken / len(body):.0f} bytes of memory a byte, {steps / len(body):.2f} steps a byte"
+            shown = f"{len(body):,} bytes: status {got.status}, {taken / len(body):.0f} bytes of memory a byte, "
+            shown += f"{steps / len(body):.2f} steps a byte"
             tell(f"{name}: {shown}")
             check(got.status < 500 or got.status == 503, f"{name}: served, or refused with 4xx: {got.words}", shown)
             check(taken <= PER_BYTE * len(body) + CONSTANT, f"{name}: memory is linear in the body", shown)

@@ -13,7 +13,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -258,10 +258,8 @@ class Street:
             headers["content-encoding"] = "gzip"
         else:
             raw = json.dumps(body | {"messages": [{"role": "tool", "tool_call_id": "x", "content": "x"}]}).encode()
-        try:
+        with suppress(OSError, ValueError):
             self.send(user, raw, headers, path)
-        except (OSError, ValueError):
-            pass
 
     def chain(self, user: User, other: User) -> None:
         """Goes on from another user's response."""

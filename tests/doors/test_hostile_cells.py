@@ -104,7 +104,7 @@ EVERYWHERE = (
 )
 FULL = (
     LINK
-    + "_o.write(_link, b''.join(_frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}) for n in range(2000)))\nwhile True: pass",
+    + "one = _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}})\n_o.write(_link, one * 2000)\nwhile True: pass",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': [['x'], {}]}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'nobody', 'arguments': {}}))",
@@ -119,8 +119,7 @@ FULL = (
     LINK + "_o.write(_link, _frame(b'[' * 100000))",
     LINK + '_o.write(_link, _frame(b\'{"type": "ended"}\'))',
     LINK + "_o.write(_link, _frame({'type': 'ended', 'outcome': 'ok', 'error': '', 'output': 'lie', 'cut': 0}))",
-    LINK
-    + "for n in range(50):\n    _o.write(_link, _frame({'type': 'ended', 'outcome': 'ok', 'error': '', 'output': 'lie', 'cut': 0}))",
+    LINK + "one = _frame({'type': 'ended', 'outcome': 'ok', 'error': '', 'output': 'lie', 'cut': 0})\n_o.write(_link, one * 50)",
     LINK + "_o.write(_link, _frame({'type': 'value', 'value': 5}))",
     LINK + "_o.close(_link)",
     LINK + "_o.close(_link)\nwhile True: pass",
@@ -159,7 +158,7 @@ FULL = (
     "import os\nos.kill(os.getpid(), 9)",
     "import os\nos.fork()",
     "import os\nfor n in range(100):\n    try:\n        os.close(n)\n    except OSError:\n        pass",
-    "import signal\nfor n in range(1, 32):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True: pass",
+    "import signal\nfor n in range(1, 32):\n    if n not in (9, 19):\n        signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
     "import signal, os\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
     "import ctypes\nctypes.string_at(0)",
     "import gc\nfor one in gc.get_objects():\n    if type(one) is dict: one.clear()",
@@ -175,7 +174,7 @@ FULL = (
     "class X(BaseException):\n    def __str__(self):\n        raise self\nraise X",
     "class X:\n    def __del__(self):\n        while True: pass\nx = X()\nx = None",
     "class X(str):\n    def encode(self, *a):\n        while True: pass\nask(X('x'))",
-    "class X(type):\n    def __instancecheck__(self, other):\n        while True: pass\nclass Y(BaseException, metaclass=X): pass\nraise Y",
+    "class X(type):\n    def __instancecheck__(self, o):\n        while True: pass\nclass Y(BaseException, metaclass=X): pass\nraise Y",
     "def f():\n    while True:\n        yield ask('x')\nlist(f())",
     "x = yield_ = (lambda: [ask('x') for n in range(10 ** 6)])()",
     "import itertools\nlist(itertools.product(range(100), repeat=9))",
@@ -325,7 +324,8 @@ def recursive(rng: random.Random, *, name: str) -> None:
         with kilburn.open(str(folder / "run.db"), window=6000, tokenizer="chars/4", policy="hybrid") as store:
             limits: Json = {"limits": Limits(steps=8), "calls": most}
             if hasattr(Limits, "calls"):
-                limits = {"limits": Limits(**{"steps": 8, "calls": most})}
+                given: Json = {"steps": 8, "calls": most}
+                limits = {"limits": Limits(**given)}
             root = Scripted([repl(code) for code in (*hostile, *[last] * 8)])
             agent = Recursive(root, store.process("run"), sub=sub, sandbox=name, bounds=bounds_of(rng), **limits)
             try:

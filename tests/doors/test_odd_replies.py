@@ -299,7 +299,15 @@ def meaning(body: bytes) -> list[Any]:
             found.append(json.loads(data))
         except ValueError:
             found.append(data)
-    return found
+    return [one for one in found if not says_nothing(one)]
+
+
+def says_nothing(event: Any) -> bool:
+    """Whether it is a piece of a chat that adds nothing."""
+    choices = event.get("choices") if isinstance(event, dict) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict) or event.get("usage"):
+        return False
+    return not any(value for key, value in choices[0].items() if key != "index")
 
 
 def plainer(value: Any) -> Any:
