@@ -104,7 +104,7 @@ EVERYWHERE = (
 )
 FULL = (
     LINK
-    + "one = _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}})\n_o.write(_link, one * 2000)\nwhile True: pass",
+    + "one = _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}})\n_o.write(_link, one * 2000)\nwhile 1: 1",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': [['x'], {}]}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'nobody', 'arguments': {}}))",
@@ -174,7 +174,7 @@ FULL = (
     "class X(BaseException):\n    def __str__(self):\n        raise self\nraise X",
     "class X:\n    def __del__(self):\n        while True: pass\nx = X()\nx = None",
     "class X(str):\n    def encode(self, *a):\n        while True: pass\nask(X('x'))",
-    "class X(type):\n    def __instancecheck__(self, o):\n        while True: pass\nclass Y(BaseException, metaclass=X): pass\nraise Y",
+    "class X(type):\n    def __instancecheck__(self, o):\n        while 1: 1\nclass Y(BaseException, metaclass=X): 1\nraise Y",
     "def f():\n    while True:\n        yield ask('x')\nlist(f())",
     "x = yield_ = (lambda: [ask('x') for n in range(10 ** 6)])()",
     "import itertools\nlist(itertools.product(range(100), repeat=9))",
