@@ -340,7 +340,7 @@ def answer(seen: Seen) -> Answer:
         return refusal(seen.form, "no JSON")
 
 
-def measure(name: str, largest: int, tell: Callable[[str], None] = lambda _: None, sizes: int = 3) -> None:
+def check_array(name: str, largest: int, tell: Callable[[str], None] = lambda _: None, sizes: int = 3) -> None:
     """Send one array in growing sizes; raise Broken at the first that takes too much."""
     path, around, unit = CASES[name]
     form = next((form for form, known in PATHS.items() if known == path), "messages" if "messages" in path else "chat")
@@ -377,7 +377,7 @@ def measure(name: str, largest: int, tell: Callable[[str], None] = lambda _: Non
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's counts of memory are Linux's")
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
 def test_an_array_takes_memory_and_steps_in_proportion(name: str) -> None:
-    measure(name, 256_000)
+    check_array(name, 256_000)
 
 
 def main() -> None:
@@ -390,7 +390,9 @@ def main() -> None:
     for name in CASES:
         if options.only in name:
             try:
-                measure(name, options.largest, (lambda _: None) if options.quiet else lambda line: print("   ", line, flush=True))
+                check_array(
+                    name, options.largest, (lambda _: None) if options.quiet else lambda line: print("   ", line, flush=True)
+                )
             except Broken as broken:
                 failed += 1
                 print(f"{broken}", flush=True)

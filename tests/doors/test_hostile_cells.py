@@ -103,8 +103,7 @@ EVERYWHERE = (
     "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
 )
 FULL = (
-    LINK
-    + "one = _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}})\n_o.write(_link, one * 2000)\nwhile 1: 1",
+    LINK + "one = _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}})\n_o.write(_link, one * 2000)\nwhile 1: 1",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': {'prompt': 'x'}}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'ask', 'arguments': [['x'], {}]}))",
     LINK + "for n in range(3000):\n    _o.write(_link, _frame({'type': 'call', 'name': 'nobody', 'arguments': {}}))",
