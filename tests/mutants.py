@@ -106,7 +106,7 @@ MUTANTS = (
         "kernel/forgetting.py",
         "in store.citing(number, more) if more else ():",
         "in ():",
-        "kernel/test_forget.py",
+        "kernel/test_forget.py kernel/test_collection.py",
     ),
     Mutant(
         "a summary as long as its sources is made",
