@@ -213,6 +213,7 @@ def test_without_the_extra_it_is_named(store: Hierarchy, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "semantic_text_splitter", None)
     with pytest.raises(MissingExtra, match=r"pip install.*\[documents\]"):
         ingest_text(store, "text", "note")
+    assert list(documents(store)) == [], "no document is begun for it"
 
 
 def test_an_empty_folder_is_nothing(store: Hierarchy, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def ingest_text(store: Hierarchy, text: str, name: str, user: str = "", *, secre
     if not isinstance(text, str) or not text.strip():
         raise SpecError(f"document {str(name)[:80]!r} without a text", advice="give a text, or remove the document")
     clean, found = screen(encodable(text), secrets)
+    chunks("", name)  # what a text is cut with is missing before the document is begun, or not at all
     document = store.document(name, user)
     made = undisturbed(lambda: _changed(document, clean, name))
     return msgspec.structs.replace(made, redacted=len(found))
