@@ -9,19 +9,26 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import numbers
+import operator
 import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from kilburn.errors import SpecError
 
-__all__ = ["checked"]
+__all__ = ["check_fields", "checked", "checking", "plain_number"]
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
-Fits = Callable[[Any], bool]
+Takes = Callable[[Any], Any]
+
+UNFIT: Any = object()
+"""What is taken of a value that does not fit."""
 
 OWN = frozenset({"address", "model"})
 """Arguments that have an error of their own, whatever is given: what is no address is an unknown one, and a model is resolved."""
@@ -30,6 +37,7 @@ WORDS: dict[Any, str] = {
     str: "text, without half characters",
     int: "a whole number",
     float: "a finite number",
+    bool: "True or False",
     type(None): "None",
 }
 
@@ -38,7 +46,8 @@ def checked(cls: Class) -> Class:
     """Make each public method of a class, and its `__init__`, check the types of its arguments.
 
     Then it raises `SpecError` for a wrong type, for a number that is none (nan, infinity, True), and for text with half a
-    character in it, which nothing can write. Nothing has changed then.
+    character in it, which nothing can write. Nothing has changed then. Numbers of other libraries, such as numpy's, and
+    subclasses of text and numbers are handed on as Python's own.
     """
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
@@ -53,90 +62,173 @@ def checking(function: Function) -> Function:
         return function
 
     @functools.cache
-    def checks() -> list[tuple[int, str, Any, Fits]]:
+    def checks() -> list[tuple[int, str, Any, Takes]]:
         # What annotations name is known when the modules are there.
         hints = get_type_hints(function)
         found = []
         for at, parameter in enumerate(taken):
-            fits = fitting(hints.get(parameter.name, Any)) if parameter.name not in OWN else None
-            if fits is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            take = taking(hints.get(parameter.name, Any)) if parameter.name not in OWN else None
+            if take is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 place = at if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
-                found.append((place, parameter.name, hints[parameter.name], fits))
+                found.append((place, parameter.name, hints[parameter.name], take))
         return found
 
     @functools.wraps(function)
     def door(*given: Any, **named: Any) -> Any:
-        for at, name, hint, fits in checks():
+        for at, name, hint, take in checks():
             if at < len(given):
                 value = given[at]
             elif name in named:
                 value = named[name]
             else:
                 continue
-            if not fits(value):
-                what = f"{function.__qualname__.removesuffix('.__init__')}: {name}={_shown(value)}"
-                raise SpecError(what, advice=f"give {_told(hint)}")
+            fit = take(value)
+            if fit is value:
+                continue
+            if fit is UNFIT:
+                raise _refusal(f"{function.__qualname__.removesuffix('.__init__')}: {name}", value, hint)
+            if at < len(given):
+                given = (*given[:at], fit, *given[at + 1 :])
+            else:
+                named[name] = fit
         return function(*given, **named)
 
     return door  # type: ignore[return-value]
 
 
-def fitting(hint: Any) -> Fits | None:
-    """What says whether a value fits an annotation; None where any value does."""
+def check_fields(made: msgspec.Struct) -> None:
+    """Check the fields of a struct that was just made, as `checked` checks arguments.
+
+    Raises:
+        SpecError: a field of a wrong type.
+    """
+    for name, hint, take in _fields(type(made)):
+        value = getattr(made, name)
+        fit = take(value)
+        if fit is UNFIT:
+            raise _refusal(f"{type(made).__name__}: {name}", value, hint)
+        if fit is not value:
+            msgspec.structs.force_setattr(made, name, fit)
+
+
+@functools.cache
+def _fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, Takes]]:
+    taken = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
+    return [(name, hint, take) for name, hint, take in taken if take is not None and name not in OWN]
+
+
+def plain_number(value: Any) -> Any:
+    """Another library's number as Python's own; whatever else it is, as it is."""
+    whole = _whole(value)
+    number = _number(value) if whole is UNFIT else whole
+    return value if number is UNFIT else number
+
+
+def taking(hint: Any) -> Takes | None:
+    """What gives the value to go on with in place of one that fits an annotation, mostly itself, and `UNFIT` for any other;
+    None where any value fits."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        several = [fitting(each) for each in get_args(hint)]
-        return None if None in several else lambda value: any(fits(value) for fits in several if fits is not None)
+        several = [taking(each) for each in get_args(hint)]
+        return None if None in several else functools.partial(_first, [take for take in several if take is not None])
     if hint in EXACT:
         return EXACT[hint]
     if hint is Any:
         return None
     if inspect.isclass(origin) and issubclass(origin, Iterable):
-        inner = [fitting(each) or _is_any for each in get_args(hint)]
-        return lambda value: _is_several(value, origin, inner)
+        return functools.partial(_several, origin, [taking(each) or _any for each in get_args(hint)])
     if inspect.isclass(origin):
-        return lambda value: isinstance(value, origin)
+        return functools.partial(_instance, origin)
     # Other protocols are looked through by those who use them.
-    if not inspect.isclass(hint) or hint is bool or (getattr(hint, "_is_protocol", False) and not _is_runtime(hint)):
+    if not inspect.isclass(hint) or (getattr(hint, "_is_protocol", False) and not _is_runtime(hint)):
         return None
-    return lambda value: isinstance(value, hint)
+    return functools.partial(_instance, hint)
 
 
-def _is_text(value: Any) -> bool:
+def _first(several: Sequence[Takes], value: Any) -> Any:
+    return next((fit for take in several if (fit := take(value)) is not UNFIT), UNFIT)
+
+
+def _instance(cls: type, value: Any) -> Any:
+    return value if isinstance(value, cls) else UNFIT
+
+
+def _text(value: Any) -> Any:
     if not isinstance(value, str):
-        return False
+        return UNFIT
     try:
-        return value.isascii() or bool(value.encode())
+        value.isascii() or value.encode()
     except UnicodeEncodeError:
-        return False
+        return UNFIT
+    return value if type(value) is str else str.__str__(value)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    try:
+        return UNFIT if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return UNFIT
 
 
-def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return UNFIT
+    try:
+        number = float(value)
+    except OverflowError:
+        return UNFIT
+    if not math.isfinite(number):
+        return UNFIT
+    exact: type = type(value)
+    return value if exact in (int, float) else number
 
 
-EXACT: dict[Any, Fits] = {str: _is_text, int: _is_whole, float: _is_number, type(None): lambda value: value is None}
+def _truth(value: Any) -> Any:
+    # numpy's is no bool of Python's, and no number.
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    return bool(value) if type(value) is int and value in (0, 1) else UNFIT
 
 
-def _is_any(_: Any) -> bool:
-    return True
+def _none(value: Any) -> Any:
+    return None if value is None else UNFIT
 
 
-def _is_several(value: Any, origin: type, inner: Sequence[Fits]) -> bool:
-    """Whether a value is some of these. What can be gone through only once is not looked at."""
+EXACT: dict[Any, Takes] = {str: _text, int: _whole, float: _number, bool: _truth, type(None): _none}
+
+
+def _any(value: Any) -> Any:
+    return value
+
+
+def _several(origin: type, inner: Sequence[Takes], value: Any) -> Any:
+    """Some of these. What can be gone through only once is not looked at."""
     if isinstance(value, str | bytes) or not isinstance(value, origin):
-        return False
+        return UNFIT
     if isinstance(value, Mapping):
-        return all(map(inner[0], value)) and all(map(inner[-1], value.values()))
-    return not isinstance(value, Collection) or all(map(inner[0], value))
+        taken = {inner[0](key): inner[-1](each) for key, each in value.items()}
+        if UNFIT in taken or any(each is UNFIT for each in taken.values()):
+            return UNFIT
+        same = all(map(operator.is_, taken, value)) and all(map(operator.is_, taken.values(), value.values()))
+        return value if same else taken
+    if not isinstance(value, Collection):
+        return value
+    fits = [inner[0](each) for each in value]
+    if any(each is UNFIT for each in fits):
+        return UNFIT
+    if all(map(operator.is_, fits, value)):
+        return value
+    return next((kind(fits) for kind in (tuple, set, frozenset) if isinstance(value, kind)), fits)
 
 
 def _is_runtime(hint: Any) -> bool:
     return bool(getattr(hint, "_is_runtime_protocol", False))
+
+
+def _refusal(what: str, value: Any, hint: Any) -> SpecError:
+    return SpecError(f"{what}={_shown(value)}", advice=f"give {_told(hint)}")
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from kilburn.arguments import plain_number
 from kilburn.errors import InvalidBudget
 
 __all__ = ["Budget", "Counter", "text_cost"]
@@ -49,7 +50,8 @@ class Budget(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("window", "reserve", "overhead"):
-            value = getattr(self, name)
+            value = plain_number(getattr(self, name))
+            msgspec.structs.force_setattr(self, name, value)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InvalidBudget(f"{name}={value!r} is not a number of tokens", advice="give a whole number, 0 or more")
         if self.capacity < 1:

@@ -7,6 +7,7 @@ your own figures where they matter.
 from __future__ import annotations
 
 import math
+import sys
 
 import msgspec
 
@@ -18,7 +19,7 @@ __all__ = ["PRICES", "Prices", "is_amount", "prices_of"]
 
 def is_amount(value: object) -> bool:
     """Whether a value is a number, 0 or more, with an end."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):

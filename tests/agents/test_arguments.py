@@ -6,20 +6,26 @@ import asyncio
 import inspect
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kilburn
-from kilburn.agents.loop import Agent
+from kilburn.agents.branch import Branching, SubAgent
+from kilburn.agents.loop import Agent, Limits
+from kilburn.agents.queue import Share
+from kilburn.agents.rlm import Recursive
+from kilburn.agents.sandbox import Bounds, open_sandbox
 from kilburn.agents.scheduler import Scheduler
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError, SpecError
+from kilburn.errors import KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
+from kilburn.memory.retention import Quota
 from kilburn.model import Tokens
 from kilburn.move import Evict
 from kilburn.policies.fifo import Fifo
@@ -70,7 +76,7 @@ def methods(cls: type) -> Iterator[tuple[str, str]]:
         if name.startswith("_") or name in ENDS | SEAMS:
             continue
         for parameter in list(inspect.signature(method).parameters.values())[1:]:
-            if parameter.kind is not parameter.VAR_KEYWORD and parameter.annotation != "bool":
+            if parameter.kind is not parameter.VAR_KEYWORD:
                 yield name, parameter.name
 
 
@@ -199,3 +205,110 @@ def test_what_fits_goes_through(store: Hierarchy, tmp_path: Path) -> None:
     assert store.search("harbour", where=iter(["sessions"]))
     with kilburn.open(tmp_path / "a.db", embedder=None) as other:  # type: ignore[arg-type]
         other.process("a")
+
+
+class Whole:
+    """A whole number of another library."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize("of", [Whole, Number])
+def test_whole_numbers_of_other_libraries(store: Hierarchy, of: Any) -> None:
+    assert Budget(of(1000), of(10)) == Budget(1000, 10)
+    with kilburn.open(":memory:", window=of(500), tokenizer="chars/4", embedder=None) as other:
+        assert type(other.process("a").budget.window) is int
+    found = store.process("a").search("harbour", tokens=of(100), limit=of(5))
+    assert [each.address for each in found] == ["p1"]
+    assert store.process("a").drop([of(2)]) == [2]
+    assert (Limits(steps=of(3)), Share(tokens=of(3)), Quota(facts=of(3))) == (Limits(steps=3), Share(tokens=3), Quota(facts=3))
+    assert type(Bounds(calls=of(3)).calls) is int
+    assert type(Scheduler(Scripted(), at_once=of(2)).queue.at_once) is int
+
+
+def test_fractions_are_numbers(store: Hierarchy) -> None:
+    store.process("a").append({"role": "user", "content": "x"}, time=Fraction(3, 2))  # type: ignore[arg-type]
+    assert store.process("a").pages()[-1][0].time == 1.5
+    assert (Limits(seconds=Fraction(3, 2)), Bounds(seconds=Fraction(3, 2))) == (Limits(seconds=1.5), Bounds(seconds=1.5))  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="time="):
+        store.process("a").append({"role": "user", "content": "x"}, time=10**400)
+
+
+def test_text_of_another_class_is_written_as_text(store: Hierarchy) -> None:
+    store.process("a").forget("p2", Text("not needed"))
+    assert any("not needed" in str(event) for event in store.process("a").events())
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "", "yes", 2, 0.0])
+def test_what_is_neither_true_nor_false(store: Hierarchy, value: Any) -> None:
+    before = state(store)
+    with pytest.raises(SpecError, match="dry="):
+        store.forget(session="a", dry=value)
+    assert state(store) == before
+
+
+@pytest.mark.parametrize("page", [0, -1, 99, 2**63, 10**400])
+def test_pages_that_are_not_there(store: Hierarchy, page: int) -> None:
+    before = state(store)
+    for ask in (store.process("a").drop, store.process("a").made_from):
+        with pytest.raises(UnknownAddress):
+            ask([page])
+    number = store.process("a").kernel.info.number
+    with pytest.raises(UnknownAddress):
+        store.forget_pages({number: [page]})
+    assert state(store) == before
+
+
+NUMBERS = (math.nan, math.inf, -1, True, None, "5", "\ud800", [1], 10**400)
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+def test_bounds_shares_and_limits_that_cannot_be(value: Any) -> None:
+    for name in ("seconds", "total", "memory", "output"):
+        with pytest.raises(SpecError):
+            Bounds(**{name: value})
+    for name in ("steps", "calls", "tokens", "seconds"):
+        if value not in (None, 10**400):
+            with pytest.raises(SpecError):
+                Limits(**{name: value})
+    for name in ("weight", "tokens"):
+        if value not in (None, 10**400):
+            with pytest.raises(SpecError):
+                Scheduler(Scripted(), shares={"a": Share(**{name: value})})
+    with pytest.raises(SpecError):
+        Limits(seconds=10**400)
+
+
+@pytest.mark.parametrize("value", [5, math.nan, b"x", ["x"], object()], ids=repr)
+def test_odd_arguments_of_agents_and_sandboxes(store: Hierarchy, value: Any) -> None:
+    before, process = state(store), store.process("a")
+    for named in ({"parallel": value}, {"depth": value}, {"limits": value}, {"bounds": value}, {"sandbox": value}):
+        if value != 5 or not {"parallel", "depth"} & {*named}:
+            with pytest.raises(SpecError):
+                Recursive(Scripted(), process, **named)
+    for named in ({"question": value}, {"source": value}, {"past": value}, {"watch": value}):
+        if named.get("source") != b"x":
+            with pytest.raises(SpecError):
+                Recursive(Scripted(), process).ask(**{"question": "why?", "source": "a text", **named})
+    for named in ({"agents": value}, {"agents": [value]}):
+        with pytest.raises(SpecError):
+            Branching(Scripted(), [], process, **named)
+    for name in ("name", "purpose", "inherit", "limits", "rights"):
+        with pytest.raises(SpecError):
+            SubAgent(**{name: value})
+    for name in ("name", "calls", "files", "bounds", "batched", "setup"):
+        with pytest.raises(SpecError):
+            open_sandbox(**{name: value})
+    assert state(store) == before

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 from types import FrameType
 
 import pytest
@@ -15,7 +16,10 @@ import kilburn
 from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.errors import PinsExceedWindow, StoreFull, StoreReadOnly, StoreStale
 from kilburn.kernel import memory_tools
+from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.resolve import names
+from kilburn.move import Drop
+from kilburn.page import Place
 from kilburn.testing import check_laws
 
 
@@ -335,3 +339,36 @@ def test_opening_a_session_again_moves_nothing(policy: str, window: int, tmp_pat
                 before = dict(process.window.states)
             with kilburn.open(path, window=window, policy=policy, tokenizer="chars/4") as store:
                 assert store.process("a").window.states == before
+
+
+def _drop_and_fail(kernel: Kernel, page: int) -> None:
+    kernel.carry(Drop(pages=(page,)))
+    raise PinsExceedWindow("undone")
+
+
+@pytest.mark.parametrize("tokenizer", ["chars/2", "chars/8"])
+@pytest.mark.parametrize("seed", range(4))
+def test_forgetting_what_another_tokenizer_counted(tmp_path: Path, tokenizer: str, seed: int) -> None:
+    chance = Random(seed)
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, window=700, policy="lru", tokenizer="chars/4", embedder=None) as store:
+        process = store.process("a")
+        for number in range(12):
+            process.append({"role": "user", "content": f"{number} " + "word " * chance.randint(5, 60)})
+        process.fork("look at it")
+    with kilburn.open(path, window=700, policy="lru", tokenizer=tokenizer, embedder=None) as store:
+        process, branch = store.process("a"), store.process("a").branch("b1")
+        for page in chance.sample(range(1, 13), 3):
+            process.forget(f"p{page}")
+            process.append({"role": "user", "content": "and then"})
+            check_laws(process)
+        left = next(page.id for page, state in process.pages() if page.id < 13 and state.at is not Place.DROPPED)
+        with pytest.raises(PinsExceedWindow), process.batch() as kernel:
+            _drop_and_fail(kernel, left)
+        check_laws(process)
+        branch.refresh()
+        check_laws(branch)
+    for other in ("chars/4", tokenizer):
+        with kilburn.open(path, window=700, policy="lru", tokenizer=other, embedder=None) as store:
+            check_laws(store.process("a"))
+            check_laws(store.process("a").branch("b1"))

@@ -25,6 +25,7 @@ from kilburn.agents.access import Action, Deed, Rights
 from kilburn.agents.loop import Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped
 from kilburn.agents.tool import Tool
 from kilburn.agents.workspace import open_workspace
+from kilburn.arguments import check_fields, checked
 from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
@@ -76,7 +77,7 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
             that its tools declare cannot leave that. A branch of a branch works on the branch's folder.
 
     Raises:
-        SpecError: a folder, and tools that are not made for it.
+        SpecError: a field of a wrong type; a folder, and tools that are not made for it.
     """
 
     name: str = "branch"
@@ -94,6 +95,7 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.folder is not None) != callable(self.tools):
             raise SpecError(f"{self.name}: a folder needs tools that are made for it", advice="give tools=lambda path: (...)")
 
@@ -127,6 +129,7 @@ class _Return(msgspec.Struct, forbid_unknown_fields=True):
     message: str
 
 
+@checked
 class Branching(Agent):
     """An agent whose model may branch.
 

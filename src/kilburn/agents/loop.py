@@ -20,7 +20,7 @@ import msgspec
 from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat, tainted
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
-from kilburn.arguments import checked
+from kilburn.arguments import checked, plain_number
 from kilburn.budget import Budget
 from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, encodable
@@ -122,7 +122,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.prices, Prices):
             raise SpecError(f"prices={self.prices!r}"[:200], advice="give a Prices(...), or one of kilburn.prices.PRICES")
         for name in (*WHOLE, "seconds", "money"):
-            given = getattr(self, name)
+            given = plain_number(getattr(self, name))
+            msgspec.structs.force_setattr(self, name, given)
             if (given is None and name != "reply") or given is msgspec.UNSET:
                 continue
             if not (is_count(given) if name in WHOLE else is_amount(given)):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from kilburn.arguments import check_fields
 from kilburn.errors import Cancelled, ModelError, Overlong, SpecError, TokensSpent
 from kilburn.kernel.resolve import resolve
 
@@ -118,6 +119,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     weight: float = 1.0
     tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Served(msgspec.Struct, kw_only=True):

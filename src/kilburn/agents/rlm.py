@@ -39,6 +39,7 @@ from kilburn.agents.sandbox import ONE_CALL, Bounds, Cell, CellOutcome, open_san
 from kilburn.agents.sub_calls import Hooks, Key, Known, Missing, Recorded, SubCalls
 from kilburn.agents.tool import Tool
 from kilburn.agents.variable import Source, Variable, variable
+from kilburn.arguments import checked
 from kilburn.errors import AccessDenied, KilburnError, NoValue, SpecError, StoreStale, ToolError
 from kilburn.event import Act, encodable
 from kilburn.kernel.brought import Brought, keep
@@ -203,6 +204,7 @@ class SubCalled(msgspec.Struct, frozen=True):
     failed: int
 
 
+@checked
 class Recursive(Agent):
     """A model that answers questions about texts that are larger than its window.
 
@@ -264,8 +266,6 @@ class Recursive(Agent):
         free: threading.BoundedSemaphore | None = None,
         **options: Any,
     ) -> None:
-        if limits is not None and not isinstance(limits, Limits):
-            raise SpecError(f"limits={limits!r}"[:200], advice="give Limits(...), or UNLIMITED")
         if depth < 0 or parallel < 1:
             raise SpecError(f"depth={depth}, parallel={parallel}", advice="give depth 0 or more, and one call at a time")
         self.sub, self.depth, self.parallel = sub or model, depth, parallel

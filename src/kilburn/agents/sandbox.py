@@ -24,9 +24,11 @@ from typing import Any, BinaryIO, ClassVar, Self
 
 import msgspec
 
+from kilburn.arguments import check_fields, checking, plain_number
 from kilburn.errors import KilburnError, NoValue, SandboxError, SandboxRefused, SpecError
 from kilburn.extras import command
 from kilburn.kernel.resolve import locate, names
+from kilburn.prices import is_amount
 
 log = logging.getLogger("kilburn")
 
@@ -64,6 +66,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 20_000
 
     def __post_init__(self) -> None:
+        check_fields(self)
         times, counts = (self.seconds, self.total), (0 < self.memory < 1 << 62, self.calls >= 0, 0 <= self.output <= 1_000_000)
         if not (all(0 < each < 1e6 for each in times) and all(counts)):
             advice = "give positive seconds and memory, calls of 0 or more, output of 0 to a million"
@@ -263,7 +266,8 @@ class Sandbox(ABC):
         self.setup = setup
         _check_names({**self.variables, **self.files})
         try:
-            json_of(self.variables)
+            # What other libraries make of numbers and text comes out as Python's own.
+            self.variables = json.loads(json_of(self.variables))
         except (TypeError, ValueError) as error:
             raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
         self._closed = False
@@ -278,8 +282,14 @@ class Sandbox(ABC):
             total: seconds in all, where they are fewer than `Bounds.total`.
 
         Raises:
+            SpecError: code that is no text, or a time that is none.
             SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
         """
+        if not isinstance(code, str):
+            raise SpecError(f"code: a {type(code).__name__}", advice="give text")
+        total = plain_number(total)
+        if total is not None and not (is_amount(total) and total > 0):
+            raise SpecError(f"total={total!r}"[:200], advice="give seconds, more than 0")
         with self._alone():
             begun = time.monotonic()
             most = self.bounds.total if total is None else min(self.bounds.total, total)
@@ -292,6 +302,8 @@ class Sandbox(ABC):
             NoValue: there is no such variable, or JSON cannot carry what it holds.
             SandboxError: as for `run`.
         """
+        if not isinstance(name, str):
+            raise SpecError(f"name: a {type(name).__name__}", advice="give the name of a variable")
         with self._alone():
             try:
                 return value_of(self._get(name))
@@ -379,6 +391,7 @@ class Sandbox(ABC):
         """End the inside, if it runs."""
 
 
+@checking
 def open_sandbox(
     name: str = "auto",
     *,

@@ -663,8 +663,16 @@ class Process:
             return list(range(first, last + 1))
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
-        """These pages and all that were derived or recalled from them here, without those that are forgotten."""
+        """These pages and all that were derived or recalled from them here, without those that are forgotten.
+
+        Raises:
+            UnknownAddress: there is no such page.
+        """
         with self._current() as kernel:
+            pages = list(pages)
+            for page in pages:
+                if page not in kernel.window.states:
+                    raise UnknownAddress(f"{self.name} has no page {page}"[:200], advice="give numbers of its pages")
             there = [page for page in pages if kernel.window.at(page) != Place.DROPPED]
             return kernel.closure(there) if there else []
 
@@ -675,6 +683,7 @@ class Process:
             The pages that are gone by this.
 
         Raises:
+            UnknownAddress: there is no such page.
             StoreStale: a page of another process still cites one of them.
         """
         with self.lock:

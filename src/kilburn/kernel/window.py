@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -315,6 +316,10 @@ class Window:
                 before = self.states[number]
                 dropped = where == Place.DROPPED
                 self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
+                if dropped and (cost := self.cost(number)) != (made := self.pages[number].tokens):
+                    # There is no text any more that a replay could count again: it costs what it cost when it was made.
+                    self._journal.append(partial(self._reprice, number, cost))
+                    self._reprice(number, made)
         if "uncover" in event.data:
             self._journal.append(self.stand_ins.take(event.data["uncover"]))
             self._waiting = None
@@ -357,6 +362,11 @@ class Window:
         self.last = max(self.last, page.id)
         self.turn = max(self.turn, page.message)
         self.seen += self.cost(page.id)
+
+    def _reprice(self, page: int, cost: int) -> None:
+        """Give a page that is not in the prompt another cost."""
+        self.seen += (cost - self.cost(page)) * (page > 0)
+        self.costs[page] = cost
 
     def _note_call(self, page: Page) -> None:
         """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""

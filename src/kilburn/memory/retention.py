@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from kilburn.arguments import check_fields, checking
 from kilburn.errors import QuotaExceeded, SpecError
 from kilburn.kernel.collection import Collection, undisturbed
 from kilburn.kernel.erasure import Erasure
@@ -44,6 +45,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     evict: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for most in (self.facts, self.tokens):
             if most is not None and most < 0:
                 raise SpecError(f"a quota of {most}", advice="give 0 or more, or None for no limit")
@@ -88,6 +90,7 @@ def within(quota: Quota | None, memory: Collection, changes: Sequence[Add | Reti
     return [*changes, *([Retire(pages=tuple(evicted), why="over the quota: the least valuable")] if evicted else [])]
 
 
+@checking
 def remember(
     store: Hierarchy,
     text: str,
