@@ -29,11 +29,11 @@ from kilburn.kernel.resolve import resolve
 from kilburn.model import Model, Request, complete
 from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn_lab.evals.candidate import KilburnCandidate
-from kilburn_lab.evals.cost import CostRow, Rates, cost_columns, figures_of, rates_of, units_of
+from kilburn_lab.evals.cost import CostRow, Rates, cost_table, figures_of, rates_of, units_of
 from kilburn_lab.evals.intervals import interval, mean
 from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables, total_of
 from kilburn_lab.evals.outcomes import Cell, Counted
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import entries
 from kilburn_lab.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 
@@ -135,20 +135,11 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: how much work was done, and what it cost."""
-        body = [
-            {
-                "window": str(row.window),
-                "policy": row.policy,
-                "solved": f"{row.solved:.3f}",
-                "95%": f"{row.low:.2f}-{row.high:.2f}",
-                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}",
-                **{kind: f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS},
-                "shown": f"{row.shown:.3f}",
-                "whole": "" if row.sections is None else f"{row.sections:.3f}",
-                "steps": f"{row.steps:.2f}",
-            }
-            for row in self.rows
-        ]
+        text = (
+            "window={window} | policy={policy} | solved={solved:.3f} | 95%={low:.2f}-{high:.2f} | "
+            "to best, 95%={gain:+.3f}  {gain_low:+.2f} {gain_high:+.2f} | "
+            f"{columns('kinds', KINDS, '.2f')} | shown={{shown:.3f}} | whole={{sections:.3f}} | steps={{steps:.2f}}"
+        )
         where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
         those += ", told as tool calls" if self.tools else ""
@@ -156,11 +147,9 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         parts = [
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
             best_words("share solved", self.rows),
-            table_of(body),
+            table_of(self.rows, text),
             f"{units_of(self.rates)};\nprompts over the window, plans of the policy that failed",
-            table_of(
-                {**cost_columns(row, self.rates), "over": str(row.overflow), "failed": str(row.failed)} for row in self.rows
-            ),
+            cost_table(self.rows, self.rates, "over={overflow} | failed={failed}"),
             *spent_tables((row.window, row.policy, {"agent": row.agent, "writer": row.writer}) for row in self.rows),
         ]
         return "\n\n".join(parts)

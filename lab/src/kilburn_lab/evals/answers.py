@@ -30,7 +30,7 @@ from kilburn_lab.evals.intervals import interval, mean
 from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables
 from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
 from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.saved import SavedCells
 
@@ -130,27 +130,16 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: a line for each policy and window."""
-        families = sorted(set(FAMILIES.values()))
-        body = [
-            {
-                "window": str(row.window or "-"),
-                "policy": row.policy,
-                "right": f"{row.right:.3f}",
-                "95%": f"{row.low:.2f}-{row.high:.2f}",
-                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}" if row.window else "",
-                "of full": f"{row.reached:.3f}",
-                **{family: f"{row.families[family]:.2f}" if family in row.families else "" for family in families},
-                "calls": f"{row.calls:.2f}",
-                "shipped": f"{row.shipped:,.0f}",
-                "s": f"{row.seconds:.2f}",
-                "over": str(row.overflow),
-                "failed": str(row.failed),
-            }
-            for row in self.rows
-        ]
+        text = (
+            "window={at} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
+            "to best, 95%={against.gain:+.3f}  {against.gain_low:+.2f} {against.gain_high:+.2f} | of full={reached:.3f} | "
+            f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | "
+            "calls={calls:.2f} | shipped={shipped:,.0f} | s={seconds:.2f} | over={overflow} | failed={failed}"
+        )
+        rows = table_of(self.rows, text, at=lambda row: row.window or "-", against=lambda row: row if row.window else None)
         best = best_words("share of right answers", (row for row in self.rows if row.window))
         spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
-        return "\n\n".join([self.words, best, table_of(body), *spent])
+        return "\n\n".join([self.words, best, rows, *spent])
 
 
 def evaluate(

@@ -32,7 +32,7 @@ from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn_lab.evals.intervals import wilson
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 
 __all__ = ["MODES", "ChangeAnswer", "ChangeReport", "ChangeRow", "evaluate", "measure"]
@@ -140,43 +140,22 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """For people."""
-        heads = (
-            "mode",
-            "sentences",
-            "now",
-            "past",
-            "right",
-            "95%",
-            "by silence",
-            "stale",
-            "missing",
-            "both sides",
-            "marked",
-            "leaks",
-            "withheld",
-            "forgotten: left",
+        columns = (
+            "mode={mode} | sentences={sentences} | now={now_right}/{now} | past={past_right}/{past} | right={right:.3f} | "
+            "95%={right_low:.3f}-{right_high:.3f} | by silence={silence:.3f} | stale={stale} | missing={missing} | "
+            "both sides={both}/{open} | marked={marked}/{open} | leaks={leaks} | withheld={withheld} | "
+            "forgotten: left={forgotten}: {found} found, {in_files} in files"
         )
-        body = [
-            (
-                row.mode,
-                "-" if row.mode == "claims" else row.family,
-                f"{row.now_right}/{row.now}",
-                f"{row.past_right}/{row.past}",
-                f"{(row.now_right + row.past_right) / (row.now + row.past):.3f}",
-                f"{row.right_low:.3f}-{row.right_high:.3f}",
-                f"{row.empty / (row.now + row.past):.3f}",
-                str(row.stale),
-                str(row.missing),
-                f"{row.both}/{row.open}",
-                f"{row.marked}/{row.open}",
-                str(row.leaks),
-                str(row.withheld),
-                f"{row.forgotten}: {row.found} found, {row.in_files} in files",
-            )
-            for row in self.rows
-        ]
+        rows = table_of(
+            self.rows,
+            columns,
+            ("mode", "sentences"),
+            sentences=lambda row: "-" if row.mode == "claims" else row.family,
+            right=lambda row: (row.now_right + row.past_right) / (row.now + row.past),
+            silence=lambda row: row.empty / (row.now + row.past),
+        )
         what = f"{self.streams} streams from seed {self.seed}, {self.tokens} tokens an answer, learned by {self.policy}"
-        return f"{grid(heads, body, left=('mode', 'sentences'))}\n\n{what}"
+        return f"{rows}\n\n{what}"
 
 
 def evaluate(

@@ -30,7 +30,7 @@ from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, Tail
 from kilburn_lab.evals.candidate import KilburnCandidate, policy_for, prompts
 from kilburn_lab.evals.intervals import interval, mean, resampled
 from kilburn_lab.evals.references import Reference
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.sample import Sample
 from kilburn_lab.evals.saved import SavedCells
@@ -213,30 +213,19 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
         )
 
     def _rows_table(self) -> str:
-        heads = ["window", "policy", "steps", "nats", "closed", "95%", "to best", "95%", "gap", "to tail", "95%", "all", "closed"]
-        body = [
-            [
-                str(row.window or ""),
-                row.policy,
-                str(row.steps),
-                f"{row.dependent:.3f}",
-                _signed(row.closed, 2),
-                "" if row.closed_low is None else f"{row.closed_low:+.2f} {row.closed_high:+.2f}",
-                "best" if row.best else f"{row.gain:+.2f}",
-                "" if row.best else f"{row.gain_low:+.2f} {row.gain_high:+.2f}",
-                "" if row.best else _signed(row.gap, 2),
-                f"{row.to_tail:+.2f}",
-                f"{row.to_tail_low:+.2f} {row.to_tail_high:+.2f}",
-                f"{row.all:.3f}",
-                _signed(row.closed_all, 2),
-            ]
-            for row in self.rows
-        ]
-        return grid(heads, body)
-
-
-def _signed(figure: float | None, digits: int) -> str:
-    return "" if figure is None else f"{figure:+.{digits}f}"
+        columns = (
+            "window={at} | policy={policy} | steps={steps} | nats={dependent:.3f} | closed={closed:+.2f} | "
+            "95%={closed_low:+.2f} {closed_high:+.2f} | to best={to_best} | 95%={below.gain_low:+.2f} {below.gain_high:+.2f} | "
+            "gap={below.gap:+.2f} | to tail={to_tail:+.2f} | 95%={to_tail_low:+.2f} {to_tail_high:+.2f} | all={all:.3f} | "
+            "closed={closed_all:+.2f}"
+        )
+        return table_of(
+            self.rows,
+            columns,
+            at=lambda row: row.window or "",
+            to_best=lambda row: "best" if row.best else f"{row.gain:+.2f}",
+            below=lambda row: None if row.best else row,
+        )
 
 
 class _Moment(NamedTuple):

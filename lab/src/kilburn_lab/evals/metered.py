@@ -86,18 +86,9 @@ def spent_tables(rows: Iterable[tuple[int, str, dict[str, Spent]]]) -> list[str]
     Args:
         rows: window, policy, and by the model's part what was asked of it.
     """
-    body = [
-        {
-            "window": str(window),
-            "policy": policy,
-            "model as": part,
-            "asks": f"{spent.asks:,}",
-            "tokens read": f"{spent.read:,}",
-            "written": f"{spent.written:,}",
-            "seconds": f"{spent.seconds:,.0f}",
-        }
-        for window, policy, parts in rows
-        for part, spent in parts.items()
-        if spent.asks
-    ]
-    return [table_of(body)] if body else []
+    body = [(window, policy, part, spent) for window, policy, parts in rows for part, spent in parts.items() if spent.asks]
+    columns = (
+        "window={one[0]} | policy={one[1]} | model as={one[2]} | asks={one[3].asks:,} | tokens read={one[3].read:,} | "
+        "written={one[3].written:,} | seconds={one[3].seconds:,.0f}"
+    )
+    return [table_of(body, columns, one=lambda one: one)] if body else []

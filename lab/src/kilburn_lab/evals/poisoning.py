@@ -33,7 +33,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn_lab.evals.intervals import wilson
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.trajectories import shell_call
 
 __all__ = ["ATTACKS", "DEFENCES", "Attack", "PoisonReport", "PoisonRow", "attack", "evaluate"]
@@ -252,21 +252,12 @@ class PoisonReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """For people."""
-        heads = ("attack", "defence", "success", "95%", "believed", "proposed", "own words found", "tool's words found")
-        body = [
-            (
-                row.attack,
-                row.defence,
-                f"{row.success}/{row.attacks}",
-                f"{row.low:.2f}-{row.high:.2f}",
-                f"{row.believed}/{row.attacks}",
-                f"{row.proposed}/{row.attacks}",
-                f"{row.own}/{row.own_asked}",
-                f"{row.read}/{row.read_asked}",
-            )
-            for row in self.rows
-        ]
-        return grid(heads, body, left=("attack", "defence"))
+        columns = (
+            "attack={attack} | defence={defence} | success={success}/{attacks} | 95%={low:.2f}-{high:.2f} | "
+            "believed={believed}/{attacks} | proposed={proposed}/{attacks} | own words found={own}/{own_asked} | "
+            "tool's words found={read}/{read_asked}"
+        )
+        return table_of(self.rows, columns, ("attack", "defence"))
 
 
 def evaluate(

@@ -16,7 +16,7 @@ import msgspec
 from kilburn_lab.evals.corpora import Answers
 from kilburn_lab.evals.intervals import interval, mean, percentile_95
 from kilburn_lab.evals.recall import RecallLine
-from kilburn_lab.evals.report import EvalReport, grid
+from kilburn_lab.evals.report import EvalReport, columns, grid, table_of
 
 __all__ = ["BUDGETS", "PLACES", "RecallReport", "RecallRow", "read_rows", "report"]
 
@@ -53,27 +53,12 @@ class RecallReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text for people."""
-        heads = [
-            "ranking",
-            *(f"R@{place}" for place in PLACES),
-            "nDCG@10",
-            *(f"{budget}t" for budget in BUDGETS),
-            "p50 ms",
-            "p95 ms",
-        ]
-        body = [
-            [
-                row.ranking,
-                *(f"{row.at[place]:.3f}" for place in PLACES),
-                f"{row.ndcg:.3f}",
-                *(f"{row.within[budget]:.3f}" for budget in BUDGETS),
-                f"{row.p50:.1f}",
-                f"{row.p95:.1f}",
-            ]
-            for row in self.rows
-        ]
+        text = (
+            f"ranking={{ranking}} | {columns('at', PLACES, '.3f', 'R@{}')} | nDCG@10={{ndcg:.3f}} | "
+            f"{columns('within', BUDGETS, '.3f', '{}t')} | p50 ms={{p50:.1f}} | p95 ms={{p95:.1f}}"
+        )
         first = self.rows[0]
-        lines = [f"{first.questions} questions to {first.corpora} conversations", "", grid(heads, body, left=("ranking",))]
+        lines = [f"{first.questions} questions to {first.corpora} conversations", "", table_of(self.rows, text, ("ranking",))]
         for row in self.rows:
             lines += [
                 f"{row.ranking} over words, {what}: {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
@@ -81,10 +66,8 @@ class RecallReport(EvalReport, frozen=True, kw_only=True):
             ]
         names = sorted(first.by_corpus)
         corpora = [[name, *(f"{row.by_corpus[name]:.3f}" for row in self.rows)] for name in names]
-        lines += [
-            "",
-            grid(["R@10 by conversation", *(row.ranking for row in self.rows)], corpora, left=("R@10 by conversation",)),
-        ]
+        head = "R@10 by conversation"
+        lines += ["", grid([head, *(row.ranking for row in self.rows)], corpora, (head,))]
         return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn_lab.evals.aggregation import KEYWORDS, TASKS, TOPICS, Item, Question, items, question_of, reports, tally, topic_of
 from kilburn_lab.evals.baselines import CHARACTERS
-from kilburn_lab.evals.report import EvalReport, grid
+from kilburn_lab.evals.report import EvalReport, table_of
 
 __all__ = ["REPORTS", "SYSTEMS", "Oracle", "RecursionReport", "RecursionRow", "Template", "evaluate"]
 
@@ -250,23 +250,28 @@ class RecursionReport(EvalReport, frozen=True, kw_only=True):
         known: dict[tuple[str, int, str], list[RecursionRow]] = {}
         for row in self.rows:
             known.setdefault((REPORTS if row.task == REPORTS else "items", row.size, row.system), []).append(row)
-        heads = ["system", "text", "tokens", "items", "questions", "right", "pair F1", "calls", "resident", "spent", "seconds"]
-        body = []
-        for (text, _, system), rows in known.items():
-            f1 = [row.f1 for row in rows if row.f1 is not None]
-            cells = [
-                system,
-                text,
-                f"{round(mean(row.tokens for row in rows)):,}",
-                f"{round(mean(row.items for row in rows)):,}",
-                str(len(rows)),
-            ]
-            cells += [f"{mean(row.exact for row in rows):.2f}", f"{mean(f1):.2f}" if f1 else "-"]
-            cells += [f"{round(mean(row.calls for row in rows)):,}", f"{max(row.resident for row in rows):,}"]
-            cells += [f"{round(mean(row.spent for row in rows)):,}", f"{mean(row.seconds for row in rows):.1f}"]
-            body.append(cells)
+        columns = (
+            "system={key[2]} | text={key[0]} | tokens={tokens:,} | items={items:,} | questions={questions} | right={right:.2f} | "
+            "pair F1={f1:.2f} | calls={calls:,} | resident={resident:,} | spent={spent:,} | seconds={seconds:.1f}"
+        )
+        body = table_of(
+            [(key, rows, [row.f1 for row in rows if row.f1 is not None]) for key, rows in known.items()],
+            columns,
+            ("system", "text"),
+            "-",
+            key=lambda one: one[0],
+            tokens=lambda one: round(mean(row.tokens for row in one[1])),
+            items=lambda one: round(mean(row.items for row in one[1])),
+            questions=lambda one: len(one[1]),
+            right=lambda one: mean(row.exact for row in one[1]),
+            f1=lambda one: mean(one[2]) if one[2] else None,
+            calls=lambda one: round(mean(row.calls for row in one[1])),
+            resident=lambda one: max(row.resident for row in one[1]),
+            spent=lambda one: round(mean(row.spent for row in one[1])),
+            seconds=lambda one: mean(row.seconds for row in one[1]),
+        )
         words = f"root: {self.model}; sub-calls: {self.sub}; window {self.window:,} tokens of {CHARACTERS} characters"
-        return f"{words}\n\n{grid(heads, body, left=('system', 'text'))}"
+        return f"{words}\n\n{body}"
 
 
 def evaluate(
