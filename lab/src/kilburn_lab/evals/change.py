@@ -16,7 +16,7 @@ counts against the memory. An answer is right if it has all values that hold, an
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn_lab.evals.intervals import wilson
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 
@@ -166,7 +167,7 @@ def evaluate(
     families: Sequence[str] = FAMILIES,
     tokens: int = TOKENS,
     policy: str = "plain",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> ChangeReport:
     """Measure each mode with each family of sentences; `claims` has no sentences, so it is measured once.
 
@@ -181,8 +182,7 @@ def evaluate(
     """
     if streams < 1 or tokens < 1:
         raise SpecError(f"streams={streams}, tokens={tokens}", advice="give numbers of 1 or more")
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        raise SpecError(f"no mode {unknown[0]!r}", advice=f"known: {', '.join(MODES)}")
+    check_known("mode", modes, MODES)
     jobs = [(mode, family) for mode in modes for family in (FAMILIES[:1] if mode == "claims" else families)]
     rows, every = [], []
     done = failed = 0
@@ -195,8 +195,7 @@ def evaluate(
             left += gone
             failed += broke
             done += 1
-            if progress is not None:
-                progress(done, len(jobs) * streams)
+            progress(done, len(jobs) * streams)
         rows.append(_row(mode, family, asked, left))
         every += asked
     return ChangeReport(streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every), failed=failed)

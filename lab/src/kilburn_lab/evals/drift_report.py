@@ -10,7 +10,7 @@ import msgspec
 
 from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS
-from kilburn_lab.evals.intervals import interval, mean
+from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["Decline", "DriftReport", "Health", "KeptShare", "Probe", "Trial", "draw"]
@@ -215,10 +215,8 @@ def _kept_share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed:
         return None
 
     def bounds(value: Callable[[Probe], bool]) -> tuple[float, float]:
-        groups: dict[int, list[float]] = {}
-        for trial, group in zip(came, probes, strict=True):
-            groups.setdefault(trial.replicate, []).extend(float(value(probe)) for probe in group)
-        return interval(list(groups.values()), seed)
+        pairs = ((trial.replicate, float(value(probe))) for trial, group in zip(came, probes, strict=True) for probe in group)
+        return interval(grouped(pairs), seed)
 
     shown_low, shown_high = bounds(lambda probe: probe.shown)
     searched_low, searched_high = bounds(lambda probe: probe.searched)

@@ -27,6 +27,7 @@ from kilburn.prices import prices_of
 from kilburn.testing.upstream import LETTERS, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
 from kilburn_lab.evals.cost import cost_of
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
 
@@ -245,7 +246,7 @@ def evaluate(
     window: int = 8000,
     policy: str = "cost",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> SessionReport:
     """Replay one session through each system.
 
@@ -265,8 +266,7 @@ def evaluate(
     done = count(1)
 
     def step() -> None:
-        if progress is not None:
-            progress(next(done), len(SYSTEMS) * len(recorded.steps))
+        progress(next(done), len(SYSTEMS) * len(recorded.steps))
 
     rows = [_replayed(system, recorded, window, policy, step) for system in SYSTEMS]
     steps = len(recorded.steps)

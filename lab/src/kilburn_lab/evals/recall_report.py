@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from kilburn_lab.evals.corpora import Answers
-from kilburn_lab.evals.intervals import interval, mean, percentile_95
+from kilburn_lab.evals.intervals import grouped, interval, mean, percentile_95
 from kilburn_lab.evals.recall import RecallLine
 from kilburn_lab.evals.report import EvalReport, columns, grid, table_of
 
@@ -126,12 +126,9 @@ def _row(
             "1,000 tokens": lambda one: one.within[1000],
         }
         for what, figure in figures.items():
-            groups: dict[str, list[float]] = {}
-            for key, one in scores.items():
-                if key in base:
-                    groups.setdefault(key[0], []).append(figure(one) - figure(base[key]))
-            low, high = interval(list(groups.values()), seed)
-            gain[what] = (mean(value for group in groups.values() for value in group), low, high)
+            groups = grouped((key[0], figure(one) - figure(base[key])) for key, one in scores.items() if key in base)
+            low, high = interval(groups, seed)
+            gain[what] = (mean(value for group in groups for value in group), low, high)
     corpora = sorted({corpus for corpus, _ in scores})
     return RecallRow(
         ranking=name,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
@@ -25,13 +25,13 @@ from kilburn.agents.loop import Limits
 from kilburn.agents.rlm import Recursive, RecursiveResult
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
-from kilburn.errors import SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn_lab.evals.aggregation import KEYWORDS, TASKS, TOPICS, Item, Question, items, question_of, reports, tally, topic_of
 from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
 
 __all__ = ["REPORTS", "SYSTEMS", "Oracle", "RecursionReport", "RecursionRow", "Template", "evaluate"]
@@ -289,7 +289,7 @@ def evaluate(
     tools: bool = True,
     limits: Limits | None = None,
     sandbox: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> RecursionReport:
     """Ask each system the same questions about the same texts.
 
@@ -310,8 +310,7 @@ def evaluate(
     Raises:
         SpecError: no such system or task. SandboxRefused, MissingExtra: there is no sandbox on this machine.
     """
-    if unknown := {*systems} - {*SYSTEMS}:
-        raise SpecError(f"no system {sorted(unknown)[0]!r}", advice=f"there are: {', '.join(SYSTEMS)}")
+    check_known("system", systems, SYSTEMS)
     rows: list[RecursionRow] = []
     jobs: list[tuple[str, int, int, str]] = []
     for size in dict.fromkeys(tokens):
@@ -320,8 +319,7 @@ def evaluate(
     jobs += [(REPORTS, size, seed + at, system) for size in judged for at in range(count) for system in depths]
     text: tuple[tuple[str, int, int], list[Item], str] = (("", 0, 0), [], "")
     for done, (task, size, number, system) in enumerate(jobs):
-        if progress is not None:
-            progress(done, len(jobs))
+        progress(done, len(jobs))
         told: list[Item] = []
         if task == REPORTS:
             lines, same = reports(size, number)
