@@ -15,7 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 from kilburn_lab.evals.intervals import grouped, interval, mean
 
 __all__ = [
-    "BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "best_of", "bm25", "compared",
+    "BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "best_of", "bm25",
+    "compared",
 ]  # fmt: skip
 
 CHARACTERS = 4
