@@ -25,13 +25,13 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.kernel.resolve import resolve
-from kilburn.model import Model, Request, complete
+from kilburn.model import Model
 from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.cost import CostRow, Rates, cost_table, figures_of, rates_of, units_of
 from kilburn_lab.evals.intervals import mean
 from kilburn_lab.evals.measure import Progress, unwatched
-from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables, total_of
+from kilburn_lab.evals.metered import Metered, Spent, filled, name_of, spent_tables, total_of
 from kilburn_lab.evals.outcomes import Cell, Counted
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import entries
@@ -324,14 +324,8 @@ def _answered(model: Model, task: Task, edit: Edit, shown: str, looks: Sequence[
         "text": {"type": "string"},
     }
     forms: list[dict[str, Any]] = [write, *({"verb": {"const": look}} for look in looks)]
-    schema = {
-        "anyOf": [{"type": "object", "properties": form, "required": list(form), "additionalProperties": False} for form in forms]
-    }
-    messages = [{"role": "system", "content": rules}, {"role": "user", "content": said}]
-    reply = complete(model, Request(messages=messages, max_tokens=ACTION, temperature=0.0, schema=schema))
-    try:
-        command = msgspec.json.decode(reply.text, type=Command)
-    except msgspec.DecodeError:
+    command = filled(model, rules, said, forms, ACTION, Command)
+    if command is None:
         return None
     fits = command.verb in looks or (command.verb == "write" and command.path in paths and 1 <= command.line <= LAST_LINE)
     return command if fits else None
