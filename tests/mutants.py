@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(
         "an error leaves half a transaction behind",
         "stores/connection.py",
-        "            try:\n                db.execute(\"ROLLBACK\")",
-        "            try:\n                db.execute(\"COMMIT\")",
+        '            try:\n                db.execute("ROLLBACK")',
+        '            try:\n                db.execute("COMMIT")',
         "stores/test_contract.py stores/test_interrupts.py stores/test_sqlite.py",
     ),
     Mutant(

@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from kilburn_lab.evals.report import grid
+
 __all__ = ["Row", "emit", "median", "parser", "peak_megabytes", "quantile", "seconds_of"]
 
 Row = dict[str, str | float | int]
@@ -64,15 +66,8 @@ def emit(name: str, rows: Iterable[Row], as_json: bool, note: str = "") -> None:
         return
     print(f"{name} ({machine})")
     columns = list(dict.fromkeys(key for row in table for key in row))
-    cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in table)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    for line in cells:
-        print(
-            "  ".join(
-                cell.ljust(width) if at == 0 else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-        )
+    body = [[_cell(row.get(column, "")) for column in columns] for row in table]
+    print(grid(columns, body, columns[:1]))
     if note:
         print(note)
     print()

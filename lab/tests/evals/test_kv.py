@@ -325,7 +325,7 @@ def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() 
     assert "With sub-agents" not in shown.out
     refused = kilburn("lab", "kv", "--policy", "clairvoyant")
     assert refused.status == 2
-    assert "there are fifo" in refused.err
+    assert "known: fifo" in refused.err
 
 
 def test_a_picture_is_drawn_the_same_each_time(traces: list[Trace], tmp_path: Path) -> None:

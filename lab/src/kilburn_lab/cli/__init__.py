@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import kilburn_lab.cli.paging  # noqa: F401 -- its verb stands first
 from kilburn.submodules import attach
-from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their verbs
+from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their verbs, in this order
     answers,
     bench,
     change,
     drift,
     equivalence,
-    evaluate,
     kv,
     poisoning,
     recursion,
@@ -19,7 +19,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     tasks,
     vectors,
 )
-from kilburn_lab.cli.evaluate import lab
+from kilburn_lab.cli.verbs import lab
 
 __all__ = ["lab"]
 

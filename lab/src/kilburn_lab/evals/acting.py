@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,15 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.kernel.resolve import resolve
-from kilburn.model import Model, Request, complete
-from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
-from kilburn_lab.evals.candidate import KilburnCandidate
-from kilburn_lab.evals.cost import CostRow, Rates, cost_columns, figures_of, rates_of, units_of
-from kilburn_lab.evals.intervals import interval, mean
-from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables, total_of
+from kilburn.model import Model
+from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
+from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
+from kilburn_lab.evals.cost import CostRow, Rates, cost_table, figures_of, rates_of, units_of
+from kilburn_lab.evals.intervals import mean
+from kilburn_lab.evals.measure import Progress, unwatched
+from kilburn_lab.evals.metered import Metered, Spent, filled, name_of, spent_tables, total_of
 from kilburn_lab.evals.outcomes import Cell, Counted
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import entries
 from kilburn_lab.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 
@@ -135,20 +135,11 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: how much work was done, and what it cost."""
-        body = [
-            {
-                "window": str(row.window),
-                "policy": row.policy,
-                "solved": f"{row.solved:.3f}",
-                "95%": f"{row.low:.2f}-{row.high:.2f}",
-                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}",
-                **{kind: f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS},
-                "shown": f"{row.shown:.3f}",
-                "whole": "" if row.sections is None else f"{row.sections:.3f}",
-                "steps": f"{row.steps:.2f}",
-            }
-            for row in self.rows
-        ]
+        text = (
+            "window={window} | policy={policy} | solved={solved:.3f} | 95%={low:.2f}-{high:.2f} | "
+            "to best, 95%={gain:+.3f}  {gain_low:+.2f} {gain_high:+.2f} | "
+            f"{columns('kinds', KINDS, '.2f')} | shown={{shown:.3f}} | whole={{sections:.3f}} | steps={{steps:.2f}}"
+        )
         where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
         those += ", told as tool calls" if self.tools else ""
@@ -156,11 +147,9 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         parts = [
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
             best_words("share solved", self.rows),
-            table_of(body),
+            table_of(self.rows, text),
             f"{units_of(self.rates)};\nprompts over the window, plans of the policy that failed",
-            table_of(
-                {**cost_columns(row, self.rates), "over": str(row.overflow), "failed": str(row.failed)} for row in self.rows
-            ),
+            cost_table(self.rows, self.rates, "over={overflow} | failed={failed}"),
             *spent_tables((row.window, row.policy, {"agent": row.agent, "writer": row.writer}) for row in self.rows),
         ]
         return "\n\n".join(parts)
@@ -179,7 +168,7 @@ def evaluate(
     sources: Path | None = None,
     rates: Rates | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> ActingReport:
     """Do the tasks under each policy at each window; the tail always takes part.
 
@@ -214,14 +203,12 @@ def evaluate(
         cell, outcomes = done[-1]
         for task in made:
             asked = Metered(answers) if answers is not None and entry.model else None
-            own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec, asked, tools=tools)
-            with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
-                agent = _Agent(task, contender, cell, search=search, patience=patience, model=decides)
+            with contender_of(window, spec, asked, tools=tools) as own:
+                agent = _Agent(task, own, cell, search=search, patience=patience, model=decides)
                 outcomes.append(agent.work(asked.spent if asked is not None else Spent()))
                 if isinstance(own, KilburnCandidate):
                     cell.failed += own.stats().policy_failures
-            if progress is not None:
-                progress((len(done) - 1) * count + len(outcomes), len(jobs) * count)
+            progress((len(done) - 1) * count + len(outcomes), len(jobs) * count)
     rates = rates or rates_of()
     found = [outcome for _, outcomes in done for outcome in outcomes]
     return ActingReport(
@@ -337,40 +324,25 @@ def _answered(model: Model, task: Task, edit: Edit, shown: str, looks: Sequence[
         "text": {"type": "string"},
     }
     forms: list[dict[str, Any]] = [write, *({"verb": {"const": look}} for look in looks)]
-    schema = {
-        "anyOf": [{"type": "object", "properties": form, "required": list(form), "additionalProperties": False} for form in forms]
-    }
-    messages = [{"role": "system", "content": rules}, {"role": "user", "content": said}]
-    reply = complete(model, Request(messages=messages, max_tokens=ACTION, temperature=0.0, schema=schema))
-    try:
-        command = msgspec.json.decode(reply.text, type=Command)
-    except msgspec.DecodeError:
+    command = filled(model, rules, said, forms, ACTION, Command)
+    if command is None:
         return None
     fits = command.verb in looks or (command.verb == "write" and command.path in paths and 1 <= command.line <= LAST_LINE)
     return command if fits else None
 
 
 def _rows(done: Sequence[tuple[Cell, list[TaskOutcome]]], rates: Rates, seed: int) -> list[ActingRow]:
-    known = {(cell.window, cell.policy): own for cell, own in done}
     rows = []
     for cell, own in done:
-        shares = {label: mean(one.solved for one in other) for (at, label), other in known.items() if at == cell.window}
-        best = best_of(shares)
-        low, high = interval([[float(one.solved)] for one in own], seed)
-        gains = [float(one.solved) - float(other.solved) for one, other in zip(own, known[cell.window, best], strict=True)]
-        gain_low, gain_high = interval([[gain] for gain in gains], seed)
+        kinds = dict.fromkeys(one.kind for one in own)
+        here = {other.policy: [float(one.solved) for one in theirs] for other, theirs in done if other.window == cell.window}
         rows.append(
             ActingRow(
                 **figures_of(cell, rates, ActingRow),
                 tasks=len(own),
-                solved=shares[cell.policy],
-                low=low,
-                high=high,
-                best=best,
-                gain=mean(gains),
-                gain_low=gain_low,
-                gain_high=gain_high,
-                kinds={kind: mean(one.solved for one in own if one.kind == kind) for kind in {one.kind for one in own}},
+                solved=mean(here[cell.policy]),
+                **compared(here, cell.policy, range(len(own)), seed),
+                kinds={kind: mean(one.solved for one in own if one.kind == kind) for kind in kinds},
                 shown=1 - sum(one.missing for one in own) / sum(one.facts for one in own),
                 steps=mean(one.steps / one.plan for one in own),
                 agent=total_of(one.agent for one in own),

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
+from kilburn_lab.evals.measure import check_known
 
 __all__ = ["KEYWORDS", "TASKS", "TOPICS", "Item", "Question", "items", "question_of", "reports", "tally", "topic_of"]
 
@@ -199,8 +200,7 @@ def question_of(task: str, told: Sequence[Item], seed: int) -> Question:
             f"found.get((u, {months[0]!r}, {topic!r}), 0) > found.get((u, {months[0]!r}, {other!r}), 0)))",
         ),
     }
-    if task not in made:
-        raise SpecError(f"no task {task!r}", advice=f"there are: {', '.join(TASKS)}")
+    check_known("task", [task], TASKS)
     text, code = made[task]
     terms = (topic, other, tuple(months))
     return Question(task=task, text=text, code=code, answer=_ANSWERS[task](tally(told), *terms), terms=terms)

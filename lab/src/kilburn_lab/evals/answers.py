@@ -13,10 +13,8 @@ so it is an upper bound. Beside the policies stand the question alone and the fu
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,15 +22,16 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.model import Model
 from kilburn_lab.evals.acting import EVERYBODY
-from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
-from kilburn_lab.evals.candidate import KilburnCandidate
-from kilburn_lab.evals.intervals import interval, mean
+from kilburn_lab.evals.baselines import CHARACTERS, compared
+from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
+from kilburn_lab.evals.intervals import mean
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables
 from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
 from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
-from kilburn_lab.evals.saved import SavedCells
+from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
 
 __all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
 
@@ -43,22 +42,12 @@ CALLS = 2
 """Of memory tools, for one question."""
 
 
-class SavedReply(msgspec.Struct, frozen=True):
-    """What a reader said to one prompt, and the seconds that it took.
+class SavedReply(Digested, frozen=True):
+    """What a reader said to one prompt, and the seconds that it took."""
 
-    Args:
-        digest: of the reader, the question and the prompt: another code that shows the same need not be read again.
-    """
-
-    digest: str
     verb: str
     text: str
     seconds: float
-
-    @property
-    def key(self) -> tuple[str]:
-        """Its digest."""
-        return (self.digest,)
 
 
 class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,27 +119,16 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: a line for each policy and window."""
-        families = sorted(set(FAMILIES.values()))
-        body = [
-            {
-                "window": str(row.window or "-"),
-                "policy": row.policy,
-                "right": f"{row.right:.3f}",
-                "95%": f"{row.low:.2f}-{row.high:.2f}",
-                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}" if row.window else "",
-                "of full": f"{row.reached:.3f}",
-                **{family: f"{row.families[family]:.2f}" if family in row.families else "" for family in families},
-                "calls": f"{row.calls:.2f}",
-                "shipped": f"{row.shipped:,.0f}",
-                "s": f"{row.seconds:.2f}",
-                "over": str(row.overflow),
-                "failed": str(row.failed),
-            }
-            for row in self.rows
-        ]
+        text = (
+            "window={at} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
+            "to best, 95%={against.gain:+.3f}  {against.gain_low:+.2f} {against.gain_high:+.2f} | of full={reached:.3f} | "
+            f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | "
+            "calls={calls:.2f} | shipped={shipped:,.0f} | s={seconds:.2f} | over={overflow} | failed={failed}"
+        )
+        rows = table_of(self.rows, text, at=lambda row: row.window or "-", against=lambda row: row if row.window else None)
         best = best_words("share of right answers", (row for row in self.rows if row.window))
         spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
-        return "\n\n".join([self.words, best, table_of(body), *spent])
+        return "\n\n".join([self.words, best, rows, *spent])
 
 
 def evaluate(
@@ -168,7 +146,7 @@ def evaluate(
     tokens: int = TOKENS,
     half: str = "",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
     saved: SavedCells[SavedReply] | None = None,
 ) -> AnswerReport:
     """Ask the questions under each policy at each window; the tail always takes part.
@@ -206,8 +184,7 @@ def evaluate(
         model = writers.setdefault((entry.label, window), Metered(writer)) if entry.model else None
         for one, question in asked:
             outcomes.append(_ask(who, saved, one, question, entry.label, entry.at(window), window, model, tools=tools))
-            if progress is not None:
-                progress(len(outcomes), len(jobs) * len(asked))
+            progress(len(outcomes), len(jobs) * len(asked))
     source = "made up" if data is None else f"of {Path(data).name}"
     words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
     words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
@@ -230,8 +207,7 @@ def _ask(
 ) -> AnswerOutcome:
     steps = () if policy == ALONE else interview.steps
     room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
-    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, model, tools=True)
-    with closing(own) if isinstance(own, KilburnCandidate) else nullcontext():
+    with contender_of(room, spec, model, tools=True) as own:
         for step in steps:
             if step.user:
                 own.user(step.observation)
@@ -271,45 +247,34 @@ def _ask(
 def _read(
     reader: Reader, saved: SavedCells[SavedReply] | None, question: Question, prompt: str, results: Sequence[str], *, tools: bool
 ) -> SavedReply:
-    digest = hashlib.sha256(msgspec.json.encode((reader.name, question, prompt, results, tools))).hexdigest()
-    known = saved.find(digest) if saved is not None else None
-    if known is not None:
-        return known
-    began = time.monotonic()
-    verb, text = reader.reply(question, prompt, results, tools=tools)
-    made = SavedReply(digest, verb, text, time.monotonic() - began)
-    if saved is not None:
-        saved.add(made)
-    return made
+    def ask(digest: str) -> SavedReply:
+        began = time.monotonic()
+        verb, text = reader.reply(question, prompt, results, tools=tools)
+        return SavedReply(digest, verb, text, time.monotonic() - began)
+
+    return asked_once(saved, (reader.name, question, prompt, results, tools), ask)
 
 
 def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
     cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
     for one in outcomes:
         cells.setdefault((one.window, one.policy), []).append(one)
-    rights = {cell: mean(one.right for one in own) for cell, own in cells.items()}
+    rights = {cell: [float(one.right) for one in own] for cell, own in cells.items()}
+    full = mean(rights.get((0, FULL), ())) or 1.0
     rows = []
     for (window, policy), own in cells.items():
-        shares = {label: right for (at, label), right in rights.items() if at == window}
-        best = best_of(shares) if window else policy
-        low, high = interval(_by_session(own, [float(one.right) for one in own]), seed)
-        gains = [float(one.right) - float(other.right) for one, other in zip(own, cells[window, best], strict=True)]
-        gain_low, gain_high = interval(_by_session(own, gains), seed)
+        here = {label: values for (at, label), values in rights.items() if at == window}
+        compares = compared(here, policy, [one.session for one in own], seed, "" if window else policy)
         known = {FAMILIES[one.kind] for one in own}
         rows.append(
             AnswerRow(
                 policy=policy,
                 window=window,
                 questions=len(own),
-                right=rights[window, policy],
-                low=low,
-                high=high,
+                right=mean(here[policy]),
+                **compares,
                 families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
-                reached=rights[window, policy] / (rights[0, FULL] or 1.0),
-                best=best,
-                gain=mean(gains),
-                gain_low=gain_low,
-                gain_high=gain_high,
+                reached=mean(here[policy]) / full,
                 calls=mean(one.calls for one in own),
                 shipped=mean(one.shipped for one in own),
                 seconds=mean(one.seconds for one in own),
@@ -319,10 +284,3 @@ def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent]
             )
         )
     return rows
-
-
-def _by_session(outcomes: Sequence[AnswerOutcome], values: Sequence[float]) -> list[list[float]]:
-    groups: dict[str, list[float]] = {}
-    for one, value in zip(outcomes, values, strict=True):
-        groups.setdefault(one.session, []).append(value)
-    return list(groups.values())

@@ -9,10 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "best_of", "bm25"]
+from kilburn_lab.evals.intervals import grouped, interval, mean
+
+__all__ = [
+    "BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "best_of", "bm25",
+    "compared",
+]  # fmt: skip
 
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
@@ -167,14 +172,14 @@ def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -
     """The score of each text for the query's words (Robertson and Zaragoza, 2009; the usual k and b)."""
     counts = [Counter(_WORD.findall(text.lower())) for text in texts]
     lengths = [count.total() for count in counts]
-    mean = sum(lengths) / max(1, len(lengths)) or 1.0
+    middle = sum(lengths) / max(1, len(lengths)) or 1.0
     scores = [0.0] * len(texts)
     for word in set(_WORD.findall(query.lower())):
         holding = [index for index, count in enumerate(counts) if word in count]
         rarity = math.log(1 + (len(texts) - len(holding) + 0.5) / (len(holding) + 0.5))
         for index in holding:
             times = counts[index][word]
-            scores[index] += rarity * times * (k + 1) / (times + k * (1 - b + b * lengths[index] / mean))
+            scores[index] += rarity * times * (k + 1) / (times + k * (1 - b + b * lengths[index] / middle))
     return scores
 
 
@@ -191,3 +196,19 @@ BASELINES: dict[str, Callable[[int], Contender]] = {
 def best_of(worth: Mapping[str, float]) -> str:
     """Of the labels that were measured, the baseline that is worth most; of equals the first in `BASELINES`."""
     return max((label for label in BASELINES if label in worth), key=worth.__getitem__)
+
+
+def compared(
+    worth: Mapping[str, Sequence[float]], label: str, keys: Sequence[Hashable], seed: int, best: str = ""
+) -> dict[str, Any]:
+    """The fields of a row that say how sure its mean is, and how it compares with the best baseline on the same cases.
+
+    Args:
+        worth: of each label, what each case was worth. keys: of the cases; those of one key are drawn together.
+        best: what to compare with; "" for the best baseline.
+    """
+    best = best or best_of({each: mean(values) for each, values in worth.items()})
+    gains = [one - other for one, other in zip(worth[label], worth[best], strict=True)]
+    low, high = interval(grouped(zip(keys, worth[label], strict=True)), seed)
+    gain_low, gain_high = interval(grouped(zip(keys, gains, strict=True)), seed)
+    return {"low": low, "high": high, "best": best, "gain": mean(gains), "gain_low": gain_low, "gain_high": gain_high}

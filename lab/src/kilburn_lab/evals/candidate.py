@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -20,13 +21,13 @@ from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady
 from kilburn.policy import Policy, View
-from kilburn_lab.evals.baselines import CHARACTERS, Contender
+from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender
 from kilburn_lab.evals.future import future_of
 from kilburn_lab.evals.references import KINDS, Reference
 from kilburn_lab.evals.roster import BELADY
 from kilburn_lab.evals.trajectories import Trajectory, shell_call
 
-__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for", "prompts"]
+__all__ = ["KilburnCandidate", "append_and_wait", "contender_of", "model_of", "policy_for", "prompts"]
 
 
 class KilburnCandidate:
@@ -124,6 +125,16 @@ class KilburnCandidate:
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+
+@contextmanager
+def contender_of(window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> Iterator[Contender]:
+    """A baseline by its name, or a process of Kilburn, which is closed at the end; see `KilburnCandidate`."""
+    if isinstance(policy, str) and policy in BASELINES:
+        yield BASELINES[policy](window)
+        return
+    with closing(KilburnCandidate(window, policy, model, tools=tools)) as made:
+        yield made
 
 
 class _Timed:

@@ -16,7 +16,7 @@ counts against the memory. An answer is right if it has all values that hold, an
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn_lab.evals.intervals import wilson
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 
 __all__ = ["MODES", "ChangeAnswer", "ChangeReport", "ChangeRow", "evaluate", "measure"]
@@ -140,43 +141,22 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """For people."""
-        heads = (
-            "mode",
-            "sentences",
-            "now",
-            "past",
-            "right",
-            "95%",
-            "by silence",
-            "stale",
-            "missing",
-            "both sides",
-            "marked",
-            "leaks",
-            "withheld",
-            "forgotten: left",
+        columns = (
+            "mode={mode} | sentences={sentences} | now={now_right}/{now} | past={past_right}/{past} | right={right:.3f} | "
+            "95%={right_low:.3f}-{right_high:.3f} | by silence={silence:.3f} | stale={stale} | missing={missing} | "
+            "both sides={both}/{open} | marked={marked}/{open} | leaks={leaks} | withheld={withheld} | "
+            "forgotten: left={forgotten}: {found} found, {in_files} in files"
         )
-        body = [
-            (
-                row.mode,
-                "-" if row.mode == "claims" else row.family,
-                f"{row.now_right}/{row.now}",
-                f"{row.past_right}/{row.past}",
-                f"{(row.now_right + row.past_right) / (row.now + row.past):.3f}",
-                f"{row.right_low:.3f}-{row.right_high:.3f}",
-                f"{row.empty / (row.now + row.past):.3f}",
-                str(row.stale),
-                str(row.missing),
-                f"{row.both}/{row.open}",
-                f"{row.marked}/{row.open}",
-                str(row.leaks),
-                str(row.withheld),
-                f"{row.forgotten}: {row.found} found, {row.in_files} in files",
-            )
-            for row in self.rows
-        ]
+        rows = table_of(
+            self.rows,
+            columns,
+            ("mode", "sentences"),
+            sentences=lambda row: "-" if row.mode == "claims" else row.family,
+            right=lambda row: (row.now_right + row.past_right) / (row.now + row.past),
+            silence=lambda row: row.empty / (row.now + row.past),
+        )
         what = f"{self.streams} streams from seed {self.seed}, {self.tokens} tokens an answer, learned by {self.policy}"
-        return f"{grid(heads, body, left=('mode', 'sentences'))}\n\n{what}"
+        return f"{rows}\n\n{what}"
 
 
 def evaluate(
@@ -187,7 +167,7 @@ def evaluate(
     families: Sequence[str] = FAMILIES,
     tokens: int = TOKENS,
     policy: str = "plain",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> ChangeReport:
     """Measure each mode with each family of sentences; `claims` has no sentences, so it is measured once.
 
@@ -202,8 +182,7 @@ def evaluate(
     """
     if streams < 1 or tokens < 1:
         raise SpecError(f"streams={streams}, tokens={tokens}", advice="give numbers of 1 or more")
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        raise SpecError(f"no mode {unknown[0]!r}", advice=f"known: {', '.join(MODES)}")
+    check_known("mode", modes, MODES)
     jobs = [(mode, family) for mode in modes for family in (FAMILIES[:1] if mode == "claims" else families)]
     rows, every = [], []
     done = failed = 0
@@ -216,8 +195,7 @@ def evaluate(
             left += gone
             failed += broke
             done += 1
-            if progress is not None:
-                progress(done, len(jobs) * streams)
+            progress(done, len(jobs) * streams)
         rows.append(_row(mode, family, asked, left))
         every += asked
     return ChangeReport(streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every), failed=failed)

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.wire.recording import read_as
+from kilburn_lab.evals.measure import coined
 
 __all__ = ["Answers", "Corpus", "CorpusQuery", "CorpusTurn", "answers_of", "corpora", "renamed", "seconds", "synthetic"]
 
@@ -119,7 +120,7 @@ def renamed(corpus: Corpus, seed: int) -> Corpus:
     names -= {word.capitalize() for word in re.findall(r"\b[a-z]{3,}\b", whole)}
     chance = random.Random(f"{seed} {corpus.name}")
     syllables = _SYLLABLES.split()
-    made = {name: "".join(chance.choices(syllables, k=4)).capitalize() for name in sorted(names)}
+    made = {name: coined(chance, syllables, 4).capitalize() for name in sorted(names)}
     pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(made, key=len, reverse=True)))})\b") if made else None
 
     def again(text: str) -> str:

@@ -6,7 +6,7 @@ written to it. Replies are the same for every policy on recorded runs, so they a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,8 +16,9 @@ from kilburn.errors import SpecError
 from kilburn.prices import Prices, prices_of
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.outcomes import Cell
+from kilburn_lab.evals.report import columns, table_of
 
-__all__ = ["PER", "UNITS", "CostRow", "Rates", "cost_columns", "cost_of", "costs_of", "figures_of", "rates_of", "units_of"]
+__all__ = ["PER", "UNITS", "CostRow", "Rates", "cost_of", "cost_table", "costs_of", "figures_of", "rates_of", "units_of"]
 
 PER = 1000
 """Prompts that a cost is given for."""
@@ -82,18 +83,18 @@ def figures_of(cell: Cell, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
     }
 
 
-def cost_columns(row: CostRow, rates: Rates) -> dict[str, str]:
-    """The cells of a table by their heads: what the prompts cost."""
-    return {
-        "window": str(row.window),
-        "policy": row.policy,
-        "shipped": f"{row.shipped / 1000:.1f}",
-        "again": f"{row.refilled / 1000:.1f}",
-        "cached": f"{row.cached / max(1, row.shipped):.0%}",
-        **{name: f"{row.costs[name]:.3f}" for name in rates.tables},
-        "p50": "" if row.plan_p50 is None else f"{row.plan_p50:.1f}",
-        "p95": "" if row.plan_p95 is None else f"{row.plan_p95:.1f}",
-    }
+def cost_table(rows: Iterable[CostRow], rates: Rates, more: str) -> str:
+    """A table of what the prompts cost, with more columns: see `kilburn_lab.evals.report.table_of`."""
+    text = (
+        "window={window} | policy={policy} | shipped={thousands[0]:.1f} | again={thousands[1]:.1f} | cached={known:.0%} | "
+        f"{columns('costs', rates.tables, '.3f')} | p50={{plan_p50:.1f}} | p95={{plan_p95:.1f}} | {more}"
+    )
+    return table_of(
+        rows,
+        text,
+        thousands=lambda row: (row.shipped / 1000, row.refilled / 1000),
+        known=lambda row: row.cached / max(1, row.shipped),
+    )
 
 
 def units_of(rates: Rates) -> str:

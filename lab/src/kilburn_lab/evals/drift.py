@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from kilburn.wire.recording import FORMS
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.drift_report import DriftReport, Probe, Trial
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.plants import ARMS, Garden, garden, work
 from kilburn_lab.evals.roster import MODEL, can_ask
 from kilburn_lab.evals.trajectories import Trajectory, read
@@ -63,7 +64,7 @@ def evaluate(
     seed: int = 0,
     data: str | Path | None = None,
     model: str | Any = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> DriftReport:
     """Measure each policy in each arm.
 
@@ -102,8 +103,7 @@ def evaluate(
     trials: list[Trial] = []
     for spec, who, arm, number in jobs:
         trials.append(measure(spec, arm, number, window=window, passes=passes, runs=runs, model=who))
-        if progress is not None:
-            progress(len(trials), len(jobs))
+        progress(len(trials), len(jobs))
     return DriftReport.of(trials, window=window, passes=sorted(set(passes)), seed=seed)
 
 

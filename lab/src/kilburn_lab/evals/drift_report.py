@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
+from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS
-from kilburn_lab.evals.intervals import interval, mean
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.intervals import grouped, interval, mean
+from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["Decline", "DriftReport", "Health", "KeptShare", "Probe", "Trial", "draw"]
 
@@ -179,19 +179,29 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: facts, rules, how they decline, and what must hold."""
-        facts = [row for row in self.shares if row.kind == "fact"]
-        rules = [row for row in self.shares if row.kind == "rule"]
+        words = ("policy", "rules in", "outcomes")
+
+        def shares(rows: Sequence[KeptShare]) -> str:
+            return table_of(
+                rows,
+                _SHARES,
+                words,
+                where=lambda row: row.arm or "all",
+                often=lambda row: row.recalls or "",
+                tokens=lambda row: row.cost or "",
+            )
+
         parts = [
             f"A window of {self.window} tokens, up to {self.replicates} replicates, compactions at which it was looked: "
             f"{', '.join(map(str, self.passes))}; one token is {CHARACTERS} characters",
             "Facts, verbatim: in the window, after one search, after one recall (recalls needed, tokens of the last)",
-            _grid(_SHARES, [_cells_of_share(row) for row in facts]),
+            shares([row for row in self.shares if row.kind == "fact"]),
             "Rules, verbatim, by where they stand",
-            _grid(_SHARES, [_cells_of_share(row) for row in rules]),
+            shares([row for row in self.shares if row.kind == "rule"]),
             f"Facts lost and regained from one compaction to the next, over {max(self.passes)}",
-            _grid(_LOSSES, [_cells_of_decline(row) for row in self.losses]),
+            table_of(self.losses, _LOSSES, words, last=lambda row: row.curve[-1] if row.curve else None),
             "What must hold: summaries that resolve to originals 1.000, pinned bytes changed 0, over 0, plans failed 0, lost 0",
-            _grid(_HEALTH, [_cells_of_health(row) for row in self.health]),
+            table_of(self.health, _HEALTH, words, said=_outcomes_of),
         ]
         return "\n\n".join(parts)
 
@@ -205,10 +215,8 @@ def _kept_share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed:
         return None
 
     def bounds(value: Callable[[Probe], bool]) -> tuple[float, float]:
-        groups: dict[int, list[float]] = {}
-        for trial, group in zip(came, probes, strict=True):
-            groups.setdefault(trial.replicate, []).extend(float(value(probe)) for probe in group)
-        return interval(list(groups.values()), seed)
+        pairs = ((trial.replicate, float(value(probe))) for trial, group in zip(came, probes, strict=True) for probe in group)
+        return interval(grouped(pairs), seed)
 
     shown_low, shown_high = bounds(lambda probe: probe.shown)
     searched_low, searched_high = bounds(lambda probe: probe.searched)
@@ -279,74 +287,24 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-_SHARES = ("policy", "rules in", "after", "seen", "window", "95%", "search", "95%", "recall", "recalls", "tokens")
-_LOSSES = ("policy", "lost a pass", "95%", "back a pass", "left after 1", "5", "20", "last", "compound")
+_SHARES = (
+    "policy={policy} | rules in={where} | after={passes} | seen={seen} | window={shown:.3f} | "
+    "95%={shown_low:.3f}-{shown_high:.3f} | search={searched:.3f} | 95%={searched_low:.3f}-{searched_high:.3f} | "
+    "recall={recalled:.3f} | recalls={often} | tokens={tokens}"
+)
+_LOSSES = (
+    "policy={policy} | lost a pass={rate:.3f} | 95%={low:.3f}-{high:.3f} | back a pass={back:.3f} | "
+    "left after 1={curve[0]:.3f} | 5={curve[4]:.3f} | 20={curve[19]:.3f} | last={last:.3f} | compound={compound:.3f}"
+)
 _HEALTH = (
-    "policy",
-    "rules in",
-    "depth",
-    "summaries",
-    "resolve",
-    "changed",
-    "over",
-    "failed",
-    "lost",
-    "pins",
-    "of prompts",
-    "outcomes",
+    "policy={policy} | rules in={arm} | depth={depth} | summaries={folds} | resolve={resolved:.3f} | changed={changed} | "
+    "over={overflow} | failed={failed} | lost={lost} | pins={pins} | of prompts={pinned:.1%} | outcomes={said}"
 )
 
 
-def _cells_of_share(row: KeptShare) -> tuple[str, ...]:
-    return (
-        row.policy,
-        row.arm or "all",
-        str(row.passes),
-        str(row.seen),
-        f"{row.shown:.3f}",
-        f"{row.shown_low:.3f}-{row.shown_high:.3f}",
-        f"{row.searched:.3f}",
-        f"{row.searched_low:.3f}-{row.searched_high:.3f}",
-        f"{row.recalled:.3f}",
-        str(row.recalls or ""),
-        str(row.cost or ""),
-    )
-
-
-def _cells_of_decline(row: Decline) -> tuple[str, ...]:
-    left = [f"{row.curve[number - 1]:.3f}" if len(row.curve) >= number else "" for number in (1, 5, 20)]
-    return (
-        row.policy,
-        f"{row.rate:.3f}",
-        f"{row.low:.3f}-{row.high:.3f}",
-        f"{row.back:.3f}",
-        *left,
-        f"{row.curve[-1]:.3f}" if row.curve else "",
-        f"{row.compound:.3f}",
-    )
-
-
-def _cells_of_health(row: Health) -> tuple[str, ...]:
-    outcomes = ", ".join(f"{name} {count}" for name, count in row.outcomes.items())
-    asked = ", ".join(f"{name} {count}" for name, count in row.asked.items())
-    return (
-        row.policy,
-        row.arm,
-        str(row.depth),
-        str(row.folds),
-        f"{row.resolved:.3f}",
-        str(row.changed),
-        str(row.overflow),
-        str(row.failed),
-        str(row.lost),
-        str(row.pins),
-        f"{row.pinned:.1%}",
-        outcomes + (f"; the model: {asked}" if asked else ""),
-    )
-
-
-def _grid(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return grid(heads, body, ("policy", "rules in", "outcomes"))
+def _outcomes_of(row: Health) -> str:
+    outcomes, asked = (", ".join(f"{name} {count}" for name, count in each.items()) for each in (row.outcomes, row.asked))
+    return outcomes + (f"; the model: {asked}" if asked else "")
 
 
 def draw(path: Path, report: DriftReport, *, force: bool = False) -> None:
@@ -364,9 +322,5 @@ def draw(path: Path, report: DriftReport, *, force: bool = False) -> None:
             (line,) = axes.plot(passes, [1.0, *row.curve], linewidth=1.8, marker="o", markersize=3.5, label=row.policy)
             kept = [(1 - row.rate) ** number for number in passes]
             axes.plot(passes, kept, linewidth=1, linestyle="--", color=line.get_color())
-        axes.set(ylim=(-0.02, 1.05), xlabel="compactions", ylabel="facts in the window, verbatim")
-        axes.set_title(
-            f"A window of {report.window:,} tokens; dashed: the mean loss a compaction, compounded", loc="left", fontsize=11
-        )
-        plain_axes(axes)
-        axes.legend(frameon=False)
+        title = f"A window of {report.window:,} tokens; dashed: the mean loss a compaction, compounded"
+        panel(axes, title, ylim=(-0.02, 1.05), xlabel="compactions", ylabel="facts in the window, verbatim")

@@ -12,11 +12,9 @@ which shows the form of a history and none of its content.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -27,13 +25,14 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
 from kilburn_lab.evals.acting import EVERYBODY
 from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, Tail
-from kilburn_lab.evals.candidate import KilburnCandidate, policy_for, prompts
-from kilburn_lab.evals.intervals import interval, mean, resampled
+from kilburn_lab.evals.candidate import contender_of, policy_for, prompts
+from kilburn_lab.evals.intervals import grouped, interval, mean, resampled
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.references import Reference
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.sample import Sample
-from kilburn_lab.evals.saved import SavedCells
+from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
 from kilburn_lab.evals.trajectories import Trajectory
 
 __all__ = [
@@ -93,21 +92,10 @@ def forecaster_of(model: str, dtype: str = "bfloat16") -> Forecaster:
     return load_likelihood(where if where.is_dir() else find(model), dtype)
 
 
-class Forecast(msgspec.Struct, frozen=True):
-    """What a text cost after a prompt.
+class Forecast(Digested, frozen=True):
+    """What a text cost after a prompt. `losses` of each token: where it starts and stops, and nats."""
 
-    Args:
-        digest: of both: what the same text costs after the same prompt need not be measured again, whatever the code.
-        losses: of each token: where it starts and stops, and nats.
-    """
-
-    digest: str
     losses: list[tuple[int, int, float]]
-
-    @property
-    def key(self) -> tuple[str]:
-        """Its digest."""
-        return (self.digest,)
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,30 +201,19 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
         )
 
     def _rows_table(self) -> str:
-        heads = ["window", "policy", "steps", "nats", "closed", "95%", "to best", "95%", "gap", "to tail", "95%", "all", "closed"]
-        body = [
-            [
-                str(row.window or ""),
-                row.policy,
-                str(row.steps),
-                f"{row.dependent:.3f}",
-                _signed(row.closed, 2),
-                "" if row.closed_low is None else f"{row.closed_low:+.2f} {row.closed_high:+.2f}",
-                "best" if row.best else f"{row.gain:+.2f}",
-                "" if row.best else f"{row.gain_low:+.2f} {row.gain_high:+.2f}",
-                "" if row.best else _signed(row.gap, 2),
-                f"{row.to_tail:+.2f}",
-                f"{row.to_tail_low:+.2f} {row.to_tail_high:+.2f}",
-                f"{row.all:.3f}",
-                _signed(row.closed_all, 2),
-            ]
-            for row in self.rows
-        ]
-        return grid(heads, body)
-
-
-def _signed(figure: float | None, digits: int) -> str:
-    return "" if figure is None else f"{figure:+.{digits}f}"
+        columns = (
+            "window={at} | policy={policy} | steps={steps} | nats={dependent:.3f} | closed={closed:+.2f} | "
+            "95%={closed_low:+.2f} {closed_high:+.2f} | to best={to_best} | 95%={below.gain_low:+.2f} {below.gain_high:+.2f} | "
+            "gap={below.gap:+.2f} | to tail={to_tail:+.2f} | 95%={to_tail_low:+.2f} {to_tail_high:+.2f} | all={all:.3f} | "
+            "closed={closed_all:+.2f}"
+        )
+        return table_of(
+            self.rows,
+            columns,
+            at=lambda row: row.window or "",
+            to_best=lambda row: "best" if row.best else f"{row.gain:+.2f}",
+            below=lambda row: None if row.best else row,
+        )
 
 
 class _Moment(NamedTuple):
@@ -271,7 +248,7 @@ def evaluate(
     steps: int = 30,
     context: int = 8192,
     model: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
     saved: SavedCells[Forecast] | None = None,
 ) -> EquivalenceReport:
     """Measure each policy at each window on steps that are drawn by the sample's seed.
@@ -309,8 +286,7 @@ def evaluate(
             found |= {(view.policy, view.window): forecast for view in same}
         forecasts.append((moment, found))
         done += len(found) - sum(policy == STRANGER for policy, _ in found)
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
     labels = [TASK, FULL, STRANGER, *(entry.label for _, entry in entrants)]
     return _report(sample, forecasts, list(dict.fromkeys(labels)), model or forecaster.name)
 
@@ -373,13 +349,8 @@ def _views(moment: _Moment, others: Sequence[_Moment], entrants: list[tuple[int,
 
 
 def _shown(moment: _Moment, entry: Entrant, window: int, sample: Sample) -> str:
-    spec = entry.at(window)
-    if spec in BASELINES:
-        made: Contender = BASELINES[spec](window)
-    else:
-        policy = policy_for(moment.run, moment.wanted, spec, reply=sample.reply, tools=sample.tools)
-        made = KilburnCandidate(window, policy, tools=sample.tools)
-    with closing(made) if isinstance(made, KilburnCandidate) else nullcontext(made) as contender:
+    policy = policy_for(moment.run, moment.wanted, entry.at(window), reply=sample.reply, tools=sample.tools)
+    with contender_of(window, policy, tools=sample.tools) as contender:
         return _before(moment.run, moment.step, contender, reply=sample.reply)
 
 
@@ -388,15 +359,10 @@ def _before(run: Trajectory, step: int, contender: Contender, *, reply: bool) ->
 
 
 def _read(forecaster: Forecaster, prompt: str, text: str, saved: SavedCells[Forecast] | None) -> Forecast:
-    digest = hashlib.sha256(msgspec.json.encode((prompt, text))).hexdigest()
-    known = saved.find(digest) if saved is not None else None
-    if known is not None:
-        return known
-    losses = [(start, stop, round(nats, DIGITS)) for start, stop, nats in forecaster.losses(prompt, text)]
-    forecast = Forecast(digest, losses)
-    if saved is not None:
-        saved.add(forecast)
-    return forecast
+    def ask(digest: str) -> Forecast:
+        return Forecast(digest, [(start, stop, round(nats, DIGITS)) for start, stop, nats in forecaster.losses(prompt, text)])
+
+    return asked_once(saved, (prompt, text), ask)
 
 
 def _report(
@@ -477,23 +443,19 @@ def _rows(cells: dict[tuple[str, int], _Cell], seed: int) -> list[EquivalenceRow
 
 def _separation(worse: _Cell, better: _Cell, seed: int, kind: str = "dependent") -> Separation:
     """What the second view is better by, on the steps that it has."""
-    groups: dict[str, list[float]] = {}
-    for at, one in better.items():
-        groups.setdefault(one.run, []).append(getattr(worse[at], kind) - getattr(one, kind))
-    low, high = interval(list(groups.values()), seed)
-    return Separation(gain=mean(value for group in groups.values() for value in group), low=low, high=high)
+    groups = grouped((one.run, getattr(worse[at], kind) - getattr(one, kind)) for at, one in better.items())
+    low, high = interval(groups, seed)
+    return Separation(gain=mean(value for group in groups for value in group), low=low, high=high)
 
 
 def _closed(floor: _Cell, own: _Cell, ceiling: _Cell, kind: str, seed: int) -> tuple[float | None, float | None, float | None]:
     """The share of the way from the floor to the ceiling that a view goes, with its interval by run."""
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for at, one in own.items():
-        base = getattr(floor[at], kind)
-        groups.setdefault(one.run, []).append((base - getattr(one, kind), base - getattr(ceiling[at], kind)))
+    ways = [(getattr(floor[at], kind), getattr(one, kind), getattr(ceiling[at], kind)) for at, one in own.items()]
+    groups = grouped((one.run, (base - found, base - top)) for one, (base, found, top) in zip(own.values(), ways, strict=True))
 
     def share(drawn: Sequence[list[tuple[float, float]]]) -> float | None:
         whole = sum(way for group in drawn for _, way in group)
         return sum(gone for group in drawn for gone, _ in group) / whole if whole > 0 else None
 
-    low, high = resampled(share, list(groups.values()), seed) or (None, None)
-    return share(list(groups.values())), low, high
+    low, high = resampled(share, groups, seed) or (None, None)
+    return share(groups), low, high

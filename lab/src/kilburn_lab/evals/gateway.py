@@ -29,6 +29,7 @@ from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn_lab.evals.gateway_load import Connection, Conversation
 from kilburn_lab.evals.gateway_report import GatewayReport, GatewayRow, Latency
 from kilburn_lab.evals.intervals import percentile_95
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
 
 __all__ = ["PEERS", "evaluate"]
 
@@ -78,7 +79,7 @@ def evaluate(
     streams: int = 200,
     window: int = 32_000,
     peers: Mapping[str, str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> GatewayReport:
     """Measure each system.
 
@@ -97,8 +98,7 @@ def evaluate(
     if min(rounds, requests, streams, window) < 1:
         raise SpecError(f"rounds={rounds}, requests={requests}, streams={streams}, window={window}", advice="give 1 or more")
     named = dict(peers or {})
-    if unknown := named.keys() - set(PEERS):
-        raise SpecError(f"no system {sorted(unknown)[0]!r}", advice=f"known: {', '.join(PEERS)}")
+    check_known("system", named, PEERS)
     for module in ("starlette", "aiohttp", "uvicorn"):
         if find_spec(module) is None:
             raise MissingExtra(module, "serve")
@@ -112,8 +112,7 @@ def evaluate(
         done = count(1)
 
         def step() -> None:
-            if progress is not None:
-                progress(next(done), steps)
+            progress(next(done), steps)
 
         return asyncio.run(_measured(running, rounds, requests, streams, window, step))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn.picture import picture
+from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["GatewayReport", "GatewayRow", "Latency", "draw"]
 
@@ -83,53 +83,34 @@ class GatewayReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: times to the first byte, then the rest."""
-        times = [
-            (
-                row.system,
-                f"{each.messages:,}",
-                f"{each.tokens:,}",
-                f"{each.first:.1f} ms",
-                f"{each.p50:.2f} ms",
-                f"{each.p95:.2f} ms",
-                f"{each.added_p50:+.2f} ms",
-                f"{each.added_p95:+.2f} ms",
-                f"{each.ratio:.2f}",
-                "-" if each.cpu is None else f"{each.cpu:.2f} ms",
-            )
-            for messages in [each.messages for each in self.rows[0].latencies]
-            for row in self.rows
-            for each in [row.at(messages)]
-        ]
         floor = self.row("pass-through").rate
-        loads = [
-            (
-                row.system,
-                f"{row.rate:,.0f}",
-                f"{row.rate / floor:.2f}",
-                "-" if row.cpu is None else f"{row.cpu:.2f} ms",
-                f"{row.failed}",
-                _size(row.memory[0][1] if row.memory else None),
-                _size(row.memory[-1][1] if row.memory else None),
-                _size(row.growth),
-                f"{row.wrong}",
-            )
-            for row in self.rows
-        ]
-        heads = ("system", "messages", "tokens", "first time", "p50", "p95", "added p50", "p95", "x pass-through", "processor")
-        more = ("system", "requests/s", "x pass-through", "processor", "failed", "memory at first", "at last", "a thousand add")
+        times = (
+            "system={system} | messages={one.messages:,} | tokens={one.tokens:,} | first time={one.first:.1f} ms | "
+            "p50={one.p50:.2f} ms | p95={one.p95:.2f} ms | added p50={one.added_p50:+.2f} ms | p95={one.added_p95:+.2f} ms | "
+            "x pass-through={one.ratio:.2f} | processor={one.cpu:.2f} ms"
+        )
+        loads = (
+            "system={system} | requests/s={rate:,.0f} | x pass-through={ratio:.2f} | processor={cpu:.2f} ms | failed={failed} | "
+            "memory at first={memory[0][1]:,.1f MiB} | at last={last[1]:,.1f MiB} | a thousand add={growth:,.1f MiB} | "
+            "wrong streams={wrong}"
+        )
+        waits = [(row, row.at(one.messages)) for one in self.rows[0].latencies for row in self.rows]
         return "\n\n".join(
             [
                 f"time to the first byte, {self.rounds} requests at 20 messages and a third of that at 1,000, the systems in "
                 f"turn; window {self.window:,} tokens; {self.cores} cores for all",
-                grid(heads, times, ("system",)),
+                table_of(waits, times, ("system",), "-", system=lambda pair: pair[0].system, one=lambda pair: pair[1]),
                 f"{self.requests:,} requests of 20 messages in the middle, 16 at once; then {self.streams} streams at once",
-                grid((*more, "wrong streams"), loads, ("system",)),
+                table_of(
+                    self.rows,
+                    loads,
+                    ("system",),
+                    "-",
+                    ratio=lambda row: row.rate / floor,
+                    last=lambda row: row.memory[-1] if row.memory else None,
+                ),
             ]
         )
-
-
-def _size(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:,.1f} MiB"
 
 
 def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
@@ -141,6 +122,7 @@ def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
     rows = [row for row in report.rows if row.memory]
     with picture(path, 9, 3.8, force=force) as figure:
         added, memory = figure.subplots(1, 2)
+        small = {"fontsize": 8}
         sizes = [each.messages for each in rows[0].latencies]
         for index, size in enumerate(sizes):
             places = [at + 0.4 * index for at in range(len(rows))]
@@ -149,14 +131,9 @@ def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
             added.plot([max(each.added_p95, 0.01) for each in own], places, "|", color=bars[0].get_facecolor(), markersize=12)
         added.set_yticks([at + 0.2 * (len(sizes) - 1) for at in range(len(rows))], [row.system for row in rows])
         added.set_ylim(len(rows) - 0.3, -0.85)
-        added.set(xscale="log", xlabel="milliseconds added; the mark is p95")
-        added.set_xlim(left=0.1)
         added.tick_params(axis="x", which="minor", labelbottom=False)
-        added.set_title("To the first byte", loc="left", fontsize=11)
+        panel(added, "To the first byte", small, xscale="log", xlabel="milliseconds added; the mark is p95")
+        added.set_xlim(left=0.1)
         for row in rows:
             memory.plot([at for at, _ in row.memory], [size / 2**20 for _, size in row.memory], label=row.system)
-        memory.set(xlabel="requests", ylabel="MiB", ylim=(0, None))
-        memory.set_title("Memory", loc="left", fontsize=11)
-        for axes in (added, memory):
-            plain_axes(axes)
-            axes.legend(frameon=False, fontsize=8)
+        panel(memory, "Memory", small, xlabel="requests", ylabel="MiB", ylim=(0, None))

@@ -27,7 +27,8 @@ from kilburn.prices import prices_of
 from kilburn.testing.upstream import LETTERS, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
 from kilburn_lab.evals.cost import cost_of
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.measure import Progress, unwatched
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
 
 __all__ = ["SYSTEMS", "Client", "Recorded", "SessionReport", "SessionRow", "Speech", "evaluate", "lost"]
@@ -96,29 +97,21 @@ class SessionReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: a row for each system."""
-        heads = ("system", "requests", "refused", "beyond", "shipped", "largest", "shared prefix", "cached", "cost")
-        cells = [
-            (
-                row.system,
-                f"{row.requests:,}",
-                f"{row.refused}",
-                f"{row.beyond}",
-                f"{row.shipped:,}",
-                f"{row.largest:,}",
-                f"{row.shared / row.shipped:.1%}",
-                f"{row.cached / row.shipped:.1%}",
-                f"${row.cost:.2f}",
-                f"{row.lost:,}",
-                f"{row.recalls}",
-            )
-            for row in self.rows
-        ]
-        return "\n\n".join(
-            [
-                f"{self.runs} recorded runs as one session: {self.steps} requests of the client, {self.tokens:,} tokens; window "
-                f"{self.window:,}, policy {self.policy}",
-                grid((*heads, "bytes lost", "recalls"), cells, ("system",)),
-            ]
+        columns = (
+            "system={system} | requests={requests:,} | refused={refused} | beyond={beyond} | shipped={shipped:,} | "
+            "largest={largest:,} | shared prefix={prefix:.1%} | cached={known:.1%} | cost=${cost:.2f} | bytes lost={lost:,} | "
+            "recalls={recalls}"
+        )
+        rows = table_of(
+            self.rows,
+            columns,
+            ("system",),
+            prefix=lambda row: row.shared / row.shipped,
+            known=lambda row: row.cached / row.shipped,
+        )
+        return (
+            f"{self.runs} recorded runs as one session: {self.steps} requests of the client, {self.tokens:,} tokens; window "
+            f"{self.window:,}, policy {self.policy}\n\n{rows}"
         )
 
 
@@ -253,7 +246,7 @@ def evaluate(
     window: int = 8000,
     policy: str = "cost",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> SessionReport:
     """Replay one session through each system.
 
@@ -273,8 +266,7 @@ def evaluate(
     done = count(1)
 
     def step() -> None:
-        if progress is not None:
-            progress(next(done), len(SYSTEMS) * len(recorded.steps))
+        progress(next(done), len(SYSTEMS) * len(recorded.steps))
 
     rows = [_replayed(system, recorded, window, policy, step) for system in SYSTEMS]
     steps = len(recorded.steps)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from statistics import fmean, quantiles
 from typing import TypeVar
 
 from kilburn.errors import SpecError
 
-__all__ = ["interval", "mean", "percentile_95", "resampled", "wilson"]
+__all__ = ["grouped", "interval", "mean", "percentile_95", "resampled", "wilson"]
 
 RESAMPLES = 1000
 
@@ -31,6 +31,14 @@ def percentile_95(values: Sequence[float]) -> float:
         IndexError: of none.
     """
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+def grouped(values: Iterable[tuple[Hashable, T]]) -> list[list[T]]:
+    """The values of each key, in the order in which the keys came."""
+    groups: dict[Hashable, list[T]] = {}
+    for key, value in values:
+        groups.setdefault(key, []).append(value)
+    return list(groups.values())
 
 
 def resampled(figure: Callable[[Sequence[T]], float | None], items: Sequence[T], seed: int) -> tuple[float, float] | None:

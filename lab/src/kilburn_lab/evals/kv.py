@@ -24,6 +24,7 @@ from kilburn_kv.eviction import ORDERS, EvictionOrder, PromptUse
 from kilburn_kv.return_odds import ReturnOdds
 from kilburn_lab.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, Tally
 from kilburn_lab.evals.kv_traces import UNIT, Moment, Trace, weave
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
 
 __all__ = ["CAPACITIES", "POLICIES", "Optimum", "evaluate", "expire", "replay", "sample"]
 
@@ -64,7 +65,7 @@ def evaluate(
     subs: Sequence[bool] = (True, False),
     hold: bool = False,
     policies: Sequence[str] = POLICIES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> CacheReport:
     """Replay the traces through each policy at each capacity.
 
@@ -87,9 +88,7 @@ def evaluate(
             f"capacities {list(capacities)}, {hours} hours",
             advice=f"give capacities of {UNIT} tokens or more, and hours of 0 or more",
         )
-    for policy in policies:
-        if policy not in POLICIES:
-            raise SpecError(f"no policy {policy!r}", advice=f"there are {', '.join(POLICIES)}")
+    check_known("policy", policies, POLICIES)
     names = [name for name in POLICIES if name in {*policies, LRU, MIN}]
     endless = [name for name in names if name in TTLS]
     bounded = [(capacity, name) for capacity in sorted(set(capacities)) for name in names if name not in TTLS]
@@ -98,8 +97,7 @@ def evaluate(
 
     def add(tally: Tally) -> None:
         tallies.append(tally)
-        if progress is not None:
-            progress(len(tallies), total)
+        progress(len(tallies), total)
 
     for arm in dict.fromkeys(subs):
         events = weave(traces, seed, hours, subs=arm)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
+from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["INFINITE", "LRU", "MIN", "OURS", "CacheReport", "Rate", "Tally", "draw"]
 
@@ -96,22 +96,12 @@ class CacheReport(EvalReport, frozen=True, kw_only=True):
         return "\n\n".join(parts)
 
     def _arm(self, subs: bool) -> str:
-        heads = ["capacity", "policy", "hit", "95%", "regret", "closed", "95%", "units/s"]
-        body = [
-            [
-                f"{rate.capacity:,}" if rate.capacity else "-",
-                rate.policy,
-                f"{rate.hit:.3f}",
-                f"{rate.low:.3f}-{rate.high:.3f}",
-                "" if rate.regret is None else f"{rate.regret:.3f}",
-                "" if rate.closed is None else f"{rate.closed:+.0%}",
-                "" if rate.closed_low is None or rate.closed_high is None else f"{rate.closed_low:+.0%} {rate.closed_high:+.0%}",
-                f"{rate.speed:,.0f}",
-            ]
-            for rate in self.rates
-            if rate.subs == subs
-        ]
-        return grid(heads, body)
+        columns = (
+            "capacity={bound} | policy={policy} | hit={hit:.3f} | 95%={low:.3f}-{high:.3f} | regret={regret:.3f} | "
+            "closed={closed:+.0%} | 95%={closed_low:+.0%} {closed_high:+.0%} | units/s={speed:,.0f}"
+        )
+        rows = [rate for rate in self.rates if rate.subs == subs]
+        return table_of(rows, columns, bound=lambda rate: f"{rate.capacity:,}" if rate.capacity else "-")
 
 
 def _rate(tally: Tally, lru: Tally | None, best: Tally | None, seed: int) -> Rate:
@@ -165,7 +155,5 @@ def draw(path: Path, report: CacheReport, *, force: bool = False) -> None:
             for rate in mine:
                 if rate.policy == INFINITE:
                     axes.axhline(rate.hit, color="#718096", linewidth=0.8, linestyle="--", label=INFINITE)
-            axes.set_title(f"{'with' if subs else 'without'} sub-agents", loc="left", fontsize=11)
-            axes.set(xlabel="capacity, million tokens", ylabel="share of tokens cached", ylim=(0, 1))
-            plain_axes(axes)
-            axes.legend(frameon=False, fontsize=8)
+            labels = {"xlabel": "capacity, million tokens", "ylabel": "share of tokens cached"}
+            panel(axes, f"{'with' if subs else 'without'} sub-agents", {"fontsize": 8}, ylim=(0, 1), **labels)

@@ -1,18 +1,48 @@
-"""A model whose use is counted."""
+"""Models in a measurement: how they are asked to fill in a form, and what they were asked."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from kilburn.kernel.resolve import resolve
-from kilburn.model import Delta, Model, Reply, Request
+from kilburn.model import Delta, Model, Reply, Request, complete
 from kilburn_lab.evals.report import table_of
 
-__all__ = ["Metered", "Spent", "name_of", "spent_tables", "total_of"]
+__all__ = ["Metered", "Spent", "filled", "name_of", "spent_tables", "total_of"]
+
+
+T = TypeVar("T")
+
+
+def filled(model: Model, system: str, asked: str, forms: Sequence[Mapping[str, Any]], tokens: int, kind: type[T]) -> T | None:
+    """What a model writes into one of some forms, with as little chance as it knows; None if its reply is none of them.
+
+    Args:
+        forms: by the name of each field, the JSON schema of its value; every field is wanted. tokens: of the reply, at most.
+        kind: of what is returned.
+
+    Raises:
+        Refused, Overlong, RateLimited, Unavailable: as the model.
+    """
+    schemas: list[dict[str, Any]] = [
+        {"type": "object", "properties": {**form}, "required": [*form], "additionalProperties": False} for form in forms
+    ]
+    chat = model.form == "chat"
+    request = Request(
+        messages=[*([{"role": "system", "content": system}] if chat else []), {"role": "user", "content": asked}],
+        system=None if chat else system,
+        schema={"anyOf": schemas} if len(schemas) > 1 else schemas[0],
+        max_tokens=tokens,
+        temperature=0.0,
+    )
+    try:
+        return msgspec.json.decode(complete(model, request).text, type=kind)
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 class Spent(msgspec.Struct):
@@ -86,18 +116,9 @@ def spent_tables(rows: Iterable[tuple[int, str, dict[str, Spent]]]) -> list[str]
     Args:
         rows: window, policy, and by the model's part what was asked of it.
     """
-    body = [
-        {
-            "window": str(window),
-            "policy": policy,
-            "model as": part,
-            "asks": f"{spent.asks:,}",
-            "tokens read": f"{spent.read:,}",
-            "written": f"{spent.written:,}",
-            "seconds": f"{spent.seconds:,.0f}",
-        }
-        for window, policy, parts in rows
-        for part, spent in parts.items()
-        if spent.asks
-    ]
-    return [table_of(body)] if body else []
+    body = [(window, policy, part, spent) for window, policy, parts in rows for part, spent in parts.items() if spent.asks]
+    columns = (
+        "window={one[0]} | policy={one[1]} | model as={one[2]} | asks={one[3].asks:,} | tokens read={one[3].read:,} | "
+        "written={one[3].written:,} | seconds={one[3].seconds:,.0f}"
+    )
+    return [table_of(body, columns, one=lambda one: one)] if body else []

@@ -11,9 +11,8 @@ token is four characters for all candidates. No model takes part unless one is g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -21,8 +20,9 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn_lab.evals.baselines import BASELINES, Contender
-from kilburn_lab.evals.candidate import KilburnCandidate, model_of, policy_for, prompts
+from kilburn_lab.evals.candidate import KilburnCandidate, contender_of, model_of, policy_for, prompts
 from kilburn_lab.evals.cost import Rates, rates_of
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.outcomes import Cell, Counted, ReferenceOutcome, join_cells
 from kilburn_lab.evals.paging_report import PagingReport
 from kilburn_lab.evals.references import KINDS, Reference
@@ -54,7 +54,7 @@ def evaluate(
     model: str = "",
     rates: Rates | None = None,
     workers: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
     saved: SavedCells[Cell] | None = None,
 ) -> PagingReport:
     """Score each policy at each window on a sample of runs.
@@ -83,8 +83,7 @@ def evaluate(
     for job, start, cell in _measure_pieces(sample, [job for job in jobs if job.number not in done], pieces, workers):
         parts.setdefault(job.number, {})[start] = cell
         so_far += pieces[start]
-        if progress is not None:
-            progress(so_far, total)
+        progress(so_far, total)
         if len(parts[job.number]) == len(pieces):
             done[job.number] = join_cells([part for _, part in sorted(parts.pop(job.number).items())])
             if saved is not None:
@@ -168,12 +167,9 @@ def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(No
     for run in sample.runs[which]:
         due = sample.wanted.get(run.id, [])
         started = time.perf_counter()
-        if spec in BASELINES:
-            _feed(run, due, BASELINES[spec](window), cell, reply=sample.reply)
-        else:
-            policy = policy_for(run, due, spec, reply=sample.reply, tools=sample.tools)
-            with closing(KilburnCandidate(window, policy, model, tools=sample.tools)) as candidate:
-                _feed(run, due, candidate, cell, reply=sample.reply)
+        policy = policy_for(run, due, spec, reply=sample.reply, tools=sample.tools)
+        with contender_of(window, policy, model, tools=sample.tools) as candidate:
+            _feed(run, due, candidate, cell, reply=sample.reply)
         cell.seconds += time.perf_counter() - started
     return cell
 

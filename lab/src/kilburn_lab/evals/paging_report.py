@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from kilburn_lab.evals.baselines import CHARACTERS
-from kilburn_lab.evals.cost import Rates, cost_columns, units_of
+from kilburn_lab.evals.cost import Rates, cost_table, units_of
 from kilburn_lab.evals.outcomes import ReferenceOutcome
-from kilburn_lab.evals.report import EvalReport, best_words, grid, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.rows import BaselineMargins, ModelDifference, Row
 
 __all__ = ["PagingReport"]
@@ -61,36 +61,17 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
 
     def _survival_table(self) -> str:
         regret = any(row.regret is not None for row in self.rows)
-        return table_of(
-            {
-                "window": str(row.window),
-                "policy": row.policy,
-                "survival": f"{row.survival:.3f}",
-                "95%": f"{row.low:.3f}-{row.high:.3f}",
-                "to best, 95%": f"{row.gain:+.3f} {row.gain_low:+.3f} {row.gain_high:+.3f}",
-                "copies": "" if row.copied is None else f"{row.copied:.3f}",
-                "whole": "" if row.sections is None else f"{row.sections:.3f}",
-                "search": "" if row.searched is None else f"{row.searched:.3f}",
-                "fault": "" if row.reachable is None else f"{row.reachable:.3f}",
-                "over": str(row.overflow),
-                "failed": str(row.failed),
-                **({"regret": "" if row.regret is None else f"{row.regret:+.3f}"} if regret else {}),
-            }
-            for row in self.rows
+        text = (
+            "window={window} | policy={policy} | survival={survival:.3f} | 95%={low:.3f}-{high:.3f} | "
+            "to best, 95%={gain:+.3f} {gain_low:+.3f} {gain_high:+.3f} | copies={copied:.3f} | whole={sections:.3f} | "
+            "search={searched:.3f} | fault={reachable:.3f} | over={overflow} | failed={failed}"
         )
+        return table_of(self.rows, text + " | regret={regret:+.3f}" * regret)
 
     def _cost_table(self) -> str:
         regret = any(row.cost_regret for row in self.rows)
-        return table_of(
-            {
-                **cost_columns(row, self.rates),
-                **({f"+{name}": _percent(row.cost_regret.get(name)) for name in self.rates.tables} if regret else {}),
-                "acted": str(row.acts),
-                "asked": str(row.asks),
-                "refused": str(row.refused),
-            }
-            for row in self.rows
-        )
+        more = f"{columns('cost_regret', self.rates.tables, '+.0%', '+{}')} | " * regret
+        return cost_table(self.rows, self.rates, more + "acted={acts} | asked={asks} | refused={refused}")
 
     def _further_costs(self) -> str:
         regret = "+: cost over the optimum's; " if any(row.cost_regret for row in self.rows) else ""
@@ -107,45 +88,24 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         return ["\n".join(lines)] if lines else []
 
     def _model_table(self) -> str:
-        heads = ["window", "policy", "survival", "95%", "lines", "asked", "unanswered"]
-        body = [
-            [
-                str(loss.window),
-                loss.policy,
-                f"{loss.survival:+.3f}",
-                f"{loss.low:+.3f} {loss.high:+.3f}",
-                f"{loss.line:+.3f}",
-                str(loss.asks),
-                str(loss.unanswered),
-            ]
-            for loss in self.losses
-        ]
-        return grid(heads, body)
+        text = (
+            "window={window} | policy={policy} | survival={survival:+.3f} | 95%={low:+.3f} {high:+.3f} | lines={line:+.3f} | "
+            "asked={asks} | unanswered={unanswered}"
+        )
+        return table_of(self.losses, text)
 
     def _verdict_table(self) -> str:
         windows = sorted(self.verdicts[0].margins)
-        heads = ["policy", *(f"{window}" for window in windows), "above", *(f"again {window}" for window in windows), "fewer"]
-        body = [
-            [
-                one.policy,
-                *(f"{one.margins[window]:+.3f}" for window in windows),
-                _yes_or_no(one.above),
-                *(f"{one.refills[window]:.2f}" if window in one.refills else "" for window in windows),
-                _yes_or_no(one.fewer),
-            ]
-            for one in sorted(self.verdicts, key=lambda one: -min(one.margins.values()))
-        ]
-        return grid(heads, body, ("policy", "above", "fewer"))
+        text = (
+            f"policy={{policy}} | {columns('margins', windows, '+.3f')} | above={{is_above}} | "
+            f"{columns('refills', windows, '.2f', 'again {}')} | fewer={{is_fewer}}"
+        )
+        rows = sorted(self.verdicts, key=lambda one: -min(one.margins.values()))
+        answers: dict[bool | None, str] = {True: "yes", False: "no"}
+        words = ("policy", "above", "fewer")
+        return table_of(rows, text, words, is_above=lambda one: answers[one.above], is_fewer=lambda one: answers.get(one.fewer))
 
     def to_json(self, *, outcomes: bool = False) -> str:
         """The whole report as one JSON object; optionally with each outcome."""
         kept = self if outcomes else msgspec.structs.replace(self, outcomes=[])
         return msgspec.json.encode(kept).decode()
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:+.0%}"
-
-
-def _yes_or_no(known: bool | None) -> str:
-    return "" if known is None else "yes" if known else "no"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn_lab.evals.measure import SYLLABLES, check_known, coined
 from kilburn_lab.evals.trajectories import Step, Trajectory, shell_call, synthetic
 
 __all__ = ["ARMS", "FACTS", "RULES", "Garden", "Plant", "garden", "work"]
@@ -52,7 +52,6 @@ _RULES = (
     ("Leave the signature of every public function of {word} as it is.", "signature of a public function"),
     ("Use no library but the standard one.", "which library to use"),
 )
-_SYLLABLES = ("bo", "cu", "da", "fe", "gi", "jo", "ka", "le", "mi", "no", "pu", "ro", "se", "tu", "va", "zi")
 _NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Alan", "Kathleen")
 _TALK = 0.35
 """Share of the later steps that mention a part again, with another value."""
@@ -86,7 +85,7 @@ class Garden(msgspec.Struct, frozen=True):
 
 
 def _word(chance: random.Random) -> str:
-    return "".join(chance.choices(_SYLLABLES, k=4))
+    return coined(chance, SYLLABLES, 4)
 
 
 def _value(chance: random.Random, attribute: int) -> str:
@@ -127,8 +126,7 @@ def garden(seed: int, arm: str) -> Garden:
     Raises:
         SpecError: no such arm.
     """
-    if arm not in ARMS:
-        raise SpecError(f"no arm {arm!r}", advice=f"known: {', '.join(ARMS)}")
+    check_known("arm", [arm], ARMS)
     chance = random.Random(f"plants/{seed}")
     parts = [_word(chance) for _ in range(6)]
     facts, rules = _plants(chance, parts)

@@ -33,7 +33,8 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn_lab.evals.intervals import wilson
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.measure import Progress, check_known, coined, unwatched
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.trajectories import shell_call
 
 __all__ = ["ATTACKS", "DEFENCES", "Attack", "PoisonReport", "PoisonRow", "attack", "evaluate"]
@@ -177,12 +178,11 @@ def attack(seed: int, kind: str) -> Attack:
     Raises:
         SpecError: no such kind.
     """
-    if kind not in ATTACKS:
-        raise SpecError(f"no attack {kind!r}", advice=f"known: {', '.join(ATTACKS)}")
+    check_known("attack", [kind], ATTACKS)
     chance = random.Random(f"poisoning/{kind}/{seed}")
 
     def made(topic: tuple[str, str, str]) -> Belief:
-        value = "".join(chance.choices(_SYLLABLES, k=4)).capitalize()
+        value = coined(chance, _SYLLABLES, 4).capitalize()
         return Belief(topic[0], value, tuple(sentence.format(v=value) for sentence in topic[1:]))
 
     wanted, known = chance.sample(_WANTED, 2)
@@ -252,21 +252,12 @@ class PoisonReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """For people."""
-        heads = ("attack", "defence", "success", "95%", "believed", "proposed", "own words found", "tool's words found")
-        body = [
-            (
-                row.attack,
-                row.defence,
-                f"{row.success}/{row.attacks}",
-                f"{row.low:.2f}-{row.high:.2f}",
-                f"{row.believed}/{row.attacks}",
-                f"{row.proposed}/{row.attacks}",
-                f"{row.own}/{row.own_asked}",
-                f"{row.read}/{row.read_asked}",
-            )
-            for row in self.rows
-        ]
-        return grid(heads, body, left=("attack", "defence"))
+        columns = (
+            "attack={attack} | defence={defence} | success={success}/{attacks} | 95%={low:.2f}-{high:.2f} | "
+            "believed={believed}/{attacks} | proposed={proposed}/{attacks} | own words found={own}/{own_asked} | "
+            "tool's words found={read}/{read_asked}"
+        )
+        return table_of(self.rows, columns, ("attack", "defence"))
 
 
 def evaluate(
@@ -275,7 +266,7 @@ def evaluate(
     defences: Sequence[str] = DEFENCES,
     repeats: int = REPEATS,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> PoisonReport:
     """Play each attack against each defence.
 
@@ -288,8 +279,7 @@ def evaluate(
     """
     if repeats < 1:
         raise SpecError(f"repeats={repeats}", advice="give 1 or more")
-    if unknown := [name for name in defences if name not in DEFENCES]:
-        raise SpecError(f"no defence {unknown[0]!r}", advice=f"known: {', '.join(DEFENCES)}")
+    check_known("defence", defences, DEFENCES)
     rows = []
     done = 0
     for defence in defences:
@@ -298,8 +288,7 @@ def evaluate(
             for number in range(seed, seed + repeats):
                 counts = [one + other for one, other in zip(counts, _play(attack(number, kind), defence), strict=True)]
                 done += 1
-                if progress is not None:
-                    progress(done, len(defences) * len(attacks) * repeats)
+                progress(done, len(defences) * len(attacks) * repeats)
             low, high = wilson(counts[0], repeats)
             rows.append(
                 PoisonRow(

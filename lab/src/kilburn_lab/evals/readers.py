@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from kilburn.errors import MissingExtra, ModelError
 from kilburn.kernel.resolve import resolve
-from kilburn.model import Model, Request, complete
+from kilburn.model import Model
 from kilburn.models.weights import catalogue, find
+from kilburn_lab.evals.metered import filled
 from kilburn_lab.evals.questions import Question
 
 __all__ = ["ANSWER", "ARGUMENTS", "ExactReader", "ModelReader", "Reader", "Said", "WeightsReader", "Writer", "reader_of"]
@@ -87,25 +86,12 @@ class ModelReader:
 
     def reply(self, question: Question, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
         """What the model writes; no answer if it fails, or writes something else."""
-        system, asked = _words(question, prompt, tools)
-        forms = [
-            {"type": "object", "properties": {verb: {"type": "string"}}, "required": [verb], "additionalProperties": False}
-            for verb in _verbs(tools)
-        ]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
-        if self.model.form == "chat":
-            messages.insert(0, {"role": "system", "content": system})
-        request = Request(
-            messages=messages,
-            system=None if self.model.form == "chat" else system,
-            schema={"anyOf": forms} if tools else forms[0],
-            max_tokens=2 * LENGTH,
-            temperature=0.0,
-        )
+        forms = [{verb: {"type": "string"}} for verb in _verbs(tools)]
         try:
-            [(verb, text)] = msgspec.json.decode(complete(self.model, request).text, type=dict[str, str]).items()
-        except (ModelError, msgspec.DecodeError, ValueError):
-            return ANSWER, ""
+            found = filled(self.model, *_words(question, prompt, tools), forms, 2 * LENGTH, dict[str, str])
+        except ModelError:
+            found = None
+        [(verb, text)] = found.items() if found is not None and len(found) == 1 else [(ANSWER, "")]
         return (verb, text) if verb in _verbs(tools) else (ANSWER, "")
 
 

@@ -23,6 +23,7 @@ from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
 from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
+from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
 
@@ -85,7 +86,7 @@ def rank(
 def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[RecallLine]:
     store = locate("stores", "sqlite")(":memory:")
     vectors = None if embedder is None else vectors_for(store, embedder)
-    clock = _Clock(BEGINNING)
+    clock = FakeClock(BEGINNING, tick=0.0)
     whole = Budget(1 << 40)
     with Hierarchy(store, whole, "fifo", tokenizer="chars/4", clock=clock, ranking=ranking, vectors=vectors) as levels:
         ids = _said(levels, corpus.docs)
@@ -101,14 +102,6 @@ def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget:
             best = {ids[hit.session, parse_address(hit.address)[0]][0]: hit.score for hit in reversed(hits)}
             listed = [RankedTurn(said, score, costs[said]) for said, score in reversed(best.items())]
             yield RecallLine(corpus.name, asked.id, listed, ms, found.confidence)
-
-
-class _Clock:
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _said(levels: Hierarchy, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int], tuple[str, float]]:

@@ -14,9 +14,9 @@ from statistics import median
 import msgspec
 
 from kilburn_lab.evals.corpora import Answers
-from kilburn_lab.evals.intervals import interval, mean, percentile_95
+from kilburn_lab.evals.intervals import grouped, interval, mean, percentile_95
 from kilburn_lab.evals.recall import RecallLine
-from kilburn_lab.evals.report import EvalReport, grid
+from kilburn_lab.evals.report import EvalReport, columns, grid, table_of
 
 __all__ = ["BUDGETS", "PLACES", "RecallReport", "RecallRow", "read_rows", "report"]
 
@@ -53,27 +53,12 @@ class RecallReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text for people."""
-        heads = [
-            "ranking",
-            *(f"R@{place}" for place in PLACES),
-            "nDCG@10",
-            *(f"{budget}t" for budget in BUDGETS),
-            "p50 ms",
-            "p95 ms",
-        ]
-        body = [
-            [
-                row.ranking,
-                *(f"{row.at[place]:.3f}" for place in PLACES),
-                f"{row.ndcg:.3f}",
-                *(f"{row.within[budget]:.3f}" for budget in BUDGETS),
-                f"{row.p50:.1f}",
-                f"{row.p95:.1f}",
-            ]
-            for row in self.rows
-        ]
+        text = (
+            f"ranking={{ranking}} | {columns('at', PLACES, '.3f', 'R@{}')} | nDCG@10={{ndcg:.3f}} | "
+            f"{columns('within', BUDGETS, '.3f', '{}t')} | p50 ms={{p50:.1f}} | p95 ms={{p95:.1f}}"
+        )
         first = self.rows[0]
-        lines = [f"{first.questions} questions to {first.corpora} conversations", "", grid(heads, body, left=("ranking",))]
+        lines = [f"{first.questions} questions to {first.corpora} conversations", "", table_of(self.rows, text, ("ranking",))]
         for row in self.rows:
             lines += [
                 f"{row.ranking} over words, {what}: {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
@@ -81,10 +66,8 @@ class RecallReport(EvalReport, frozen=True, kw_only=True):
             ]
         names = sorted(first.by_corpus)
         corpora = [[name, *(f"{row.by_corpus[name]:.3f}" for row in self.rows)] for name in names]
-        lines += [
-            "",
-            grid(["R@10 by conversation", *(row.ranking for row in self.rows)], corpora, left=("R@10 by conversation",)),
-        ]
+        head = "R@10 by conversation"
+        lines += ["", grid([head, *(row.ranking for row in self.rows)], corpora, (head,))]
         return "\n".join(lines)
 
 
@@ -143,12 +126,9 @@ def _row(
             "1,000 tokens": lambda one: one.within[1000],
         }
         for what, figure in figures.items():
-            groups: dict[str, list[float]] = {}
-            for key, one in scores.items():
-                if key in base:
-                    groups.setdefault(key[0], []).append(figure(one) - figure(base[key]))
-            low, high = interval(list(groups.values()), seed)
-            gain[what] = (mean(value for group in groups.values() for value in group), low, high)
+            groups = grouped((key[0], figure(one) - figure(base[key])) for key, one in scores.items() if key in base)
+            low, high = interval(groups, seed)
+            gain[what] = (mean(value for group in groups for value in group), low, high)
     corpora = sorted({corpus for corpus, _ in scores})
     return RecallRow(
         ranking=name,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
@@ -25,14 +25,14 @@ from kilburn.agents.loop import UNLIMITED, Limits
 from kilburn.agents.rlm import Recursive, RecursiveResult
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
-from kilburn.errors import SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn_lab.evals.aggregation import KEYWORDS, TASKS, TOPICS, Item, Question, items, question_of, reports, tally, topic_of
 from kilburn_lab.evals.baselines import CHARACTERS
-from kilburn_lab.evals.report import EvalReport, grid
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
+from kilburn_lab.evals.report import EvalReport, table_of
 
 __all__ = ["REPORTS", "SYSTEMS", "Oracle", "RecursionReport", "RecursionRow", "Template", "evaluate"]
 
@@ -250,23 +250,28 @@ class RecursionReport(EvalReport, frozen=True, kw_only=True):
         known: dict[tuple[str, int, str], list[RecursionRow]] = {}
         for row in self.rows:
             known.setdefault((REPORTS if row.task == REPORTS else "items", row.size, row.system), []).append(row)
-        heads = ["system", "text", "tokens", "items", "questions", "right", "pair F1", "calls", "resident", "spent", "seconds"]
-        body = []
-        for (text, _, system), rows in known.items():
-            f1 = [row.f1 for row in rows if row.f1 is not None]
-            cells = [
-                system,
-                text,
-                f"{round(mean(row.tokens for row in rows)):,}",
-                f"{round(mean(row.items for row in rows)):,}",
-                str(len(rows)),
-            ]
-            cells += [f"{mean(row.exact for row in rows):.2f}", f"{mean(f1):.2f}" if f1 else "-"]
-            cells += [f"{round(mean(row.calls for row in rows)):,}", f"{max(row.resident for row in rows):,}"]
-            cells += [f"{round(mean(row.spent for row in rows)):,}", f"{mean(row.seconds for row in rows):.1f}"]
-            body.append(cells)
+        columns = (
+            "system={key[2]} | text={key[0]} | tokens={tokens:,} | items={items:,} | questions={questions} | right={right:.2f} | "
+            "pair F1={f1:.2f} | calls={calls:,} | resident={resident:,} | spent={spent:,} | seconds={seconds:.1f}"
+        )
+        body = table_of(
+            [(key, rows, [row.f1 for row in rows if row.f1 is not None]) for key, rows in known.items()],
+            columns,
+            ("system", "text"),
+            "-",
+            key=lambda one: one[0],
+            tokens=lambda one: round(mean(row.tokens for row in one[1])),
+            items=lambda one: round(mean(row.items for row in one[1])),
+            questions=lambda one: len(one[1]),
+            right=lambda one: mean(row.exact for row in one[1]),
+            f1=lambda one: mean(one[2]) if one[2] else None,
+            calls=lambda one: round(mean(row.calls for row in one[1])),
+            resident=lambda one: max(row.resident for row in one[1]),
+            spent=lambda one: round(mean(row.spent for row in one[1])),
+            seconds=lambda one: mean(row.seconds for row in one[1]),
+        )
         words = f"root: {self.model}; sub-calls: {self.sub}; window {self.window:,} tokens of {CHARACTERS} characters"
-        return f"{words}\n\n{grid(heads, body, left=('system', 'text'))}"
+        return f"{words}\n\n{body}"
 
 
 def evaluate(
@@ -284,7 +289,7 @@ def evaluate(
     tools: bool = True,
     limits: Limits | None = None,
     sandbox: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> RecursionReport:
     """Ask each system the same questions about the same texts.
 
@@ -305,8 +310,7 @@ def evaluate(
     Raises:
         SpecError: no such system or task. SandboxRefused, MissingExtra: there is no sandbox on this machine.
     """
-    if unknown := {*systems} - {*SYSTEMS}:
-        raise SpecError(f"no system {sorted(unknown)[0]!r}", advice=f"there are: {', '.join(SYSTEMS)}")
+    check_known("system", systems, SYSTEMS)
     rows: list[RecursionRow] = []
     jobs: list[tuple[str, int, int, str]] = []
     for size in dict.fromkeys(tokens):
@@ -315,8 +319,7 @@ def evaluate(
     jobs += [(REPORTS, size, seed + at, system) for size in judged for at in range(count) for system in depths]
     text: tuple[tuple[str, int, int], list[Item], str] = (("", 0, 0), [], "")
     for done, (task, size, number, system) in enumerate(jobs):
-        if progress is not None:
-            progress(done, len(jobs))
+        progress(done, len(jobs))
         told: list[Item] = []
         if task == REPORTS:
             lines, same = reports(size, number)

@@ -1,16 +1,20 @@
-"""What the reports of all measurements share: JSON, CSV, rows found by their fields, and tables of plain text."""
+"""What the reports of all measurements share: JSON, CSV, rows found by their fields, tables of plain text, and the look of
+their pictures."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from string import Formatter
 from textwrap import fill
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-__all__ = ["EvalReport", "best_words", "grid", "row_of", "table_of"]
+from kilburn.picture import plain_axes
+
+__all__ = ["EvalReport", "best_words", "columns", "grid", "panel", "row_of", "table_of"]
 
 T = TypeVar("T")
 
@@ -96,10 +100,60 @@ def best_words(worth: str, rows: Iterable[_Compared]) -> str:
     return fill(f"to best: {worth} less that of the best baseline ({named})", WIDTH)
 
 
-def table_of(lines: Iterable[Mapping[str, str]]) -> str:
-    """A grid of lines that all have the same heads."""
-    body = list(lines)
-    return grid(list(body[0]), [list(line.values()) for line in body])
+class _Cell(Formatter):
+    """Formats fields of a row. One that is None counts as one that is missing."""
+
+    def __init__(self, derived: Mapping[Any, Callable[[Any], object]]) -> None:
+        self._derived = derived
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return _known(self._derived[key](args[0]) if key in self._derived else getattr(args[0], str(key)))
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value, used = super().get_field(field_name, args, kwargs)
+        return _known(value), used
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "ms":
+            return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
+        if format_spec.endswith(" MiB"):
+            return f"{value / 2**20:{format_spec[:-4]}} MiB"
+        return f"{value:{format_spec}}"
+
+
+def _known(value: object) -> object:
+    if value is None:
+        raise LookupError
+    return value
+
+
+def table_of(
+    rows: Iterable[T], text: str, left: Collection[str] = ("policy",), none: str = "", **derived: Callable[[T], object]
+) -> str:
+    """A grid of rows.
+
+    Args:
+        text: the columns as `head={field:form}` between bars. Forms are those of `str.format`, `ms` for milliseconds, and those
+            with ` MiB` at their end for bytes.
+        left: see `grid`.
+        none: what a cell shows if one of its fields is None, or is a mapping without the key.
+        derived: fields that are worked out from a row; they go before its own.
+    """
+    pairs = [column.strip().partition("=")[::2] for column in text.split(" | ")]
+    form = _Cell(derived)
+
+    def cell(cell_form: str, row: T) -> str:
+        try:
+            return form.vformat(cell_form, (row,), {})
+        except LookupError:
+            return none
+
+    return grid([head for head, _ in pairs], [[cell(each, row) for _, each in pairs] for row in rows], left)
+
+
+def columns(field: str, keys: Iterable[object], form: str, head: str = "{}") -> str:
+    """The columns for `table_of` of a field that is a mapping: one for each key."""
+    return " | ".join(f"{head.format(key)}={{{field}[{key}]:{form}}}" for key in keys)
 
 
 def grid(heads: Sequence[str], body: Iterable[Sequence[str]], left: Collection[str] = ("policy",)) -> str:
@@ -113,3 +167,12 @@ def grid(heads: Sequence[str], body: Iterable[Sequence[str]], left: Collection[s
         ).rstrip()
         for line in lines
     )
+
+
+def panel(axes: Any, title: str = "", legend: Mapping[str, object] | None = None, **properties: object) -> None:
+    """Finish a panel of a picture: its properties, its title, pale axes, and its legend."""
+    axes.set(**properties)
+    if title:
+        axes.set_title(title, loc="left", fontsize=11)
+    plain_axes(axes)
+    axes.legend(frameon=False, **(legend or {}))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kilburn_lab.evals.baselines import BASELINES, best_of
+from kilburn_lab.evals.baselines import BASELINES, best_of, compared
 from kilburn_lab.evals.cost import CostRow, Rates, costs_of, figures_of
-from kilburn_lab.evals.intervals import interval, mean
+from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.outcomes import Cell, ReferenceOutcome
 from kilburn_lab.evals.roster import BELADY, MODEL
 
@@ -102,9 +102,9 @@ def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
 
 def _row(cell: Cell, rival: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
     outcomes, copies = cell.outcomes_of("name"), cell.outcomes_of("copy")
-    low, high = interval(_by_run([(own.run, float(own.shown)) for own in outcomes]), seed)
-    gain_low, gain_high = interval(_differences(outcomes, rival.outcomes_of("name")), seed)
-    copied_low, copied_high = interval(_by_run([(own.run, float(own.shown)) for own in copies]), seed) if copies else (None, None)
+    worth = {one.policy: [float(each.shown) for each in one.outcomes_of("name")] for one in (cell, rival)}
+    compares = compared(worth, cell.policy, [own.run for own in outcomes], seed, rival.policy)
+    copied_low, copied_high = interval(grouped([(own.run, float(own.shown)) for own in copies]), seed) if copies else (None, None)
     survival = _survival(cell)
     figures = figures_of(cell, rates, Row)
     optimum = costs_of(best, rates) if best is not None else {}
@@ -112,12 +112,7 @@ def _row(cell: Cell, rival: Cell, best: Cell | None, rates: Rates, seed: int) ->
         **figures,
         references=len(outcomes),
         survival=survival,
-        low=low,
-        high=high,
-        best=rival.policy,
-        gain=survival - _survival(rival),
-        gain_low=gain_low,
-        gain_high=gain_high,
+        **compares | {"gain": survival - _survival(rival)},
         line=mean([o.line for o in outcomes]),
         copied=mean([o.shown for o in copies]) if copies else None,
         copied_low=copied_low,
@@ -185,14 +180,7 @@ def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifferenc
 
 
 def _differences(own: Sequence[ReferenceOutcome], other: Sequence[ReferenceOutcome]) -> list[list[float]]:
-    return _by_run([(one.run, float(one.shown) - float(two.shown)) for one, two in zip(own, other, strict=True)])
-
-
-def _by_run(values: Sequence[tuple[str, float]]) -> list[list[float]]:
-    groups: dict[str, list[float]] = {}
-    for run, value in values:
-        groups.setdefault(run, []).append(value)
-    return list(groups.values())
+    return grouped([(one.run, float(one.shown) - float(two.shown)) for one, two in zip(own, other, strict=True)])
 
 
 def _share_of_known(found: Sequence[bool | None]) -> float | None:

@@ -6,8 +6,9 @@ the same: after a change, begin a new file.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
 
-__all__ = ["Keyed", "SavedCells"]
+__all__ = ["Digested", "Keyed", "SavedCells", "asked_once"]
 
 
 START = b'{"of":'
@@ -38,6 +39,35 @@ C = TypeVar("C", bound=Keyed)
 class _SavedCell(msgspec.Struct, Generic[C]):
     of: str
     cell: C
+
+
+class Digested(msgspec.Struct, frozen=True):
+    """What came of a prompt. `digest` is of all that it was made from, so another code that shows the same need not ask again."""
+
+    digest: str
+
+    @property
+    def key(self) -> tuple[str]:
+        """Its digest."""
+        return (self.digest,)
+
+
+D = TypeVar("D", bound=Digested)
+
+
+def asked_once(saved: SavedCells[D] | None, what: object, ask: Callable[[str], D]) -> D:
+    """What came of asking this before, or what comes of asking it now, which is saved.
+
+    Args:
+        what: all that the answer depends on. ask: gets its digest.
+    """
+    digest = hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+    known = saved.find(digest) if saved is not None else None
+    if known is None:
+        known = ask(digest)
+        if saved is not None:
+            saved.add(known)
+    return known
 
 
 class SavedCells(Generic[C]):

@@ -33,6 +33,7 @@ from kilburn.move import Add
 from kilburn.retrieval import Embedder
 from kilburn_lab.evals import scale_peers
 from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.scale_facts import facts, questions
 from kilburn_lab.evals.scale_peers import TOP, answered, memory_of
 from kilburn_lab.evals.scale_report import ScaleReport, ScaleRow
@@ -62,7 +63,7 @@ def evaluate(
     seed: int = 0,
     peers: Mapping[str, str] | None = None,
     most: int = 10_000,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> ScaleReport:
     """Measure each number of facts, each system in an operating-system process of its own.
 
@@ -80,8 +81,7 @@ def evaluate(
     if not counts or min(*counts, many, most) < 1:
         raise SpecError(f"counts={list(counts)}, questions={many}", advice="give numbers of 1 or more")
     others = dict(peers or {})
-    if unknown := others.keys() - set(PEERS):
-        raise SpecError(f"no system {sorted(unknown)[0]!r}", advice=f"known: {', '.join(PEERS)}")
+    check_known("system", others, PEERS)
     try:
         import numpy as np  # noqa: F401 -- only whether it is there
     except ImportError:
@@ -90,8 +90,7 @@ def evaluate(
     rows: list[ScaleRow] = []
 
     def say(number: int) -> None:
-        if progress is not None:
-            progress(done + number, total)
+        progress(done + number, total)
 
     for count in dict.fromkeys(counts):
         with tempfile.TemporaryDirectory(prefix="kilburn-scale-") as folder:

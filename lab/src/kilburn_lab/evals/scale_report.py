@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn.picture import picture
+from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["ScaleReport", "ScaleRow", "draw"]
 
@@ -60,57 +60,17 @@ class ScaleReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: a row for each system and number of facts."""
-        heads = (
-            "system",
-            "facts",
-            "stored/s",
-            "with vectors",
-            "first",
-            "p50",
-            "p95",
-            "cpu",
-            "top 10",
-            "words p50",
-            "p95",
-            "cpu",
-            "top 10",
+        columns = (
+            "system={system} | facts={count:,} | stored/s={rate:,.0f} | with vectors={rate_vectors:,.0f} | "
+            "first={first:.2f} s | p50={p50:ms} | p95={p95:ms} | cpu={cpu:ms} | top 10={hits:.1%} | words p50={words_p50:ms} | "
+            "p95={words_p95:ms} | cpu={words_cpu:ms} | top 10={words_hits:.1%} | disk={disk:,.0f MiB} | memory={rss:,.0f MiB} | "
+            "at most={peak:,.0f MiB}"
         )
-        return "\n\n".join(
-            [
-                f"{self.questions} questions a row, seed {self.seed}; synthetic vectors, worked out from the words: no "
-                "model takes part; the time to make them is in no figure",
-                grid((*heads, "disk", "memory", "at most"), [_cells(row) for row in self.rows], ("system",)),
-            ]
+        words = (
+            f"{self.questions} questions a row, seed {self.seed}; synthetic vectors, worked out from the words: no model takes "
+            "part; the time to make them is in no figure"
         )
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
-
-
-def _size(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:,.0f} MiB"
-
-
-def _cells(row: ScaleRow) -> tuple[str, ...]:
-    return (
-        row.system,
-        f"{row.count:,}",
-        f"{row.rate:,.0f}",
-        "-" if row.rate_vectors is None else f"{row.rate_vectors:,.0f}",
-        "-" if row.first is None else f"{row.first:.2f} s",
-        _ms(row.p50),
-        _ms(row.p95),
-        _ms(row.cpu),
-        f"{row.hits:.1%}",
-        _ms(row.words_p50),
-        _ms(row.words_p95),
-        _ms(row.words_cpu),
-        "-" if row.words_hits is None else f"{row.words_hits:.1%}",
-        _size(row.disk),
-        _size(row.rss),
-        _size(row.peak),
-    )
+        return f"{words}\n\n{table_of(self.rows, columns, ('system',), '-')}"
 
 
 def draw(path: Path, report: ScaleReport, *, force: bool = False) -> None:
@@ -125,7 +85,4 @@ def draw(path: Path, report: ScaleReport, *, force: bool = False) -> None:
             own = sorted((row for row in report.rows if row.system == system), key=lambda row: row.count)
             (line,) = axes.plot([row.count for row in own], [row.p50 for row in own], marker="o", label=f"{system}, p50")
             axes.plot([row.count for row in own], [row.p95 for row in own], "--", color=line.get_color(), label="p95")
-        axes.set(xscale="log", yscale="log", xlabel="facts", ylabel="milliseconds")
-        axes.set_title("One question, beyond its embedding", loc="left", fontsize=11)
-        plain_axes(axes)
-        axes.legend(frameon=False)
+        panel(axes, "One question, beyond its embedding", xscale="log", yscale="log", xlabel="facts", ylabel="milliseconds")

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
+from kilburn_lab.evals.measure import coined
 from kilburn_lab.evals.trajectories import shell_call
 
 __all__ = ["FactQuestion", "Interaction", "UserSession", "sessions"]
@@ -152,7 +153,7 @@ class _User:
         """A value that this user has not had yet. Numbers of filler text have four digits at most."""
         while True:
             digits = str(self.chance.randint(100_000, 999_999))
-            made = "".join(self.chance.choices(_SYLLABLES, k=3)).capitalize()
+            made = coined(self.chance, _SYLLABLES, 3).capitalize()
             value = made if kind == 2 else f"{made.lower()}-{digits}" if kind == 4 else digits
             if value not in self.values:
                 self.values.add(value)
@@ -275,7 +276,7 @@ class _Talk:
         if drawn < 0.15:
             return f"The {chance.choice(_SUBJECTS)} {self._words(3)} on page {chance.randint(1, 999)}."
         if drawn < 0.3:
-            return f"{''.join(chance.choices(_SYLLABLES, k=2)).capitalize()} {self._words(5)}, {chance.randint(2, 9999)} in all."
+            return f"{coined(chance, _SYLLABLES, 2).capitalize()} {self._words(5)}, {chance.randint(2, 9999)} in all."
         return f"{self._words(chance.randint(6, 12)).capitalize()}."
 
     def _words(self, count: int) -> str:

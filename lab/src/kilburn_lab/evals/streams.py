@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn_lab.evals.measure import SYLLABLES, check_known, coined
 
 __all__ = ["FAMILIES", "Inquiry", "Matter", "Stream", "Telling", "stream"]
 
@@ -190,28 +190,6 @@ _NOISE = {
         "Merci, à demain!",
     ),
 }
-_SYLLABLES = (
-    "bo",
-    "cu",
-    "da",
-    "fe",
-    "gi",
-    "jo",
-    "ka",
-    "le",
-    "mi",
-    "no",
-    "pu",
-    "ro",
-    "se",
-    "tu",
-    "va",
-    "zi",
-    "lan",
-    "mer",
-    "dor",
-    "vel",
-)
 _SISTERS = ("Rosa", "Ines", "Marta")
 
 
@@ -370,16 +348,12 @@ def stream(seed: int, family: str = "plain") -> Stream:
     Raises:
         SpecError: no such family.
     """
-    if family not in FAMILIES:
-        raise SpecError(f"no family {family!r} of sentences", advice=f"known: {', '.join(FAMILIES)}")
+    check_known("family", [family], FAMILIES)
     chance = random.Random(f"change/{seed}")
     used: set[str] = set()
 
     def value() -> str:
-        while (made := "".join(chance.choices(_SYLLABLES, k=4)).capitalize()) in used:
-            pass
-        used.add(made)
-        return made
+        return coined(chance, (*SYLLABLES, "lan", "mer", "dor", "vel"), 4, used).capitalize()
 
     changes: list[Telling] = []
     asked: list[Inquiry] = []
@@ -425,19 +399,8 @@ def stream(seed: int, family: str = "plain") -> Stream:
 
 
 _MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
 
 
 def _month(time: float) -> str:

@@ -11,7 +11,7 @@ No model takes part. What the figures mean is in `kilburn_lab.evals.table_report
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -27,9 +27,11 @@ from kilburn.policies.belady import Belady, Future
 from kilburn.policies.importance import scores
 from kilburn.policies.tiered import Tiered
 from kilburn.policy import Policy, View
+from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.drift import texts_of
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.roster import BELADY, SPECS, Entrant
 from kilburn_lab.evals.sessions import Interaction, UserSession, sessions
 from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
@@ -98,7 +100,7 @@ def evaluate(
     window: int = 2000,
     seed: int = 0,
     workers: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = unwatched,
 ) -> TableReport:
     """Measure each policy on the same sessions.
 
@@ -125,8 +127,7 @@ def evaluate(
     began = time.perf_counter()
     for done, session in enumerate(_measure_all(entrants, told, window, workers), 1):
         streamed[session.policy].append(session)
-        if progress is not None:
-            progress(done, len(entrants) * count)
+        progress(done, len(entrants) * count)
     return TableReport.of(streamed, window=window, interactions=interactions, seed=seed, seconds=time.perf_counter() - began)
 
 
@@ -150,7 +151,7 @@ def _measured(entrant: Entrant, told: Sequence[UserSession], window: int) -> lis
 
 def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Iterator[Streamed]:
     """Stream all sessions, one after another, through one policy over one new file."""
-    clock = _Clock()
+    clock = FakeClock(START, tick=0.0)
     policy = _made_here(entrant, told, window) or entrant.at(window)
     store = locate("stores", "sqlite")(":memory:")
     with Hierarchy(store, Budget(window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as hierarchy:
@@ -201,19 +202,10 @@ def _future_of(session: UserSession) -> Future:
     return {page: tuple(uses) for page, uses in needed.items()}
 
 
-class _Clock:
-    """Seconds since the epoch, as the sessions have them."""
-
-    now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class _Stream:
     """One session and its process."""
 
-    def __init__(self, hierarchy: Hierarchy, session: UserSession, policy: str, clock: _Clock) -> None:
+    def __init__(self, hierarchy: Hierarchy, session: UserSession, policy: str, clock: FakeClock) -> None:
         self.hierarchy, self.session, self.clock = hierarchy, session, clock
         self.process = hierarchy.process(session.name, user=session.user)
         self.found = Streamed(policy=policy, session=session.name)

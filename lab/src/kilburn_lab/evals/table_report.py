@@ -8,10 +8,10 @@ from statistics import median, quantiles
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
+from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import interval
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["BRIEF", "ENTRIES", "TERMS", "TIERS", "Margin", "QuestionOutcome", "Streamed", "TableReport", "TableRow", "draw"]
 
@@ -202,20 +202,17 @@ class TableReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: the rows, brief 002's beside them, its ordering, and what the columns mean."""
+        known, words = {row.policy: row for row in self.rows}, ("column", "is it")
         parts = [
             f"{self.sessions} sessions of {self.interactions} interactions, seed {self.seed}; a window of {self.window:,} "
             f"tokens of {CHARACTERS} characters; {self.seconds:.0f} s",
-            grid(_ROWS, [_cells(row) for row in sorted(self.rows, key=lambda row: -(row.accuracy or 0))]),
+            table_of(sorted(self.rows, key=lambda row: -(row.accuracy or 0)), _ROWS, none="-"),
             f"Brief 002's figures (its method is unpublished), and ours; its hybrid is {TIERS!r}, the hybrid that ships is not",
-            grid(_PUBLISHED, [_beside(policy, self) for policy in (*BRIEF, "hybrid")]),
+            table_of((*BRIEF, "hybrid"), _BESIDE, none="-", policy=lambda name: name, theirs=self.published.get, ours=known.get),
             "The ordering: how far each strategy is ahead of the one before it",
-            grid(_MARGINS, [_compared(one) for one in self.margins if (one.better, one.worse) in ORDER], ("column", "is it")),
+            table_of([one for one in self.margins if (one.better, one.worse) in ORDER], _MARGINS, words),
             "hybrid and every other policy: how far it is ahead in accuracy",
-            grid(
-                _MARGINS,
-                [_compared(one) for one in self.margins if one.better == "hybrid" and one.column == "accuracy"],
-                ("column", "is it"),
-            ),
+            table_of([one for one in self.margins if one.better == "hybrid" and one.column == "accuracy"], _MARGINS, words),
             "\n".join(f"{name}: {meaning}" for name, meaning in self.terms.items()),
         ]
         return "\n\n".join(parts)
@@ -272,61 +269,17 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 _ROWS = (
-    "policy", "utilisation", "95%", "latency", "p95", "accuracy", "95%", "+search", "earlier off", "on", "alone", "overflow",
-    "moves", "refused", "failed", "s",
-)  # fmt: skip
-_PUBLISHED = ("policy", "utilisation", "ours", "latency", "ours", "accuracy", "ours", "overflow", "alone", "with the kernel")
-_MARGINS = ("column", "is", "ahead of", "by", "95%", "is it")
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
-
-
-def _cells(row: TableRow) -> tuple[str, ...]:
-    return (
-        row.policy,
-        _share(row.utilisation),
-        f"{row.utilisation_low:.1%}-{row.utilisation_high:.1%}",
-        _ms(row.latency),
-        _ms(row.latency_95),
-        _share(row.accuracy),
-        f"{row.accuracy_low:.1%}-{row.accuracy_high:.1%}",
-        _share(row.searched),
-        _share(row.earlier_off),
-        _share(row.earlier_on),
-        _share(row.alone),
-        _share(row.overflow),
-        f"{row.acts:,}",
-        str(row.refused),
-        str(row.failed),
-        f"{row.seconds:.0f}",
-    )
-
-
-def _beside(policy: str, report: TableReport) -> tuple[str, ...]:
-    theirs = report.published.get(policy)
-    ours = next((row for row in report.rows if row.policy == policy), None)
-    return (
-        policy,
-        _share(theirs.utilisation if theirs else None),
-        _share(ours.utilisation if ours else None),
-        _ms(theirs.latency if theirs else None),
-        _ms(ours.latency if ours else None),
-        _share(theirs.accuracy if theirs else None),
-        _share(ours.accuracy if ours else None),
-        _share(theirs.overflow if theirs else None),
-        _share(ours.alone if ours else None),
-        _share(ours.overflow if ours else None),
-    )
-
-
-def _compared(one: Margin) -> tuple[str, ...]:
-    return (one.column, one.better, one.worse, f"{one.ahead:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", one.verdict)
+    "policy={policy} | utilisation={utilisation:.1%} | 95%={utilisation_low:.1%}-{utilisation_high:.1%} | "
+    "latency={latency:.1f} ms | p95={latency_95:.1f} ms | accuracy={accuracy:.1%} | 95%={accuracy_low:.1%}-{accuracy_high:.1%} | "
+    "+search={searched:.1%} | earlier off={earlier_off:.1%} | on={earlier_on:.1%} | alone={alone:.1%} | "
+    "overflow={overflow:.1%} | moves={acts:,} | refused={refused} | failed={failed} | s={seconds:.0f}"
+)
+_BESIDE = (
+    "policy={policy} | utilisation={theirs.utilisation:.1%} | ours={ours.utilisation:.1%} | latency={theirs.latency:.1f} ms | "
+    "ours={ours.latency:.1f} ms | accuracy={theirs.accuracy:.1%} | ours={ours.accuracy:.1%} | overflow={theirs.overflow:.1%} | "
+    "alone={ours.alone:.1%} | with the kernel={ours.overflow:.1%}"
+)
+_MARGINS = "column={column} | is={better} | ahead of={worse} | by={ahead:+.3f} | 95%={low:+.3f} to {high:+.3f} | is it={verdict}"
 
 
 def draw(path: Path, report: TableReport, *, force: bool = False) -> None:
@@ -347,9 +300,6 @@ def draw(path: Path, report: TableReport, *, force: bool = False) -> None:
         published = [(BRIEF[row.policy].accuracy, at) for at, row in enumerate(rows) if row.policy in BRIEF]
         if published:
             axes.plot(*zip(*published, strict=True), "x", color="#718096", label="accuracy in brief 002")
-        axes.set(xlim=(0, 1), yticks=list(places), yticklabels=[row.policy for row in rows])
-        axes.set_title(
-            f"{report.sessions} sessions of {report.interactions} interactions, {report.window:,} tokens", loc="left", fontsize=11
-        )
-        plain_axes(axes)
-        axes.legend(frameon=False, loc="lower right")
+        title = f"{report.sessions} sessions of {report.interactions} interactions, {report.window:,} tokens"
+        labels = [row.policy for row in rows]
+        panel(axes, title, {"loc": "lower right"}, xlim=(0, 1), yticks=list(places), yticklabels=labels)

@@ -31,19 +31,8 @@ __all__ = ["KINDS", "Command", "Edit", "Look", "Say", "Sources", "Task", "Worksh
 KINDS = ("rename", "values", "calls", "failures")
 
 PACKAGES = (
-    "asyncio",
-    "concurrent",
-    "ctypes",
-    "email",
-    "html",
-    "http",
-    "importlib",
-    "json",
-    "logging",
-    "unittest",
-    "urllib",
-    "xml",
-)
+    "asyncio", "concurrent", "ctypes", "email", "html", "http", "importlib", "json", "logging", "unittest", "urllib", "xml",
+)  # fmt: skip
 """Of the standard library, beside its modules."""
 
 ATTEMPTS = 1000

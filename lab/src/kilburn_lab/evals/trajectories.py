@@ -17,6 +17,7 @@ import msgspec
 
 from kilburn.wire.recording import read_runs
 from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_of
+from kilburn_lab.evals.measure import coined
 
 __all__ = ["HeadMessage", "Step", "Trajectory", "braided", "read", "shell_call", "synthetic"]
 
@@ -108,11 +109,7 @@ class _Made:
         self.lines: dict[str, str] = {}
 
     def _word(self) -> str:
-        while True:
-            word = "".join(self.chance.choices(_SYLLABLES, k=3))
-            if word not in self.used:
-                self.used.add(word)
-                return word
+        return coined(self.chance, _SYLLABLES, 3, self.used)
 
     def _functions(self) -> list[str]:
         return [f"{self.chance.choice(_VERBS)}_{self._word()}" for _ in range(self.chance.randint(5, 14))]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from kilburn.memory.vectors import checked
 from kilburn.retrieval import Embedder
 from kilburn.wire.recording import read_as
 from kilburn_lab.compression import Codec, codec_for, codecs
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.vectors_report import FactShares, VectorRow, VectorsReport
 
 try:
@@ -50,8 +51,6 @@ NOISE = 0.25
 """Length of the noise in a made vector, before it gets the length 1."""
 SCAN = "scan"
 """What search uses: signs and int8 in memory, candidates by signs, exact products of these."""
-
-Progress = Callable[[int, int], None]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +135,7 @@ def evaluate(
     sample: int = SAMPLE,
     queries: int = 50,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = unwatched,
 ) -> VectorsReport:
     """Measure all codecs.
 
@@ -177,8 +176,7 @@ def evaluate(
                 rows.append(_scanned(originals, source.queries, truth))
             else:
                 rows.append(_row(chosen[name], originals, source, truth, seed))
-            if progress is not None:
-                progress(len(rows), steps)
+            progress(len(rows), steps)
     if max(counts) > len(source.vectors):
         words = f"{source.words}; more than these are mixtures of two with noise"
         source = msgspec.structs.replace(source, words=words)

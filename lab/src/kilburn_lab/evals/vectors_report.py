@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.picture import picture, plain_axes
-from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 
 __all__ = ["FactShares", "VectorRow", "VectorsReport", "draw"]
 
@@ -67,21 +67,10 @@ class VectorsReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text."""
-        heads = ("vectors", "codec", "bytes", "recall@10", "re-scored", "ms", "p95", "encoded/s", "fit s")
-        body = [
-            (
-                f"{row.count:,}",
-                row.codec,
-                str(row.bytes),
-                f"{row.alone:.3f}",
-                f"{row.rescored:.3f}",
-                f"{row.ms:.2f}",
-                f"{row.ms_95:.2f}",
-                f"{row.encoded:,.0f}",
-                f"{row.fit:.1f}",
-            )
-            for row in self.rows
-        ]
+        columns = (
+            "vectors={count:,} | codec={codec} | bytes={bytes} | recall@10={alone:.3f} | re-scored={rescored:.3f} | "
+            "ms={ms:.2f} | p95={ms_95:.2f} | encoded/s={encoded:,.0f} | fit s={fit:.1f}"
+        )
         notes = [f"{row.count:,} {row.codec}: {row.note}" for row in self.rows if row.note]
         facts = self.facts
         meaning = "" if facts.meaning is None else f"; by meaning {facts.meaning:.3f} first, {facts.meaning_10 or 0:.3f} of ten"
@@ -89,7 +78,7 @@ class VectorsReport(EvalReport, frozen=True, kw_only=True):
             f"{self.data}; {self.dimensions} dimensions, {self.queries} queries, seed {self.seed}",
             f"{self.candidates} candidates are re-scored with the originals",
             "",
-            grid(heads, body, left=("codec",)),
+            table_of(self.rows, columns, ("codec",)),
             *notes,
             "",
             f"{facts.facts} facts that differ in their identifiers: by words {facts.words:.3f} are found first{meaning}",

@@ -1,0 +1,89 @@
+"""Score policies by future-reference survival: of the names needed next, how many does the window show?
+
+Example:
+
+    kilburn lab paging --data runs.jsonl.gz --window 2000 --policy hybrid --policy lru
+
+    kilburn lab paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kilburn_lab.cli.verbs import AXIS, DATA, PLOT, PRICES, TOLD, Option, check_axis, saved_in, verb
+from kilburn_lab.evals.baselines import BASELINES
+from kilburn_lab.evals.cost import rates_of
+from kilburn_lab.evals.outcomes import Cell
+from kilburn_lab.evals.paging import evaluate
+from kilburn_lab.evals.paging_report import PagingReport
+from kilburn_lab.evals.pareto import REFILLED, draw
+from kilburn_lab.evals.roster import everybody
+from kilburn_lab.evals.sample import sample_of
+
+WINDOWS = [1000, 2000, 4000, 8000]
+"""What `--all` measures at."""
+
+
+def _measured(
+    *,
+    data: Path | None = None,
+    windows: Sequence[int] = (),
+    policies: Sequence[str] = (),
+    everything: bool = False,
+    sample: int | None = None,
+    referring: bool = False,
+    shuffle: int | None = None,
+    tools: bool = False,
+    reply: bool = False,
+    session: int | None = None,
+    prices: Sequence[str] = (),
+    pause: float | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    resume: bool = False,
+    plot: Path | None = None,
+    axis: str = REFILLED,
+    force: bool = False,
+    **options: Any,
+) -> PagingReport:
+    rates = rates_of(prices, pause)
+    check_axis(plot, axis, rates)
+    runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
+    saved = saved_in(out, runs.digest, Cell, resume=resume, force=force)
+    chosen = [*everybody(), *policies] if everything else [*(policies or [*BASELINES, "hybrid"])]
+    return evaluate(runs, windows or (WINDOWS if everything else [2000]), chosen, rates=rates, saved=saved, **options)
+
+
+verb(
+    "paging",
+    _measured,
+    "evaluating",
+    __doc__,
+    partial(draw, worth="survival"),
+    like=evaluate,
+    data=DATA,
+    windows=Option(
+        "Tokens of four characters; may be given again. 2000 by default; 1000, 2000, 4000, 8000 with --all.", name="--window"
+    ),
+    policies=Option("A policy, a baseline or belady; may be given again. Baselines and hybrid by default.", "SPEC", "--policy"),
+    everything=Option("All baselines and policies, and the offline optimum.", name="--all"),
+    sample=Option("Only the first so many runs.", least=1),
+    referring=Option("Only runs that have references."),
+    shuffle=Option("Swap each name for another run's: only chance is left.", "SEED"),
+    tools=TOLD,
+    reply=Option("Score the prompt before thought and action, which real models write together."),
+    session=Option("Braid runs into sessions of about so many tokens, for large windows.", "TOKENS", least=1),
+    model=Option("Score policies that can ask a model once more, with this one.", "SPEC"),
+    prices=PRICES,
+    pause=Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS"),
+    workers=Option("Processes to spread the work over.", least=1),
+    seed=Option("For made-up runs and for the intervals."),
+    out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),
+    resume=Option("Go on with what is in the file of --out."),
+    plot=PLOT,
+    axis=AXIS,
+)
