@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -192,6 +193,25 @@ def test_a_limit_of_calls_holds_for_branches_at_once() -> None:
     assert not process.window.waiting()
     check_laws(process)
     validate_chat(process.render())
+
+
+def test_what_a_tool_runs_is_charged_to_the_run_that_called_it() -> None:
+    """An agent that its own tool runs, and another one that the tool makes: neither spends beyond the limit."""
+    asked = itertools.count()
+
+    def model() -> Scripted:
+        return Scripted([lambda request: calls((f"c{next(asked)}", "again", {}))] * 100)
+
+    def again() -> str:
+        """Run it again."""
+        made = Agent(model(), [again], opened(), limits=Limits(calls=50)) if next(turn) % 2 else agent
+        return made.run("nested").finish
+
+    turn = itertools.count()
+    agent = Agent(model(), [again], opened(), limits=Limits(steps=50, calls=5))
+    assert agent.run("x").finish == "calls"
+    assert next(asked) <= 6
+    assert agent.account.outcome.calls == 5
 
 
 def shown(events: list[Any], name: str) -> list[Any]:

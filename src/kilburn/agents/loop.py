@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -212,22 +214,36 @@ def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, i
     return msgspec.structs.replace(message, sources=pages, cites=(*message.cites, *others))
 
 
+WITHIN: ContextVar[Account | None] = ContextVar("kilburn.agents.within", default=None)
+"""The account of the run whose tool is at work."""
+
+
 class Account:
     """What a run has spent. A run within another one, such as a branch, is charged to both.
 
     Args:
         limits: what it may spend.
-        above: the account of the run that began it.
+        above: the account of the run that began it; None for that of the run whose tool begins this one, if there is one.
 
     `given_up` is set of a run that was cancelled: branches of it end, and stay open.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], above: Account | None = None) -> None:
+        above = WITHIN.get() if above is None else above
         self.limits, self.clock, self.above = limits, clock, above
         self.outcome = RunResult()
         self.given_up = False
         self._began = clock()
         self._lock: threading.Lock = above._lock if above is not None else threading.Lock()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A tool of this run is at work: what it begins is charged here, too."""
+        before = WITHIN.set(self)
+        try:
+            yield
+        finally:
+            WITHIN.reset(before)
 
     def charge(self, usage: Tokens) -> None:
         """Add one call of the model."""
@@ -680,7 +696,12 @@ class Agent:
                 paths = again
                 self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
             begun = True
-            text, failed = tool.run(values | paths, loop), False
+            account, returned = self.account, self.returned
+            try:
+                with account.working():
+                    text, failed = tool.run(values | paths, loop), False
+            finally:
+                self.account, self.returned = account, returned  # it may have run this very agent
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
         # Anthropic's form can say that a tool failed; in the chat form the text says it.

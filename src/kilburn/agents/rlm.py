@@ -888,7 +888,8 @@ class Recursive(Agent):
             self.sub_calls.pay(Tokens())
             before, INSIDE.runs = getattr(INSIDE, "runs", ()), self._runs()
             try:
-                return f'{{"value":{tool.json(values | paths)}}}'
+                with self.sub_calls.account.working():
+                    return f'{{"value":{tool.json(values | paths)}}}'
             finally:
                 INSIDE.runs = before
         except (AccessDenied, ToolError) as error:
