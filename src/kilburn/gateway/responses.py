@@ -319,7 +319,7 @@ class ResponsesReading(Reading):
         seen = _unseen(said) if self.faults else said
         if self.changed:
             return self._numbered(seen, kind)
-        if not self._ends:
+        if not self._ends and self.failed is None:
             number = said.get("sequence_number")
             self._number = (number if isinstance(number, int) else self._number) + 1
         return raw if seen is said else written(seen, kind)
