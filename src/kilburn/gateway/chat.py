@@ -12,14 +12,14 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, listed, of_theirs, options, summed, usage_of
-from kilburn.kernel.memory_tools import OURS
+from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, of_theirs, options, summed, usage_of
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
 from kilburn.models.assembly import Assembly
 from kilburn.wire import chat as wire
 from kilburn.wire.oddities import chat_message, counted, whole_number
+from kilburn.wire.plain import NOT_JSON
 
 __all__ = ["Chat"]
 
@@ -52,7 +52,7 @@ class Chat(Form):
     def _leads(self, raw: bytes) -> bool:
         try:
             return _role(raw).role in ("system", "developer")  # type: ignore[attr-defined]
-        except (msgspec.DecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             raise InvalidMessage(f"messages: {error}") from None
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
@@ -159,27 +159,23 @@ class ChatReading(Reading):
     def __init__(self, faults: bool, *, held: bool = True) -> None:
         super().__init__(faults, held=held)
         self._first: dict[str, Any] = {}
-        self._calls = 0
         self._texts: list[str] = []
         self._usage_asked = False
         self._body: dict[str, Any] = {}
-        self.again()
-        self.rounds = 0
+        self._owed = b""
+        """What was said in events that are held back: the client hears it also if the reply goes on."""
 
-    def again(self) -> None:
-        self.rounds += 1
-        self.odd, self.ended = None, False
+    def _begin(self) -> None:
         self._assembly = Assembly("the upstream", whole=True)
-        self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] | None = None
-        self.spoke = self._told = False
+        self._told = False
 
     def _feed(self, event: ServerEvent) -> bytes:
         if not event.data:
-            return event.raw if not self.faults or not self.rounds else b""
+            return b"" if self.rounds else event.raw
         if event.data.strip() == b"[DONE]":
-            self.ended = True
-            return b"" if self.faults else self._last_of(event.raw)
+            self.ended = self._ends = True
+            return b"" if self.changed else event.raw
         chunk = _object(event.data)
         if chunk.get("error"):
             self.failed = chunk
@@ -187,11 +183,9 @@ class ChatReading(Reading):
         self.spoke = True
         self.deltas = list(self._assembly.feed(chunk))
         summed(self.usage, counted(chunk.get("usage")))
-        ends = any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
-        self.ended = self.ended or ends
-        if self.faults:
-            return self._seen(chunk, event.raw)
-        return self._last_of(event.raw) if ends and not self._held else event.raw
+        self._ends = any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+        self.ended = self.ended or self._ends
+        return self._seen(chunk, event.raw) if self.faults else event.raw
 
     def _seen(self, chunk: dict[str, Any], raw: bytes) -> bytes:
         """What the client sees of a chunk: no call of ours, and the end only at the end."""
@@ -201,40 +195,40 @@ class ChatReading(Reading):
         if chunk.get("usage") is not None:
             self._usage_asked = True
         if not choices:
-            return b""
+            return b"" if self.changed else raw
         choice = choices[0]
         delta = dict(choice.get("delta") or {})
         plain = "tool_calls" not in delta and not choice.get("finish_reason") and not chunk.get("usage")
-        if plain and not self.rounds:
-            self._told = self._told or bool(delta.get("content"))
-            return raw
         if delta.get("tool_calls"):
             delta["tool_calls"] = [piece for piece in map(self._call, delta["tool_calls"]) if piece is not None]
             if not delta["tool_calls"]:
                 del delta["tool_calls"]
+        if choice.get("finish_reason"):
+            self._last = choice
+        if not self.changed and not self._ends and not self._held:
+            return raw
         if self.rounds:
             delta.pop("role", None)
             if delta.get("content") and not self._told and self._texts:
                 delta["content"] = "\n\n" + delta["content"]
         self._told = self._told or bool(delta.get("content"))
-        if choice.get("finish_reason"):
-            self._last = choice
-        if not any(value for key, value in delta.items() if key != "role") and "logprobs" not in choice:
-            return b""
-        return written({**self._first, "choices": [{**choice, "delta": delta, "finish_reason": None}]})
+        said = b""
+        if plain and not self.rounds:
+            said = raw
+        elif choice.get("logprobs") or any(value for key, value in delta.items() if key != "role"):
+            said = written({**self._first, "choices": [{**choice, "delta": delta, "finish_reason": None}]})
+        if not self.changed:
+            self._owed += said
+            return raw
+        said, self._owed = self._owed + said, b""
+        return said
 
     def _call(self, piece: dict[str, Any]) -> dict[str, Any] | None:
-        name = (piece.get("function") or {}).get("name")
-        index = piece.get("index")
+        index, function = piece.get("index"), piece.get("function")
         if not isinstance(index, int):  # some servers leave it out
-            index = -len(self._slots) - 1 if name or not self._slots else min(self._slots)
-        if index not in self._slots:
-            if name in OURS:
-                self._slots[index] = None
-            else:
-                self._slots[index] = self._calls
-                self._calls += 1
-        slot = self._slots[index]
+            named = isinstance(function, dict) and function.get("name")
+            index = -len(self._slots) - 1 if named or not self._slots else min(self._slots)
+        slot = self._slots[index] if index in self._slots else self._slot(index, is_ours(function))
         return None if slot is None else {**piece, "index": slot}
 
     def _reply(self) -> Reply:
@@ -258,22 +252,21 @@ class ChatReading(Reading):
             calls = delta.get("tool_calls")
             if calls:
                 listed = calls if isinstance(calls, list) else [calls]
+                self.changed = self.changed or (self.faults and any(is_ours(call.get("function")) for call in listed))
                 delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(listed)]
             whole = {"choices": [{**choice, "index": 0, "delta": delta}], "usage": said.get("usage")}
             self.deltas = list(self._assembly.feed(whole))
             break
         self._body, self.ended = said, True
 
-    def end(self) -> bytes:
+    def _end(self) -> bytes:
         if self._raw:
-            return self._raw if self.odd is not None or not self._body.get("choices") else self._whole()
-        if not self.faults:
-            return self.left()
+            return self._whole()
         choice = self._last or {"index": 0}
         finish = choice.get("finish_reason") or "stop"
-        if finish == "tool_calls" and not self._calls:
+        if finish == "tool_calls" and not self._next:
             finish = "stop"
-        out = written({**self._first, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        out = self._owed + written({**self._first, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if self._usage_asked:
             out += written({**self._first, "choices": [], "usage": self.usage})
         return out + DONE
@@ -286,9 +279,7 @@ class ChatReading(Reading):
         message = dict(choice.get("message") or {})
         calls = message.get("tool_calls") or []
         calls = calls if isinstance(calls, list) else [calls]
-        kept = [call for call in calls if (call.get("function") or {}).get("name") not in OURS]
-        if not self.faults or (not self.rounds and len(kept) == len(calls)):
-            return self._raw
+        kept = [call for call in calls if not is_ours(call.get("function"))]
         message["content"] = "".join(self._texts) or message.get("content")
         message.pop("tool_calls", None)
         finish = choice.get("finish_reason")

@@ -19,7 +19,7 @@ from kilburn.message import Kind, Message, Part
 from kilburn.model import LARGEST, Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.oddities import numbered, whole_number
-from kilburn.wire.plain import plain
+from kilburn.wire.plain import NOT_JSON, plain
 
 __all__ = ["Asked", "Form", "Reading", "decoded", "hidden", "listed"]
 
@@ -137,7 +137,7 @@ class Form(ABC):
             return False
         try:
             fields = _fields(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except NOT_JSON:
             return False
         return _blank(bytes(fields.get(self.key, b"null")))
 
@@ -211,11 +211,12 @@ class Form(ABC):
 class Reading(ABC):
     """Reads what the upstream answers to one request of a client, over several rounds, and says what the client sees of it.
 
-    Our own calls are taken out. The client sees one reply: the first round's beginning, all texts, and the last round's end,
-    with the usage of all rounds summed. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
+    Every byte goes through as it came, until there is something of ours: a call of our tools, which is taken out, or another
+    round. From then on the client sees one reply: the first round's beginning, all texts, and the last round's end, with the
+    usage of all rounds summed. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
 
     Args:
-        faults: whether our calls may be in it; otherwise every byte goes through as it came.
+        faults: whether our calls may be in it.
         held: whether the events that end a reply are held back until it is in the session, so that a client that goes on
             at once finds it there.
     """
@@ -226,6 +227,8 @@ class Reading(ABC):
         self._held: list[bytes] = []
         self._raw = b""
         """The reply, where it is whole."""
+        self.changed = False
+        """Whether the client sees something else than what came: there was a call of ours, or another round."""
         self.rounds = 0
         self.spoke = False
         """Whether there was more in this round than its beginning."""
@@ -238,23 +241,38 @@ class Reading(ABC):
         """Why something of this round could not be read."""
         self.deltas: list[Delta] = []
         """The pieces of text that the last event brought."""
+        self._ends = False
+        """Whether the last event ends a reply, or says why it ends."""
+        self._next = 0
+        """The number of the next block, item or call that the client sees."""
+        self._slots: dict[int, int | None] = {}
+        """The numbers under which the client sees those of this round; None for a call of ours."""
+        self._begin()
 
     def feed(self, event: ServerEvent) -> bytes:
         """What the client sees of one event, now."""
-        self.deltas = []
-        begun = bool(self._held)
+        self.deltas, self._ends = [], False
         try:
             seen = self._feed(event)
         except UNREADABLE as error:
             self.odd, seen = error, event.raw
-        if self.failed is not None and not self.faults and seen:
-            return self._last_of(seen)
+        if self.changed or not self._holds or not (self._held or self._ends or self.failed is not None):
+            return seen
         # What comes behind the end, a comment for example, is not heard before it.
-        return self._last_of(seen) if begun and seen else seen
+        self._held.append(seen)
+        return b""
 
     @abstractmethod
     def _feed(self, event: ServerEvent) -> bytes:
         """The same; raises one of `UNREADABLE` for what is no event of this form."""
+
+    def _slot(self, index: int, mine: bool) -> int | None:
+        """The number under which the client sees what begins here; None if it is a call of ours, and is not seen."""
+        slot = None if mine else self._next if self.changed else index
+        self.changed = self.changed or mine
+        self._slots[index] = slot
+        self._next = self._next if slot is None else max(self._next, slot + 1)
+        return slot
 
     def take(self, body: bytes) -> None:
         """Take a whole reply, of a request that is not streamed."""
@@ -282,16 +300,9 @@ class Reading(ABC):
         if not self.ended and not asked:
             raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
 
-    def _last_of(self, raw: bytes) -> bytes:
-        """Hold back an event that ends a reply, where that is asked for; returns what the client sees of it now."""
-        if not self._holds:
-            return raw
-        self._held.append(raw)
-        return b""
-
     def left(self) -> bytes:
         """What is held back, where every byte goes through: the end of a reply, or the error that it ended with."""
-        return b"".join(self._held)
+        return b"" if self.changed else b"".join(self._held)
 
     @property
     def id(self) -> str:
@@ -318,16 +329,32 @@ class Reading(ABC):
     def begin_again(self) -> None:
         """Begin the next round instead of this one, which said nothing but an error."""
         self.faults, self.failed = True, None
-        self._held.clear()
         self.again()
 
-    @abstractmethod
     def again(self) -> None:
         """Begin the next round."""
+        self.rounds += 1
+        self.changed, self.odd, self.ended, self.spoke = True, None, False, False
+        self._held.clear()
+        self._slots = {}
+        self._begin()
 
     @abstractmethod
+    def _begin(self) -> None:
+        """Forget what is of one round alone."""
+
     def end(self) -> bytes:
         """What was held back until all rounds were over: the reply's end as events, or the whole body."""
+        if not self.changed or (self._raw and (self.odd is not None or not self.ended)):
+            return self._raw or self.left()
+        try:
+            return self._end()
+        except UNREADABLE:
+            return self._raw
+
+    @abstractmethod
+    def _end(self) -> bytes:
+        """The same, written anew; raises one of `UNREADABLE`."""
 
     def broken(self, error: dict[str, Any]) -> bytes:
         """The event that ends a stream with an error."""
@@ -336,6 +363,12 @@ class Reading(ABC):
     def ours(self, reply: Reply) -> tuple[Part, ...]:
         """The calls of a reply that are for us."""
         return tuple(part for part in reply.calls if part.name in OURS) if self.faults else ()
+
+
+def is_ours(called: Any) -> bool:
+    """Whether a tool, or a call of one, is ours by its name, whatever else a provider sends."""
+    name = called.get("name") if isinstance(called, dict) else None
+    return isinstance(name, str) and name in OURS
 
 
 def hidden(message: Message) -> Message:
@@ -382,7 +415,7 @@ def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
     """A field's value; None where there is none, or where it cannot be read: the provider says what it thinks of it."""
     try:
         return msgspec.json.decode(fields.get(key, b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 

@@ -24,6 +24,7 @@ from kilburn.gateway.problems import Problem
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.wire.digests import HIDDEN
+from kilburn.wire.plain import NOT_JSON
 
 __all__ = ["Ids", "Kept", "is_kept", "is_ours"]
 
@@ -287,7 +288,7 @@ def _named_in(body: bytes) -> Iterator[str]:
             if isinstance(value, str):
                 yield value
         items: Any = msgspec.json.decode(fields.get("input", b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         # A provider may read it more kindly, and find a name in it.
         raise Problem(400, "invalid_body", "the body is no JSON object that can be read") from None
     for item in items if isinstance(items, list) else ():

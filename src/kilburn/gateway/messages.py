@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, of_theirs, options, summed, usage_of
-from kilburn.kernel.memory_tools import OURS
+from kilburn.gateway.form import Asked, Form, Reading, is_ours, of_theirs, options, summed, usage_of
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -200,24 +199,17 @@ class MessagesReading(Reading):
 
     def __init__(self, faults: bool, *, held: bool = True) -> None:
         super().__init__(faults, held=held)
-        self._next = 0
         self._body: dict[str, Any] = {}
         self._content: list[dict[str, Any]] = []
         self._theirs = False
-        self.again()
-        self.rounds = 0
 
-    def again(self) -> None:
-        self.rounds += 1
-        self.odd, self.ended = None, False
-        self.spoke = False
+    def _begin(self) -> None:
         self._blocks = Blocks("the upstream")
-        self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] = {}
 
     def _feed(self, event: ServerEvent) -> bytes:
         if not event.data or event.data.strip() == b"[DONE]":
-            return event.raw if not self.faults or not self.rounds else b""
+            return b"" if self.rounds else event.raw
         said = _object(event.data)
         kind = said.get("type")
         if kind == "error" or (kind is None and said.get("error")):
@@ -233,10 +225,8 @@ class MessagesReading(Reading):
             self.ended = self.ended or bool((said.get("delta") or {}).get("stop_reason"))
         elif kind == "message_stop":
             self.ended = True
-        if self.faults:
-            return self._seen(said, str(kind), event.raw)
-        ends = kind in ("message_delta", "message_stop") and not self._held
-        return self._last_of(event.raw) if ends else event.raw
+        self._ends = kind in ("message_delta", "message_stop")
+        return self._seen(said, str(kind), event.raw) if self.faults else event.raw
 
     def _count(self, usage: Mapping[str, Any]) -> None:
         """The end of a message repeats figures of its beginning, and says how long the reply was."""
@@ -256,25 +246,22 @@ class MessagesReading(Reading):
             return b"" if self.rounds else raw
         if kind == "message_delta":
             self._last = said
-            return b""
-        if kind == "message_stop":
-            return b""
-        if "index" not in said:
+        if self._ends:
+            return b"" if self.changed else raw
+        index = said.get("index")
+        if not isinstance(index, int):
             return raw
-        index = said["index"]
         if kind == "content_block_start":
             block = {"type": "text", **said["content_block"]}
-            mine = block["type"] == "tool_use" and block.get("name") in OURS
+            mine = block["type"] == "tool_use" and is_ours(block)
             self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
-            self._slots[index] = None if mine else self._next
-            self._next += not mine
-        if index not in self._slots:  # it had no beginning
-            self._slots[index] = self._next
-            self._next += 1
-        slot = self._slots[index]
+            self._slot(index, mine)
+        elif index not in self._slots and kind == "content_block_delta":  # it had no beginning
+            self._slot(index, False)
+        slot = self._slots.get(index, index)
         if slot is None:
             return b""
-        return raw if slot == index else written({**said, "index": slot}, kind)
+        return written({**said, "index": slot}, kind) if self.changed and slot != index else raw
 
     def _reply(self) -> Reply:
         self._check(self._blocks.said, any(slot is None for slot in self._slots.values()))
@@ -294,23 +281,19 @@ class MessagesReading(Reading):
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         for index, block in enumerate(blocks):
             self.deltas += self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block})
-            if not (block.get("type") == "tool_use" and block.get("name") in OURS):
+            if not (block.get("type") == "tool_use" and is_ours(block)):
                 self._content.append(block)
+            else:
+                self.changed = self.changed or self.faults
         list(self._blocks.feed({"type": "message_delta", "delta": {"stop_reason": said.get("stop_reason")}, "usage": {}}))
         self._body, self.ended = {**said, "content": blocks}, True
 
-    def end(self) -> bytes:
+    def _end(self) -> bytes:
         if self._raw:
-            if not self._body or self.odd is not None or not self.faults:
-                return self._raw
-            if not self.rounds and len(self._content) == len(self._body["content"]):
-                return self._raw
             stop = self._body.get("stop_reason")
             if stop == "tool_use" and not any(block.get("type") == "tool_use" for block in self._content):
                 stop = "end_turn"
             return msgspec.json.encode({**self._body, "content": self._content, "stop_reason": stop, "usage": self.usage})
-        if not self.faults:
-            return self.left()
         delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
         if delta.get("stop_reason") == "tool_use" and not self._theirs:
             delta["stop_reason"] = "end_turn"

@@ -50,6 +50,7 @@ from kilburn.kernel.render import to_send
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
+from kilburn.wire.plain import NOT_JSON
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
 
@@ -385,7 +386,7 @@ class _Turn:
             reply = reading.reply()
         except Unavailable as error:
             self._unread(error.__cause__ or error)
-            ends = shape is Shape.WHOLE or reading.ended or not reading.faults
+            ends = shape is Shape.WHOLE or reading.ended or not reading.changed
             await self._finish(reading.end() if ends else b"", answer)
             return False
         if await run_sync(self._goes_on, reply, reading):
@@ -488,7 +489,7 @@ class _Turn:
         body = await gathered(answer, LONGEST_ERROR)
         try:
             said = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except NOT_JSON:
             said = None
         error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
         if await self._mended(error):
@@ -574,7 +575,10 @@ class _Turn:
         said = self._work.form.error(status, words_of(error), code)
         self._exchange.problem = type(error).__name__
         await self.give()
-        last = b"" if self._reading is None else self._reading.broken(said)
+        last = b""
+        if self._reading is not None:
+            # What came before an upstream broke off is heard; the end of a reply that cannot be kept is not.
+            last = self._reading.left() * isinstance(error, ModelError) + self._reading.broken(said)
         await self._send({"type": "http.response.body", "body": last})
 
 

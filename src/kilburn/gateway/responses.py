@@ -17,8 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Reading, listed, of_theirs, options, summed, usage_of
-from kilburn.kernel.memory_tools import OURS
+from kilburn.gateway.form import Asked, Reading, is_ours, listed, of_theirs, options, summed, usage_of
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -27,7 +26,7 @@ from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
-from kilburn.wire.plain import plain
+from kilburn.wire.plain import NOT_JSON, plain
 
 __all__ = ["Responses"]
 
@@ -135,7 +134,7 @@ def _kept_there(raw: bytes) -> tuple[str, bool]:
         return "", False
     try:
         fields = _object(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except NOT_JSON:
         return "", False
     given, before = fields.get("input"), fields.get(BEFORE)
     listed = given if isinstance(given, list) else []
@@ -260,42 +259,31 @@ class ResponsesReading(Reading):
         super().__init__(faults, held=held)
         self._first: dict[str, Any] = {}
         self._output: list[dict[str, Any]] = []
-        self._next = self._number = 0
-        self.again()
-        self.rounds = 0
+        self._number = 0
 
-    def again(self) -> None:
-        """See `Reading`."""
-        self.rounds += 1
-        self.odd, self.ended = None, False
-        self.spoke = False
-        self._slots: dict[int, int | None] = {}
+    def _begin(self) -> None:
         self._response: dict[str, Any] | None = None
         self._items: dict[Any, dict[str, Any]] = {}
         self._text: list[str] = []
 
     def _feed(self, event: ServerEvent) -> bytes:
         if not event.data or event.data.strip() == b"[DONE]":
-            return event.raw
+            return b"" if self.rounds else event.raw
         said = _object(event.data)
         kind = str(said.get("type") or event.name or "error" * bool(said.get("error")))
         if kind in ("error", "response.failed"):
             self.failed = said.get("response") or said
-            return self._numbered(_unseen(said), kind) if self.faults else event.raw
+            return self._shown(said, kind, event.raw)
         self.spoke = self.spoke or kind not in BEGINNINGS
         if kind in ENDS:
-            self.ended = True
+            self.ended = self._ends = True
             self._end_round(said.get("response"))
-            return b"" if self.faults else self._last_of(event.raw)
+            return b"" if self.changed else self._shown(said, kind, event.raw)
         if kind == "response.output_item.done":
             self._items[said.get("output_index", len(self._items))] = said["item"]
         elif kind == "response.output_text.delta" and isinstance(said.get("delta"), str):
             self._text.append(said["delta"])
-        if self.faults:
-            return self._seen(said, kind)
-        self._number += 1
-        self._first = self._first or said.get("response", {})
-        return event.raw
+        return self._seen(said, kind, event.raw)
 
     def _end_round(self, given: Any) -> None:
         """The end of a reply; some servers do not repeat there what it was, or send none."""
@@ -304,31 +292,37 @@ class ResponsesReading(Reading):
         if not output and self._text:
             text = {"type": "output_text", "text": "".join(self._text), "annotations": []}
             output = [{"type": "message", "role": "assistant", "content": [text]}]
+        self.changed = self.changed or (self.faults and any(map(_is_ours, output)))
         self._response = {**response, "output": output}
         self._first = self._first or response
         summed(self.usage, counted(response.get("usage")))
         self._output += [each for each in output if not _is_ours(each)]
 
-    def _seen(self, said: dict[str, Any], kind: str) -> bytes:
-        if "response" in said:
+    def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        response = said.get("response")
+        if isinstance(response, dict):
             if self.rounds:
                 return b""
-            self._first = self._first or said["response"]
-            said = _unseen(said)
-        if "output_index" in said:
-            index = said["output_index"]
-            if kind == "response.output_item.added":
-                mine = _is_ours(said["item"])
-                self._slots[index] = None if mine else self._next
-                self._next += not mine
-            if index not in self._slots:  # it had no beginning
-                self._slots[index] = None if _is_ours(said.get("item") or {}) else self._next
-                self._next += self._slots[index] is not None
+            self._first = self._first or response
+        index = said.get("output_index")
+        if self.faults and isinstance(index, int):
+            if kind == "response.output_item.added" or index not in self._slots:  # some have no beginning
+                self._slot(index, _is_ours(said.get("item")))
             slot = self._slots[index]
             if slot is None:
                 return b""
             said["output_index"] = slot
-        return self._numbered(said, kind)
+        return self._shown(said, kind, raw)
+
+    def _shown(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        """An event as the client sees it: as it came, unless it names our tools, or has other numbers by now."""
+        seen = _unseen(said) if self.faults else said
+        if self.changed:
+            return self._numbered(seen, kind)
+        if not self._ends and self.failed is None:
+            number = said.get("sequence_number")
+            self._number = (number if isinstance(number, int) else self._number) + 1
+        return raw if seen is said else written(seen, kind)
 
     def _numbered(self, said: dict[str, Any], kind: str) -> bytes:
         if "sequence_number" in said:
@@ -346,6 +340,7 @@ class ResponsesReading(Reading):
         if "output" in said:
             self.ended = True
             self._end_round(said)
+            self.changed = self.changed or (self.faults and _unseen({"response": said})["response"] is not said)
 
     @property
     def id(self) -> str:
@@ -372,20 +367,13 @@ class ResponsesReading(Reading):
         finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
         return Reply(message=numbered([message])[0], finish=finish, usage=usage)
 
-    def end(self) -> bytes:
-        """See `Reading`."""
+    def _end(self) -> bytes:
         response: dict[str, Any] = self._response or {}
         # Its id is that of the last round: the provider has an earlier one with calls that have no results there. A stream has
         # said the first one already, and OpenAI's client takes no other at its end.
         first = ("created_at",) if self._raw else ("id", "created_at")
         whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
         whole |= {"output": self._output, "usage": self.usage or None}
-        if not self.faults:
-            return self._raw or self.left()
-        if self._raw and (self.odd is not None or self._response is None):
-            return self._raw
-        if self._raw and not self.rounds and _unseen({"response": response})["response"] == response:
-            return self._raw
         whole = _unseen({"response": whole})["response"]
         if self._raw:
             return msgspec.json.encode(whole)
@@ -398,13 +386,15 @@ class ResponsesReading(Reading):
 
 
 def _unseen(said: dict[str, Any]) -> dict[str, Any]:
-    """An event whose response names neither our tools nor calls of them."""
+    """An event whose response names neither our tools nor calls of them; itself if it does not."""
     response = said.get("response")
     if not isinstance(response, dict):
         return said
     lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
+    if not any(_is_ours(each) for got in lists.values() for each in got):
+        return said
     return {**said, "response": response | {key: [each for each in got if not _is_ours(each)] for key, got in lists.items()}}
 
 
-def _is_ours(item: dict[str, Any]) -> bool:
-    return item.get("type") in ("function", "function_call") and item.get("name") in OURS
+def _is_ours(item: Any) -> bool:
+    return is_ours(item) and item.get("type") in ("function", "function_call")

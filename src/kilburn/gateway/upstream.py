@@ -42,6 +42,7 @@ from kilburn.models.messages import arguments as messages_fields
 from kilburn.models.messages import betas_for
 from kilburn.models.provider_errors import MESSAGE_LETTERS, error_of
 from kilburn.tokens.choice import counter_for
+from kilburn.wire.plain import NOT_JSON
 
 try:
     import aiohttp
@@ -341,6 +342,10 @@ class Endpoint:
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, HttpProcessingError) as error:
+            # What had come before is there, but aiohttp does not give it out as long as there is an error.
+            response.content.set_exception(None)  # type: ignore[arg-type]
+            if rest := response.content.read_nowait():
+                yield rest
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -464,7 +469,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
     body = await gathered(answer)
     try:
         said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         said = None
     text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
     error = error_of(name, answer.status, said, text, answer.headers)

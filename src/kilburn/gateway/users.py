@@ -19,6 +19,7 @@ from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.limits import Bounds, Bucket
 from kilburn.gateway.problems import Problem
+from kilburn.wire.plain import NOT_JSON
 
 __all__ = ["HEADER", "Shares", "below", "logged", "sees", "told"]
 
@@ -68,7 +69,7 @@ def told(headers: Mapping[str, str], body: bytes, key: Key) -> str:
         return _quoted(named)
     try:
         fields = _fields(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return ""  # whoever reads the body refuses it; and what is not read at all has no session
     safety, user, metadata = map(_value, (fields.safety_identifier, fields.user, fields.metadata))
     said = [_quoted(_text(value)) for value in (safety, user)]
@@ -85,7 +86,7 @@ def _value(raw: msgspec.Raw) -> object:
     """What JSON says; its letters, where that is nothing that can be said, such as half of a character."""
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return bytes(raw).decode("utf-8", "backslashreplace")
 
 
@@ -100,7 +101,7 @@ def _device(said: str) -> str | None:
         return f"{found[1]} {found[2]}"
     try:
         fields = msgspec.json.decode(said, type=dict[str, str]) if said.startswith("{") and len(said) <= LONGEST_DEVICE else {}
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         return None
     if fields.keys() != {"device_id", "account_uuid", "session_id"}:
         return None

@@ -9,7 +9,10 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["DEPTH", "check_text", "load_object", "pack", "plain", "string_at", "type_of", "unpack"]
+__all__ = ["DEPTH", "NOT_JSON", "check_text", "load_object", "pack", "plain", "string_at", "type_of", "unpack"]
+
+NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What decoding raises for what is no JSON: UTF-8 is a matter of its own, and so is depth."""
 
 DEPTH = 100
 """Levels of nesting that a message may have; providers accept far fewer."""

@@ -15,6 +15,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from kilburn.errors import InvalidMessage
+from kilburn.wire.plain import NOT_JSON
 from kilburn.wire.trajectory import Trajectory, messages_of, read_trajectory
 
 __all__ = [
@@ -152,7 +153,7 @@ def _whole(line: bytes, lines: Iterator[tuple[int, bytes]], name: str, decode: C
             raise InvalidMessage(f"{name}:{number}: an object of more than {LONGEST:,} bytes", advice="write one object a line")
     try:
         return decode(bytes(whole))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 

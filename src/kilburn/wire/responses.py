@@ -62,15 +62,12 @@ def together(messages: Sequence[Message]) -> list[Message]:
     """The messages of items, with what the assistant says in a row as one message of the shape "items": a text that begins an
     item says what else the item has."""
     out: list[Message] = []
-    for message in messages:
-        if message.role is not Role.ASSISTANT:
-            out.append(message)
-            continue
-        parts = _begun(message)
-        if out and out[-1].role is Role.ASSISTANT:
-            out[-1] = msgspec.structs.replace(out[-1], parts=out[-1].parts + parts)
-        else:
-            out.append(msgspec.structs.replace(message, parts=parts, extra=pack({"form": "chat", "shape": "items"})))
+    for speaks, run in itertools.groupby(messages, lambda message: message.role is Role.ASSISTANT):
+        said = list(run)
+        if speaks:
+            parts = tuple(part for message in said for part in _begun(message))
+            said = [msgspec.structs.replace(said[0], parts=parts, extra=pack({"form": "chat", "shape": "items"}))]
+        out += said
     return out
 
 
