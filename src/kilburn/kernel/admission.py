@@ -238,11 +238,12 @@ def pins_on_arrival(pages: Sequence[Page], window: Window, capacity: int) -> dic
     """
     pinned: dict[int, str] = {}
     held = sum(window.cost(page) for page in window.pins)
-    seen = {page.role for page in window.pages.values()} if window.turn < 64 else {Role.USER, Role.ASSISTANT, Role.TOOL}
+    # Whether anything but system messages came before.
+    began = window.said > 0 or window.turn >= 64 or any(window.pages[page].role is not Role.SYSTEM for page in window.pages)
     for page in pages:
-        leading = not seen - {Role.SYSTEM}
-        task = page.role is Role.USER and not seen - {Role.SYSTEM} and page.kind is Kind.TEXT
-        seen = seen | {page.role}
+        leading = not began
+        task = leading and page.role is Role.USER and page.kind is Kind.TEXT
+        began = began or page.role is not Role.SYSTEM
         if page.role is Role.SYSTEM and held + page.tokens <= (3 * capacity // 4 if leading else capacity // 2):
             pinned[page.id] = "system"
         elif task and page.tokens <= capacity // 4 and held + page.tokens <= capacity // 2:

@@ -308,7 +308,8 @@ class Kernel:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
         said = self.clock() if time is None else float(time)
-        pages, texts = pages_of(messages, self.window, self.counter, said, self._cited(messages))
+        cited = self._cited(messages) if any(message.cites for message in messages) else {}
+        pages, texts = pages_of(messages, self.window, self.counter, said, cited)
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
         self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers})
@@ -356,13 +357,13 @@ class Kernel:
         Raises:
             PinsExceedWindow: they do not.
         """
-        if self.window.pins and self._least(self.window.pins) > self.capacity:
-            raise self.too_much(self._least(self.window.pins))
-
-    def _least(self, stays: Set[int]) -> int:
-        """Tokens of pages that may not leave, and of one handle for the rest."""
-        rest = text_cost(self.counter, PENDING) if len(stays) < len(self.window.pages) else 0
-        return sum(map(self.window.cost, stays)) + rest
+        window = self.window
+        if not window.pins:
+            return
+        handle = text_cost(self.counter, PENDING) if len(window.pins) < len(window.pages) else 0
+        least = sum(map(window.cost, window.pins)) + handle
+        if least > self.capacity:
+            raise self.too_much(least)
 
     def too_much(self, least: int) -> PinsExceedWindow:
         """The error that names what may not leave, what of it to unpin, and the window that would hold it all.
@@ -629,10 +630,10 @@ class Kernel:
             pending.clear()
             window.pages.settle(window.last_derived, window.last)
             # An excerpt that another one has replaced is hardly ever asked for again.
-            window.pages.drop(page for page in changed if page < 0 and page not in window.shown)
-        self.changes += window.journal_position > 0
+            if replaced := [page for page in changed if page < 0 and page not in window.shown]:
+                window.pages.drop(replaced)
         self._settled = self.budget
-        window.keep()
+        self.changes += window.keep()
 
     @property
     def is_long(self) -> bool:

@@ -133,6 +133,7 @@ class Sqlite:
             with translate_errors(self.path, "opening"):
                 self._configure(synchronous, exclusive=vfs is not None)
                 self._number = self._register(restore=restore and not readonly)
+                self._contents = ContentTable(self._db, self._number)
                 self._index = TextIndex(self._db, self._number)
                 self._vectors = VectorTable(self._db, self._number)
                 if not self.readonly:
@@ -347,7 +348,7 @@ class Sqlite:
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             number = self._create(name, time, ProcessKind.SESSION, user)
-            Transaction(self._db, self._sealed, self._index, self._vectors, self._number, number).write(batch)
+            Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number, number).write(batch)
             found = self._sealed.session(self._number, number)
             assert found is not None
         return found.whole().info
@@ -425,7 +426,7 @@ class Sqlite:
             StoreError: a batch that contradicts itself, or an I/O error.
         """
         with self._writing("writing", wait=batch.wait):
-            Transaction(self._db, self._sealed, self._index, self._vectors, self._number, process).write(batch)
+            Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number, process).write(batch)
             unwiped = self._is_unwiped()
         if unwiped or self._unwiped:
             with self._lock:
@@ -532,7 +533,7 @@ class Sqlite:
         """
         with self._reading("reading"):
             wanted = {key_of(digest): digest for digest in digests}
-            found = {wanted[key]: text for key, text in ContentTable(self._db, self._number).texts(wanted)}
+            found = {wanted[key]: text for key, text in self._contents.texts(wanted)}
         if len(found) < len(wanted):
             missing = next(digest for digest in wanted.values() if digest not in found)
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
