@@ -112,6 +112,7 @@ class Kernel:
         # The budget of the last batch that was written.
         self._settled = budget
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        self._pending_cost = text_cost(counter, PENDING)
         self.contents = Contents(store, self._needed)
         self._load()
 
@@ -177,7 +178,7 @@ class Kernel:
         self._load()
         self.pending.add(observed)
         for event in observed:
-            self._learn(event)
+            self.usage.learn(event)
         self.stale = False
         self.changes += 1
         return True
@@ -348,7 +349,7 @@ class Kernel:
         loop = window.loop(LEAST)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.held())
-        handles = text_cost(self.counter, PENDING) * (1 + len(window.group(late.id)) - len(back))
+        handles = self._pending_cost * (1 + len(window.group(late.id)) - len(back))
         return not loop or sum(map(window.cost, stays)) + handles <= self.capacity
 
     def check_pins(self) -> None:
@@ -360,8 +361,10 @@ class Kernel:
         window = self.window
         if not window.pins:
             return
-        handle = text_cost(self.counter, PENDING) if len(window.pins) < len(window.pages) else 0
-        least = sum(map(window.cost, window.pins)) + handle
+        least = sum(map(window.cost, window.pins)) + self._pending_cost
+        if least > self.capacity and len(window.pins) == len(window.pages):
+            # There is no rest.
+            least -= self._pending_cost
         if least > self.capacity:
             raise self.too_much(least)
 
@@ -587,7 +590,7 @@ class Kernel:
         for event in batch.events:
             self.window.enact(event, pages)
             if event.act in STATE:
-                self._learn(event)
+                self.usage.learn(event, self.window.on_rollback)
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
@@ -689,13 +692,7 @@ class Kernel:
         else:
             event = msgspec.structs.replace(event, tokens=self.window.use)
         self.pending.events.append(event)
-        self._learn(event)
-
-    def _learn(self, event: Event) -> None:
-        """Note how an event uses pages, until it is undone."""
-        undo = self.usage.learn(event)
-        if undo is not None:
-            self.window.on_rollback(undo)
+        self.usage.learn(event, self.window.on_rollback)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
         """Record an observation; it is written with the next batch, or when there are many.

@@ -109,6 +109,7 @@ class Pending:
             changed: the states of those that the batch has moved.
             owns: whether a page has its row in this process. What became of an inherited page only the ledger says.
         """
+        new = {page.id for page in self.new}
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
         retired = {page for event in self.events if event.act is Act.RETIRE for page in event.pages if page > 0 and owns(page)}
         dropped = [page for event in self.events if event.act is Act.DROP for page in event.pages]
@@ -119,7 +120,7 @@ class Pending:
             pages=self.new,
             texts={digest: self.texts[digest] for digest in digests},
             pieces={page.digest: self.pieces[page.digest] for page in self.new if page.digest in self.pieces},
-            states={page: state for page, state in changed.items() if owns(page)},
+            states={page: state for page, state in changed.items() if page in new or owns(page)},
             index=[page.id for page in self.new if _is_indexed(page)],
             unindex=sorted(retired),
             erase=[page for page in dropped if owns(page)],

@@ -92,7 +92,7 @@ def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
     try:
         runs = _stretches(page.sources, memo) if len(page.sources) > LONG else ()
         record = _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
-        again = _pages.decode(record) if runs else page_of(record)
+        again = _pages.decode(record)
     except UNREADABLE as error:
         raise StoreError(
             f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page"

@@ -28,29 +28,23 @@ __all__ = ["Transaction", "sealed_event", "set_stand", "set_tally"]
 
 
 class Transaction:
-    """The steps of writing one batch to one process."""
+    """The steps of writing one batch to one process; one object does them for a file, a batch at a time."""
 
     def __init__(
-        self,
-        db: apsw.Connection,
-        sealed: Sealed,
-        contents: ContentTable,
-        index: TextIndex,
-        vectors: VectorTable,
-        tenant: int,
-        process: int,
+        self, db: apsw.Connection, sealed: Sealed, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
     ) -> None:
         self._db = db
-        self._contents = contents
         self._vectors = vectors
         self._sealed = sealed
+        self._contents = contents
         self._index = index
         self._tenant = tenant
-        self._process = process
+        self._process = 0
         self._memo: Memo = {}
 
-    def write(self, batch: Batch) -> None:
+    def write(self, process: int, batch: Batch) -> None:
         """All of the batch."""
+        self._process, self._memo = process, {}
         known = self._sealed.session(self._tenant, self._process)
         if known is None:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
