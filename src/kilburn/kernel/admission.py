@@ -181,6 +181,9 @@ def _call_of(part: Part, window: Window, calls: dict[str, Page], answered: set[s
         InvalidMessage, DuplicateCall, OrphanResult.
     """
     known = window.calls.get(part.call or "")
+    if known is not None and known not in window.pages:
+        # Another writer has called it since, so this state is old, and nothing of it will be written.
+        known = None
     if part.kind is Kind.CALL:
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
