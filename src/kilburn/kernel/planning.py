@@ -70,8 +70,8 @@ class Planner:
         if eases and not self._fits():
             return wanted
         rests = self._acts is Acts.FULL or (self._acts is Acts.FOLDED and not window.last_derived)
-        rests = (rests and not kernel.excess) or (window.open and window.awaited())
-        if not rests and not (yield from self._consult(cause, wanted, waits=waits)):
+        asks = (kernel.excess or not rests) and not (window.open and window.awaited())
+        if asks and not (yield from self._consult(cause, wanted, waits=waits)):
             wanted = self._begin(cause, change)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
