@@ -10,18 +10,17 @@ With `--calls` it counts instead what one append with room enters: functions of 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import apsw
 
 import kilburn
+from append import entered
 from corpus import SIZE, Turn, fill, open_store, turns
 from figures import Row, emit, parser, quantile
 
@@ -121,25 +120,6 @@ def measure(policy: str, short: int, long: int, window: int, tokenizer: str, rou
         }
         for name, values in times.items()
     ]
-
-
-def entered(work: Callable[[], object]) -> set[tuple[str, str]]:
-    """The functions of Kilburn that a piece of work enters, each as file and name; comprehensions are no functions."""
-    found: set[tuple[str, str]] = set()
-    home = str(Path(kilburn.__file__).parent)
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(home) and not code.co_name.startswith("<"):
-            found.add((code.co_filename[len(home) + 1 :], code.co_qualname))
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 def count_calls(policy: str, pages: int) -> list[Row]:

@@ -20,7 +20,19 @@ from kilburn.effect import Answer, Deferred, Effect
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts
 
-__all__ = ["Cause", "Plan", "Policy", "Stretch", "Use", "View"]
+__all__ = ["Acts", "Cause", "Plan", "Policy", "Stretch", "Use", "View"]
+
+
+class Acts(StrEnum):
+    """When a policy has something to do. It says so as `acts`, and is not asked for nothing; in a window over its capacity each
+    is asked. A class that brings its own `plan` says it anew."""
+
+    ALWAYS = "always"
+    """At each message. A policy that says nothing is asked so."""
+    FOLDED = "folded"
+    """While the window has room, only in a session that has a fold or an excerpt."""
+    FULL = "full"
+    """Never while the window has room."""
 
 
 class Cause(StrEnum):
@@ -290,7 +302,8 @@ class Policy(Protocol):
     """Decides at one boundary. Implementations are dataclasses: comparable, made from a spec string.
 
     It is asked again as long as the window is over its capacity and its moves make progress. If it does not free
-    enough, the kernel evicts the oldest pages.
+    enough, the kernel evicts the oldest pages. It may have `acts`, an `Acts`: when it has something to do. A policy without is
+    asked at each message.
     """
 
     def plan(self, view: View) -> Plan:

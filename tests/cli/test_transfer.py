@@ -323,6 +323,7 @@ def odd_lines() -> Iterator[tuple[int, str]]:
         '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "sources": ["p7"]}',
         '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "sources": ["f1"]}',
         '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "extra": "[]"}',
+        '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "extra": "{\\"form\\":\\"chat\\",\\"dict\\":7}"}',
         '{"parts": [{"kind": "opaque", "text": "x"}], "role": "user", "time": 1}',
     ):
         yield 2, HEAD + part + "\n"

@@ -183,15 +183,6 @@ OWN_REFUSED = [
     (Message(role=Role.USER, parts=(TEXT,), trust=Trust.OPERATOR), "above what a user message"),
     (Message(role=Role.USER, parts=(TEXT,), extra="[]"), "not a JSON object"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x", extra="{"),)), "not a JSON object"),
-    (Message(role=Role.USER, parts=(TEXT,), extra='{"form":"chat","dict":7}'), "does not fit"),
-    (
-        Message(
-            role=Role.USER,
-            parts=(Part(kind=Kind.TEXT, text="x", extra='{"block":{"a":1}}'),),
-            extra='{"form":"chat","shape":"list"}',
-        ),
-        "does not fit",
-    ),
     (Message(role=Role.USER, parts=(Part(kind=Kind.OPAQUE, text="x"),)), "not a JSON object"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="\udc00"),)), "lone surrogate"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.FOLD, text="x"),)), "derived by the kernel"),
@@ -206,6 +197,22 @@ OWN_REFUSED = [
 def test_own_messages_are_held_to_their_contract(message: Message, says: str) -> None:
     with pytest.raises(InvalidMessage, match=says):
         form.parse(message)
+
+
+EDITED = [
+    Message(role=Role.USER, parts=(TEXT,), extra='{"form":"chat","dict":7}'),
+    Message(
+        role=Role.USER,
+        parts=(Part(kind=Kind.TEXT, text="x", extra='{"block":{"a":1}}'),),
+        extra='{"form":"chat","shape":"list"}',
+    ),
+]
+
+
+@pytest.mark.parametrize("message", EDITED, ids=range(len(EDITED)))
+def test_leftovers_that_were_edited_by_hand_are_found(message: Message) -> None:
+    with pytest.raises(InvalidMessage, match=r"line 3\.extra does not fit"):
+        form.check_fit(message, "line 3")
 
 
 def test_own_messages_pass_as_they_are() -> None:

@@ -25,7 +25,7 @@ from kilburn.move import Drop, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import ProcessInfo, check_name
 from kilburn.terminal import line
-from kilburn.wire.form import dump, parse
+from kilburn.wire.form import check_fit, dump, parse
 from kilburn.wire.recording import Names, RecordedRun, is_run, run_of
 
 __all__ = ["ArchivedMessages", "ArchivedSession", "Clock", "gather", "rebuild", "write"]
@@ -300,7 +300,9 @@ def _from_parts(where: str, line: _InParts) -> ArchivedMessages:
     sources = tuple(parse_address(source)[0] for source in line.sources)
     # A message of holes only has no leftovers; nothing of it is read again.
     message = Message(role=line.role, parts=tuple(parts), extra=line.extra, trust=line.trust, sources=sources)
-    return ArchivedMessages(where=where, messages=parse(message), time=line.time, holes=holes)
+    messages = parse(message)
+    check_fit(message, where)
+    return ArchivedMessages(where=where, messages=messages, time=line.time, holes=holes)
 
 
 def _hole(kind: Kind, call: str | None) -> Part:

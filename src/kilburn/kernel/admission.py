@@ -85,7 +85,8 @@ def pages_of(
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
         trust, made_of, cites = _trust(message, window, cited, pages), message.sources, message.cites
-        summary_trust, summed = trust, any(map(is_compaction, message.parts))
+        summary_trust = trust
+        summed = any(part.kind is Kind.OPAQUE and is_compaction(part) for part in message.parts)
         if summed:
             before = pages[last:] if last is not None else (*window.visible(), *pages)
             shown = [page for page in before if page.id not in window.stubs]
@@ -93,11 +94,11 @@ def pages_of(
             summary_trust = min([trust, *(page.trust for page in shown)])
             trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
-        speaker = _speaker(message)
+        speaker = _speaker(message) if message.extra is not None and '"name"' in message.extra else None
         first = window.last + len(pages) + 1
         for position, part in enumerate(message.parts):
             number = window.last + len(pages) + 1
-            leftovers = _leftovers(part, message, position)
+            leftovers = _leftovers(part, message) if position else message.extra
             extra = extra_text(part.extra, leftovers)
             beside = summed and not is_compaction(part)
             call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, calls, answered)
@@ -158,17 +159,15 @@ def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Pag
 
 def _speaker(message: Message) -> str | None:
     """The name of who speaks, on one line, if the message gives one. A function's name is that of a tool."""
-    if message.extra is None or '"name"' not in message.extra or message.role not in (Role.USER, Role.ASSISTANT):
+    if message.role not in (Role.USER, Role.ASSISTANT):
         return None
     name = (unpack(message.extra).get("dict") or {}).get("name")
     return " ".join(name.split())[:LABEL] or None if isinstance(name, str) else None
 
 
-def _leftovers(part: Part, message: Message, position: int) -> str | None:
-    """What a part keeps of its message's extra. The first part keeps all of it. A later part that is only sent in the
-    form it came in keeps the name of that form, because the first part may leave before it."""
-    if position == 0:
-        return message.extra
+def _leftovers(part: Part, message: Message) -> str | None:
+    """What a part that is not the first keeps of its message's extra; the first one keeps all of it. A part that is only sent in
+    the form it came in keeps the name of that form, because the first part may leave before it."""
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
 
 
@@ -182,6 +181,9 @@ def _call_of(part: Part, window: Window, calls: dict[str, Page], answered: set[s
         InvalidMessage, DuplicateCall, OrphanResult.
     """
     known = window.calls.get(part.call or "")
+    if known is not None and known not in window.pages:
+        # Another writer has called it since, so this state is old, and nothing of it will be written.
+        known = None
     if part.kind is Kind.CALL:
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
@@ -238,11 +240,12 @@ def pins_on_arrival(pages: Sequence[Page], window: Window, capacity: int) -> dic
     """
     pinned: dict[int, str] = {}
     held = sum(window.cost(page) for page in window.pins)
-    seen = {page.role for page in window.pages.values()} if window.turn < 64 else {Role.USER, Role.ASSISTANT, Role.TOOL}
+    # Whether anything but system messages came before.
+    began = window.said > 0 or window.turn >= 64 or any(window.pages[page].role is not Role.SYSTEM for page in window.pages)
     for page in pages:
-        leading = not seen - {Role.SYSTEM}
-        task = page.role is Role.USER and not seen - {Role.SYSTEM} and page.kind is Kind.TEXT
-        seen = seen | {page.role}
+        leading = not began
+        task = leading and page.role is Role.USER and page.kind is Kind.TEXT
+        began = began or page.role is not Role.SYSTEM
         if page.role is Role.SYSTEM and held + page.tokens <= (3 * capacity // 4 if leading else capacity // 2):
             pinned[page.id] = "system"
         elif task and page.tokens <= capacity // 4 and held + page.tokens <= capacity // 2:

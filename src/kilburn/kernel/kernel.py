@@ -112,6 +112,7 @@ class Kernel:
         # The budget of the last batch that was written.
         self._settled = budget
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        self._pending_cost = text_cost(counter, PENDING)
         self.contents = Contents(store, self._needed)
         self._load()
 
@@ -177,7 +178,7 @@ class Kernel:
         self._load()
         self.pending.add(observed)
         for event in observed:
-            self._learn(event)
+            self.usage.learn(event)
         self.stale = False
         self.changes += 1
         return True
@@ -308,7 +309,8 @@ class Kernel:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
         said = self.clock() if time is None else float(time)
-        pages, texts = pages_of(messages, self.window, self.counter, said, self._cited(messages))
+        cited = self._cited(messages) if any(message.cites for message in messages) else {}
+        pages, texts = pages_of(messages, self.window, self.counter, said, cited)
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
         self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers})
@@ -347,7 +349,7 @@ class Kernel:
         loop = window.loop(LEAST)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.held())
-        handles = text_cost(self.counter, PENDING) * (1 + len(window.group(late.id)) - len(back))
+        handles = self._pending_cost * (1 + len(window.group(late.id)) - len(back))
         return not loop or sum(map(window.cost, stays)) + handles <= self.capacity
 
     def check_pins(self) -> None:
@@ -356,13 +358,15 @@ class Kernel:
         Raises:
             PinsExceedWindow: they do not.
         """
-        if self.window.pins and self._least(self.window.pins) > self.capacity:
-            raise self.too_much(self._least(self.window.pins))
-
-    def _least(self, stays: Set[int]) -> int:
-        """Tokens of pages that may not leave, and of one handle for the rest."""
-        rest = text_cost(self.counter, PENDING) if len(stays) < len(self.window.pages) else 0
-        return sum(map(self.window.cost, stays)) + rest
+        window = self.window
+        if not window.pins:
+            return
+        least = sum(map(window.cost, window.pins)) + self._pending_cost
+        if least > self.capacity and len(window.pins) == len(window.pages):
+            # There is no rest.
+            least -= self._pending_cost
+        if least > self.capacity:
+            raise self.too_much(least)
 
     def too_much(self, least: int) -> PinsExceedWindow:
         """The error that names what may not leave, what of it to unpin, and the window that would hold it all.
@@ -586,7 +590,7 @@ class Kernel:
         for event in batch.events:
             self.window.enact(event, pages)
             if event.act in STATE:
-                self._learn(event)
+                self.usage.learn(event, self.window.on_rollback)
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
@@ -629,10 +633,10 @@ class Kernel:
             pending.clear()
             window.pages.settle(window.last_derived, window.last)
             # An excerpt that another one has replaced is hardly ever asked for again.
-            window.pages.drop(page for page in changed if page < 0 and page not in window.shown)
-        self.changes += window.journal_position > 0
+            if replaced := [page for page in changed if page < 0 and page not in window.shown]:
+                window.pages.drop(replaced)
         self._settled = self.budget
-        window.keep()
+        self.changes += window.keep()
 
     @property
     def is_long(self) -> bool:
@@ -688,13 +692,7 @@ class Kernel:
         else:
             event = msgspec.structs.replace(event, tokens=self.window.use)
         self.pending.events.append(event)
-        self._learn(event)
-
-    def _learn(self, event: Event) -> None:
-        """Note how an event uses pages, until it is undone."""
-        undo = self.usage.learn(event)
-        if undo is not None:
-            self.window.on_rollback(undo)
+        self.usage.learn(event, self.window.on_rollback)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
         """Record an observation; it is written with the next batch, or when there are many.

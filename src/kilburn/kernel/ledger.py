@@ -208,24 +208,28 @@ class Usage:
         made.pages, made.calibrated = self.pages.copy(), self.calibrated.copy()
         return made
 
-    def learn(self, event: Event) -> Callable[[], None] | None:
-        """Update from one event; returns what undoes it, of an event that moves pages.
+    def learn(self, event: Event, on_rollback: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """Update from one event.
 
         Of a page that is out and was never recalled nothing is kept: it is used anew when it comes back.
+
+        Args:
+            on_rollback: gets what undoes it, of an event that moves pages; None where nothing is undone.
         """
         if event.act is Act.ADMIT:
             self.pages.update({page: Use(0, event.turn, event.time) for page in event.pages})
         elif event.act is Act.FAULT:
             self._use(event.pages, event)
         elif event.act in MOVED and "to" in event.data:
-            return self._move(event, event.data["to"])
+            undo = self._move(event, event.data["to"])
+            if on_rollback is not None:
+                on_rollback(undo)
         elif event.act is Act.NOTE:
             self.tokenizer = event.data.get("tokenizer", self.tokenizer)
         elif event.act is Act.USAGE:
             counted, prompt = event.data.get("counted"), event.data.get("prompt")
             if is_count(counted) and is_count(prompt):  # another version may have written anything
                 self.calibrated.observe(counted, prompt)
-        return None
 
     def _use(self, pages: Iterable[int], event: Event, more: int = 1) -> None:
         """Count pages as used by an event; those with the same use share one entry."""

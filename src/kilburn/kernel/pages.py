@@ -59,18 +59,16 @@ class Pages(MutableMapping[int, Page]):
         self._here: dict[int, Page] = {}
         # The ids that the store has: all from the one to the other, but 0.
         self._first = self._last = 0
-        # How many of those that are here are not among them.
-        self._more = 0
 
     def copy(self) -> Pages:
         """The same, to be changed by itself."""
         made = Pages(self.read)
-        made._here, made._first, made._last, made._more = self._here.copy(), self._first, self._last, self._more
+        made._here, made._first, made._last = self._here.copy(), self._first, self._last
         return made
 
     def settle(self, first: int, last: int) -> None:
         """The store has all pages by now: those from one id to the other."""
-        self._first, self._last, self._more = first, last, 0
+        self._first, self._last = first, last
 
     def drop(self, pages: Iterable[int]) -> None:
         """Keep these in memory no longer, where the store has them."""
@@ -123,20 +121,16 @@ class Pages(MutableMapping[int, Page]):
         return known if known is not None else self[page] if self._is_stored(page) else default
 
     def __setitem__(self, number: int, page: Page) -> None:
-        if number not in self._here and not self._is_stored(number):
-            self._more += 1
         self._here[number] = page
 
     def __delitem__(self, page: int) -> None:
         del self._here[page]
-        if not self._is_stored(page):
-            self._more -= 1
 
     def __len__(self) -> int:
-        return self._last - self._first + self._more
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[int]:
-        more = [page for page in self._here if not self._is_stored(page)] if self._more else []
+        more = [page for page in self._here if not self._is_stored(page)]
         return iter([*range(1, self._last + 1), *range(-1, self._first - 1, -1), *more])
 
     def values(self) -> ValuesView[Page]:

@@ -5,7 +5,7 @@ It becomes one transaction of the store, or is undone back to a savepoint. It do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -109,7 +109,10 @@ class Pending:
             changed: the states of those that the batch has moved.
             owns: whether a page has its row in this process. What became of an inherited page only the ledger says.
         """
+        new = {page.id for page in self.new}
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
+        retired = {page for event in self.events if event.act is Act.RETIRE for page in event.pages if page > 0 and owns(page)}
+        dropped = [page for event in self.events if event.act is Act.DROP for page in event.pages]
         return Batch(
             head=self.head,
             above=self.above,
@@ -117,16 +120,13 @@ class Pending:
             pages=self.new,
             texts={digest: self.texts[digest] for digest in digests},
             pieces={page.digest: self.pieces[page.digest] for page in self.new if page.digest in self.pieces},
-            states={page: state for page, state in changed.items() if owns(page)},
+            states={page: state for page, state in changed.items() if page in new or owns(page)},
             index=[page.id for page in self.new if _is_indexed(page)],
-            unindex=sorted({page for page in self._in(Act.RETIRE) if page > 0 and owns(page)}),
-            erase=[page for page in self._in(Act.DROP) if owns(page)],
-            inherited=[pages[page] for page in self._in(Act.DROP) if not owns(page)],
+            unindex=sorted(retired),
+            erase=[page for page in dropped if owns(page)],
+            inherited=[pages[page] for page in dropped if not owns(page)],
             wait=wait,
         )
-
-    def _in(self, act: Act) -> Iterator[int]:
-        return (page for event in self.events if event.act is act for page in event.pages)
 
 
 def _is_indexed(page: Page) -> bool:

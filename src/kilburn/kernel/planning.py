@@ -24,7 +24,7 @@ from kilburn.kernel.window import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Place, Span
-from kilburn.policy import Cause, Policy, View
+from kilburn.policy import Acts, Cause, Policy, View
 
 log = logging.getLogger("kilburn")
 
@@ -44,6 +44,7 @@ class Planner:
     def __init__(self, kernel: Kernel, policy: Policy, name: str, answer: Callable[[Ask], Answer] | None = None) -> None:
         self.kernel, self.policy, self.name = kernel, policy, name
         self.background = Background(kernel, answer)
+        self._acts = _acts_of(policy)
         self._consultation = Consultation(kernel, name, _depth_of(policy), self.background)
         self._handle = text_cost(kernel.counter, handle_of((1000, 2000, 1001, 1_000_000)))
 
@@ -64,11 +65,13 @@ class Planner:
         Raises:
             PinsExceedWindow: nothing unpinned is left to move. Whatever `change` raises.
         """
-        kernel = self.kernel
+        kernel, window = self.kernel, self.kernel.window
         wanted = self._begin(cause, change)
         if eases and not self._fits():
             return wanted
-        if not (kernel.window.open and kernel.window.awaited()) and not (yield from self._consult(cause, wanted, waits=waits)):
+        rests = self._acts is Acts.FULL or (self._acts is Acts.FOLDED and not window.last_derived)
+        asks = (kernel.excess or not rests) and not (window.open and window.awaited())
+        if asks and not (yield from self._consult(cause, wanted, waits=waits)):
             wanted = self._begin(cause, change)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
@@ -76,7 +79,8 @@ class Planner:
             if not (yield from self._consult(Cause.PRESSURE, wanted, waits=waits)):
                 wanted, before = self._begin(cause, change), -1
             rounds += 1
-        self.enforce(eases=eases)
+        if kernel.excess:
+            self.enforce(eases=eases)
         return wanted
 
     def _begin(self, cause: Cause, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
@@ -85,9 +89,10 @@ class Planner:
         came = wanted if cause is Cause.ADMIT else ()
         if any(window.pages[number].role is Role.SYSTEM for number in came):
             self._page_system(came)
-        if kernel.excess or len(window.held()) < len(window.request):
+        # What stands in the prompt itself is held.
+        if kernel.excess or (not window.shown.issuperset(window.request) and len(window.held()) < len(window.request)):
             self._hold_request()
-        if kernel.use + self._handle > kernel.capacity:
+        if window.use + self._handle > kernel.capacity:
             self._page_oversized(came)
         return wanted
 
@@ -186,6 +191,8 @@ class Planner:
         return frozenset(standing for call in window.awaited(patience) if (standing := window.stands(call)) is not None)
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
+        # A policy must not quote to a model what another process has forgotten.
+        self.kernel.check_current()
         view = self.view(cause, wanted, self.background.look())
         return (yield from self._consultation.hold(self.policy, view, waits=waits))
 
@@ -419,6 +426,17 @@ def _in_turn(view: View) -> list[Page]:
             words.append(page)
     late = {page.id for page in words}
     return [*(page for page in view.pages if page.id not in late), *reversed(words)]
+
+
+def _acts_of(policy: Policy) -> Acts:
+    """When a policy acts. A class that plans anew does not inherit what another one says of its own plan."""
+    for kind in type(policy).__mro__:
+        if "acts" in vars(kind):
+            acts = getattr(policy, "acts", None)
+            return acts if isinstance(acts, Acts) else Acts.ALWAYS
+        if "plan" in vars(kind):
+            break
+    return Acts.ALWAYS
 
 
 def _depth_of(policy: Policy) -> int:

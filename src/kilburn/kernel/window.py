@@ -277,8 +277,10 @@ class Window:
         """Whether the first message after the system messages is a user's, or there is none."""
         if self._spoken:
             key = self._spoken[0]
+            if self.pages[key[2]].role is Role.USER:
+                return True
             first = next(iter(self.gaps), None)
-            return self.pages[key[2]].role is Role.USER or (first is not None and first[0] < key[0])
+            return first is not None and first[0] < key[0]
         return not self._order or len(self.gaps) > 0
 
     # What changes it
@@ -353,7 +355,7 @@ class Window:
             self.said += 1
         said = page.kind is Kind.TEXT and not page.is_blank
         if page.role is Role.USER and said and page.trust >= Trust.USER:
-            same = bool(self.request) and self.pages[self.task].message == page.message
+            same = bool(self.request) and self.pages[self.request[-1]].message == page.message
             # A message of so many parts is so many pages: what the journal holds of each must not grow with them.
             if same:
                 self.request.append(page.id)
@@ -492,10 +494,12 @@ class Window:
             self._before.clear()
         self._use = None
 
-    def keep(self) -> None:
-        """Keep all changes, and begin a new journal."""
+    def keep(self) -> bool:
+        """Keep all changes, and begin a new journal. Returns whether there were any."""
+        changed = bool(self._journal)
         self._journal.clear()
         self._before.clear()
+        return changed
 
     def changed(self) -> dict[int, State]:
         """The pages whose states the batch has changed so far, with the states that they have now."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kilburn.move import Fold, Move
 from kilburn.page import Page
-from kilburn.policy import View
+from kilburn.policy import Acts, View
 from kilburn.prices import Prices, prices_of
 from kilburn.text.excerpts import (
     cited_stretch,
@@ -82,6 +82,11 @@ class Cost:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} is not a number of tokens")
+
+    @property
+    def acts(self) -> Acts:
+        """Only in a full window, unless it is to act sooner."""
+        return Acts.FULL if self.trigger is None else Acts.ALWAYS
 
     def plan(self, view: View) -> Sequence[Move]:
         """An excerpt after the existing ones, or one in place of all of them, or nothing while there is room."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kilburn.move import Evict, Move
-from kilburn.policy import View
+from kilburn.policy import Acts, View
 
 __all__ = ["Fifo"]
 
@@ -24,6 +25,8 @@ class Fifo:
     """
 
     spare: int | None = None
+
+    acts: ClassVar[Acts] = Acts.FULL
 
     def __post_init__(self) -> None:
         if self.spare is not None and self.spare < 0:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kilburn.move import Move
-from kilburn.policy import Cause, View
+from kilburn.policy import Acts, Cause, View
 from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
 __all__ = ["Hybrid"]
@@ -36,6 +37,8 @@ class Hybrid:
     tail: int | None = None
     core: int | None = None
     whole: int | None = None
+
+    acts: ClassVar[Acts] = Acts.FOLDED
 
     def __post_init__(self) -> None:
         for name in ("low", "tail", "core", "whole"):

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import ClassVar
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page
-from kilburn.policy import View
+from kilburn.policy import Acts, View
 
 __all__ = ["Importance", "scores"]
 
@@ -110,6 +111,8 @@ class Importance:
     half_life: float = 3600.0
     turns: float = 20.0
     spare: int | None = None
+
+    acts: ClassVar[Acts] = Acts.FULL
 
     def __post_init__(self) -> None:
         if self.half_life <= 0 or self.turns <= 0:

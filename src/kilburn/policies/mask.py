@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
-from kilburn.policy import View
+from kilburn.policy import Acts, View
 
 __all__ = ["Mask"]
 
@@ -35,6 +35,11 @@ class Mask:
     def __post_init__(self) -> None:
         if self.keep < 0 or self.least < 0 or (self.trigger or 0) < 0:
             raise ValueError(f"keep={self.keep}, least={self.least} and trigger={self.trigger} must be 0 or more")
+
+    @property
+    def acts(self) -> Acts:
+        """Only in a full window, unless it is to act sooner."""
+        return Acts.FULL if self.trigger is None else Acts.ALWAYS
 
     def plan(self, view: View) -> Sequence[Move]:
         """Evict the results whose calls stay; nothing if that would free less than `least`."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
-from kilburn.policy import View
+from kilburn.policy import Acts, View
 
 __all__ = ["Tiered"]
 
@@ -30,6 +31,8 @@ class Tiered:
 
     core: int | None = None
     spare: int | None = None
+
+    acts: ClassVar[Acts] = Acts.FULL
 
     def __post_init__(self) -> None:
         for name in ("core", "spare"):

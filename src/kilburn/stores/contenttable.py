@@ -63,7 +63,8 @@ class ContentTable:
         for digest, key in keys.items():
             if digest in texts:
                 data = encode_text(texts[digest], digest)
-                made.append((self._tenant, key, len(data), *(self._packed(pieces.get(digest), data) or pack(data))))
+                spliced = self._packed(pieces[digest], data) if digest in pieces else None
+                made.append((self._tenant, key, len(data), *(spliced or pack(data))))
         # Most texts are new, so writing comes before looking.
         insert = (
             "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
@@ -82,10 +83,8 @@ class ContentTable:
                 found[key] = there[0]
         return {digest: found[key] for digest, key in keys.items()}
 
-    def _packed(self, pieces: Pieces | None, data: bytes) -> tuple[int, bytes] | None:
+    def _packed(self, pieces: Pieces, data: bytes) -> tuple[int, bytes] | None:
         """Codec and bytes of a text as pieces; None where that would not save anything, or a piece is not of a whole text."""
-        if pieces is None:
-            return None
         known: dict[str, int] = {}
         for digest in {piece[0] for piece in pieces if not isinstance(piece, str)}:
             select = "SELECT id, codec FROM content WHERE tenant = ? AND digest = ?"

@@ -90,9 +90,9 @@ def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
         StoreError: it could not be read again.
     """
     try:
-        runs = _stretches(page.sources, memo)
+        runs = _stretches(page.sources, memo) if len(page.sources) > LONG else ()
         record = _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
-        again = _pages.decode(record) if runs else page_of(record)
+        again = _pages.decode(record)
     except UNREADABLE as error:
         raise StoreError(
             f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page"
@@ -110,7 +110,8 @@ def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
         StoreError: it could not be read again.
     """
     try:
-        runs, data = _stretches(event.pages, memo), _shortened(event.data) if event.act in STATE else event.data
+        runs = _stretches(event.pages, memo) if len(event.pages) > LONG else ()
+        data = _shortened(event.data) if event.act in STATE else event.data
         if runs:
             record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs, "data": data}))
         else:
@@ -157,8 +158,6 @@ def _fields(record: Page | Event) -> dict[str, Any]:
 
 def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
     """First and last of each stretch of consecutive ids; empty if that would save little, or the ids are not in order."""
-    if len(ids) <= LONG:
-        return ()
     known = memo.get(id(ids)) if memo is not None else None
     if known is None:
         known = (ids, _find_stretches(ids))

@@ -185,7 +185,7 @@ class Sealed:
         damaged = ""
         if self.seals and seal != seal_of_process(number, tenant, stored, created, aside, kind, user):
             damaged, aside = "its row is not what was written", False
-        elif not self.intact(tally, "tally", number, *counters):
+        elif self.seals and tally != seal_of("tally", number, *counters):
             damaged, aside = "its counters are not what was written", False
         elif aside:
             damaged = QUARANTINED

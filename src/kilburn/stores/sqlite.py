@@ -109,7 +109,7 @@ class Sqlite:
         self.tenant = check_name(tenant, "tenant")
         self.readonly = readonly
         self._lock = threading.RLock()
-        self._patience = busy_timeout
+        self._patience, self._milliseconds = busy_timeout, round(busy_timeout * 1000)
         # Set while the file or its write-ahead log may still contain erased bytes.
         self._unwiped = False
         # Whether a thread is within `erasing`.
@@ -133,8 +133,10 @@ class Sqlite:
             with translate_errors(self.path, "opening"):
                 self._configure(synchronous, exclusive=vfs is not None)
                 self._number = self._register(restore=restore and not readonly)
+                self._contents = ContentTable(self._db, self._number)
                 self._index = TextIndex(self._db, self._number)
                 self._vectors = VectorTable(self._db, self._number)
+                self._transaction = Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes.
                     self._unwiped = self._is_unwiped()
@@ -169,7 +171,7 @@ class Sqlite:
         writes = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
         # Before the first statement: a writer that just opens or leaves the file holds it for a moment.
-        self._be_patient(db)
+        db.set_busy_timeout(self._milliseconds)
         if not self.readonly:
             return db
         try:
@@ -182,14 +184,11 @@ class Sqlite:
                 raise
             name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
             db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
-            self._be_patient(db)
+            db.set_busy_timeout(self._milliseconds)
         except BaseException:
             db.close(True)
             raise
         return db
-
-    def _be_patient(self, db: apsw.Connection) -> None:
-        db.set_busy_timeout(round(self._patience * 1000))
 
     def _configure(self, synchronous: str, *, exclusive: bool) -> None:
         db = self._db
@@ -291,7 +290,8 @@ class Sqlite:
                         yield
                     return
             with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
-                self._check_writable()
+                if self.readonly:
+                    raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
                 if self._begin(last=time.monotonic() >= deadline):
                     yield
                     self._db.execute("COMMIT")
@@ -309,7 +309,7 @@ class Sqlite:
                 raise
             return False
         finally:
-            self._be_patient(self._db)
+            self._db.set_busy_timeout(self._milliseconds)
         return True
 
     def process(
@@ -347,7 +347,7 @@ class Sqlite:
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             number = self._create(name, time, ProcessKind.SESSION, user)
-            Transaction(self._db, self._sealed, self._index, self._vectors, self._number, number).write(batch)
+            self._transaction.write(number, batch)
             found = self._sealed.session(self._number, number)
             assert found is not None
         return found.whole().info
@@ -425,7 +425,7 @@ class Sqlite:
             StoreError: a batch that contradicts itself, or an I/O error.
         """
         with self._writing("writing", wait=batch.wait):
-            Transaction(self._db, self._sealed, self._index, self._vectors, self._number, process).write(batch)
+            self._transaction.write(process, batch)
             unwiped = self._is_unwiped()
         if unwiped or self._unwiped:
             with self._lock:
@@ -532,7 +532,7 @@ class Sqlite:
         """
         with self._reading("reading"):
             wanted = {key_of(digest): digest for digest in digests}
-            found = {wanted[key]: text for key, text in ContentTable(self._db, self._number).texts(wanted)}
+            found = {wanted[key]: text for key, text in self._contents.texts(wanted)}
         if len(found) < len(wanted):
             missing = next(digest for digest in wanted.values() if digest not in found)
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
@@ -772,10 +772,6 @@ class Sqlite:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check_writable(self) -> None:
-        if self.readonly:
-            raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
-
     def _is_unwiped(self) -> bool:
         """Whether the file says that erased bytes may still be there."""
         return row(self._db, "SELECT 1 FROM erasure") is not None
@@ -802,7 +798,7 @@ class Sqlite:
         except apsw.Error as error:
             log.warning("%s: erased bytes may still lie in it: %s", self.path, error)
         finally:
-            self._be_patient(self._db)
+            self._db.set_busy_timeout(self._milliseconds)
 
     def _is_wiped(self) -> bool:
         """Move the write-ahead log into the file, cut it to nothing, and wipe the file; False where another writer came

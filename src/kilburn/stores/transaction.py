@@ -28,21 +28,23 @@ __all__ = ["Transaction", "sealed_event", "set_stand", "set_tally"]
 
 
 class Transaction:
-    """The steps of writing one batch to one process."""
+    """The steps of writing one batch to one process; one object does them for a file, a batch at a time."""
 
     def __init__(
-        self, db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: VectorTable, tenant: int, process: int
+        self, db: apsw.Connection, sealed: Sealed, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
     ) -> None:
         self._db = db
         self._vectors = vectors
         self._sealed = sealed
+        self._contents = contents
         self._index = index
         self._tenant = tenant
-        self._process = process
+        self._process = 0
         self._memo: Memo = {}
 
-    def write(self, batch: Batch) -> None:
+    def write(self, process: int, batch: Batch) -> None:
         """All of the batch."""
+        self._process, self._memo = process, {}
         known = self._sealed.session(self._tenant, self._process)
         if known is None:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
@@ -52,15 +54,26 @@ class Transaction:
         if batch.above is not None:
             above = self._sealed.session(self._tenant, batch.above[0])
             batch.check_above(above.head if above is not None else 0)
-        citations.check_cited(self._db, self._tenant, batch.pages)
-        citations.check_uncited(self._db, self._process, batch.erase)
-        self._add_pages(batch)
-        citations.add(self._db, {one for page in batch.pages for one in citations.citations_of(self._process, known.kind, page)})
-        added, characters = self._add_entries(batch, known.passages)
-        self._remove_entries({*batch.unindex, *batch.erase})
-        self._set_states(batch)
+        # An append into a window with room only adds: the other steps are for batches that have something for them.
+        citing = [page for page in batch.pages if page.cites or page.sources]
+        if citing:
+            citations.check_cited(self._db, self._tenant, citing)
+        if batch.erase:
+            citations.check_uncited(self._db, self._process, batch.erase)
+        if batch.pages:
+            self._add_pages(batch)
+        if citing:
+            citations.add(self._db, {one for page in citing for one in citations.citations_of(self._process, known.kind, page)})
+        added, characters = self._add_entries(batch, known.passages) if batch.index else (0, 0)
+        if batch.unindex or batch.erase:
+            self._remove_entries({*batch.unindex, *batch.erase})
+        if moved := batch.states.keys() - {page.id for page in batch.pages}:
+            self._set_states(batch, moved)
         self._add_events(batch)
-        self._keep_checkpoint(batch)
+        if batch.above is not None:
+            self._hold_checkpoint(batch.above)
+        if batch.checkpoint is not None:
+            self._keep_checkpoint(batch, batch.checkpoint)
         if batch.erase or batch.inherited:
             self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
         tally = (
@@ -74,7 +87,7 @@ class Transaction:
         set_tally(self._db, self._process, tally)
 
     def _add_pages(self, batch: Batch) -> None:
-        known = ContentTable(self._db, self._tenant).add(batch)
+        known = self._contents.add(batch)
         made = []
         for page in batch.pages:
             state = batch.states.get(page.id) or State()
@@ -98,8 +111,6 @@ class Transaction:
         return record, seal_of("page", self._process, page.id, record)
 
     def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
-        if not batch.index:
-            return 0, 0
         pages = {page.id: page for page in batch.pages}
         texts: list[tuple[int, str]] = []
         for number in dict.fromkeys(batch.index):
@@ -122,6 +133,8 @@ class Transaction:
         if missing := {page for _, page in wanted} - {page for *_, page in known}:
             raise StoreError(f"no page {min(missing)} in process {self._process}", advice="name pages that exist")
         ranges = sorted((first, last, page) for first, last, page in known if first is not None)
+        if not ranges:
+            return
         self._index.remove((first, last, content_of(self._db, self._process, page)) for first, last, page in ranges)
         self._vectors.remove((first, last) for first, last, _ in ranges)
         self._db.executemany(
@@ -129,11 +142,8 @@ class Transaction:
             [(self._process, page) for *_, page in ranges],
         )
 
-    def _set_states(self, batch: Batch) -> None:
-        new = {page.id for page in batch.pages}
-        moved = [
-            (*_stand(self._process, page, state), self._process, page) for page, state in batch.states.items() if page not in new
-        ]
+    def _set_states(self, batch: Batch, pages: Iterable[int]) -> None:
+        moved = [(*_stand(self._process, page, batch.states[page]), self._process, page) for page in sorted(pages)]
         before = self._db.total_changes()
         self._db.executemany(
             "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?", moved
@@ -150,23 +160,22 @@ class Transaction:
         named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
         mentions.add(self._db, self._process, named)
 
-    def _keep_checkpoint(self, batch: Batch) -> None:
-        if batch.above is not None:
-            # This process is read from its parent's last one before the fork.
-            keep = (
-                "UPDATE checkpoint SET kept = 1 WHERE process = ?1 AND head ="
-                " (SELECT max(head) FROM checkpoint WHERE process = ?1 AND head <= ?2)"
-            )
-            self._db.execute(keep, batch.above)
-        if batch.checkpoint is None:
-            return
+    def _hold_checkpoint(self, above: tuple[int, int]) -> None:
+        """Keep the parent's last one before the fork: this process is read from it."""
+        keep = (
+            "UPDATE checkpoint SET kept = 1 WHERE process = ?1 AND head ="
+            " (SELECT max(head) FROM checkpoint WHERE process = ?1 AND head <= ?2)"
+        )
+        self._db.execute(keep, above)
+
+    def _keep_checkpoint(self, batch: Batch, checkpoint: bytes) -> None:
         head = batch.head + len(batch.events)
-        codec, data = pack(batch.checkpoint)
-        seal = seal_of("checkpoint", self._process, head, len(batch.checkpoint), codec, data)
+        codec, data = pack(checkpoint)
+        seal = seal_of("checkpoint", self._process, head, len(checkpoint), codec, data)
         self._db.execute("DELETE FROM checkpoint WHERE process = ? AND (NOT kept OR head = ?)", (self._process, head))
         self._db.execute(
             "INSERT INTO checkpoint(process, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
-            (self._process, head, len(batch.checkpoint), codec, data, seal),
+            (self._process, head, len(checkpoint), codec, data, seal),
         )
 
     def _erase(self, batch: Batch, session: Session) -> None:

@@ -62,9 +62,10 @@ def read(source: dict[str, Any], where: str = "message") -> Message:
     extra: dict[str, Any] = {"form": "chat"}
     if shape != "text":
         extra["shape"] = shape
-    if list(template.items()) != list(_default(role).items()):
+    if list(template.items()) != _PLAIN[role]:
         extra["dict"] = template
-    return Message(role=role, parts=tuple(parts) or (Part(kind=Kind.TEXT, text=""),), extra=pack(extra))
+    packed = pack(extra) if len(extra) > 1 else _FORM
+    return Message(role=role, parts=tuple(parts) or (Part(kind=Kind.TEXT, text=""),), extra=packed)
 
 
 def _default(role: Role) -> dict[str, Any]:
@@ -72,6 +73,10 @@ def _default(role: Role) -> dict[str, Any]:
     if role is Role.TOOL:
         return {"role": "tool", "tool_call_id": None, "content": None}
     return {"role": role.value, "content": None}
+
+
+_PLAIN = {role: list(_default(role).items()) for role in Role}
+_FORM = pack({"form": "chat"})
 
 
 def _read_content(source: dict[str, Any], template: dict[str, Any], where: str) -> tuple[str, list[Part]]:

@@ -15,7 +15,7 @@ from kilburn.wire import chat, messages
 from kilburn.wire.parts import claim_call
 from kilburn.wire.plain import check_text, plain, unpack
 
-__all__ = ["detect", "dump", "parse"]
+__all__ = ["check_fit", "detect", "dump", "parse"]
 
 _CHAT_ROLES = ("tool", "developer", "function")
 _CHAT_KEYS = ("tool_calls", "tool_call_id", "annotations", *chat.ASIDES)
@@ -86,12 +86,16 @@ def _check(message: Message, where: str) -> Message:
         _check_part(part, role, place)
         if part.kind is Kind.CALL and part.call is not None:
             claim_call(part.call, calls, place)
-    _check_fit(message, where)
     return message
 
 
-def _check_fit(message: Message, where: str) -> None:
-    """Whether `extra` can be rendered: it may come from an import that was edited by hand."""
+def check_fit(message: Message, where: str) -> None:
+    """Check that the leftovers of a message can be rendered in both forms. Those that `parse` made can; a file may have been
+    edited by hand, so whoever reads messages from one asks here.
+
+    Raises:
+        InvalidMessage: they cannot.
+    """
     if message.extra is None and all(part.extra is None for part in message.parts):
         return
     try:
