@@ -587,14 +587,17 @@ class Histories:
                     self._away.popitem(last=False)
             self._put_away(session)
 
-    def said(self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = ()) -> None:
+    def said(
+        self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = (), *, more: bool = False
+    ) -> None:
         """Append what the model said and what it was answered here.
 
-        If others went on with the session since its request began, it waits until the model says what the client hears. If that is
-        what is there, nothing is written; else it is a branch. Our own calls make no such difference.
+        If others went on with the session since its request began, it waits until the reply is whole. If that says what is there,
+        nothing is written; else it is a branch. Our own calls make no such difference.
 
         Args:
             pages: that a search brought beside the question, which the first of these messages was answered from.
+            more: whether the model goes on, and the reply is not whole yet.
         """
         words = canonical([*session.spoken, *messages])
         new, cited = list(messages), list(pages)
@@ -606,11 +609,11 @@ class Histories:
                     told = canonical(message for _, message in others)
                     session.repeated = session.repeated or bool(told)
                     session.heard = ()
-                    if told and not words:
+                    if told and more:
                         session.waiting += new
                     elif told and told[: len(words)] == words:
                         session.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
-                        session.turn, session.waiting = _end_of(others, len(words)), []
+                        session.turn, session.waiting = _end_of(others, len(words), session.start), []
                     else:
                         if told:
                             new, cited = self._branch(session, new, cited)
@@ -751,10 +754,9 @@ def _asked_before(session: Session, chain: Sequence[bytes]) -> int | None:
     return turn if len(canonical(copy_of(session.process, turn))) == len(chain) else None
 
 
-def _end_of(messages: Iterable[tuple[int, Message]], count: int) -> int:
-    """The number of the message with which so many digests end."""
+def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:
+    """The number of the last message of so many digests after message `end`."""
     said: list[Message] = []
-    end = 0
     for number, message in messages:
         said.append(message)
         if len(canonical(said)) > count:

@@ -455,7 +455,7 @@ class _Turn:
             return False
         over = reading.rounds >= self._relay.rounds
         said, seen = work.heard(hidden(message)), session.process.kernel.ledger.stats.tokens_seen
-        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
+        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)], more=goes_on)
         self._relay.figures.hide(session, seen)
         if not goes_on:
             return False
@@ -466,7 +466,7 @@ class _Turn:
                 break
         return True
 
-    def _keep(self, reply: Reply, messages: list[Message]) -> None:
+    def _keep(self, reply: Reply, messages: list[Message], *, more: bool = False) -> None:
         """Append what was said, and learn from its usage how long the prompt was.
 
         Raises:
@@ -474,7 +474,7 @@ class _Turn:
         """
         try:
             pages = () if self._work.brought is None else self._work.brought.pages
-            self._relay.histories.said(self._session, messages, pages)
+            self._relay.histories.said(self._session, messages, pages, more=more)
         except Forgotten as error:
             raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:
