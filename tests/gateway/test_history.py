@@ -440,7 +440,7 @@ def test_other_words_over_the_window_are_a_branch(tmp_path: Path, recalls: bool)
 def test_the_same_request_at_once_with_recalls_in_both(tmp_path: Path, replies: str) -> None:
     with small(str(tmp_path / "a.db")) as store:
         histories = Histories(store)
-        talk, name = over_the_window(histories)
+        talk, _ = over_the_window(histories)
         talk = [*talk, assistant("answer 7 " + "gold " * 40), user("and then?")]
         both = [take(histories, talk) for _ in replies]
         for round in "12":
