@@ -20,6 +20,7 @@ from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.sessions import Session
 from kilburn.message import Kind, Message, Part, Role
+from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.form import parse
 
@@ -52,7 +53,8 @@ def hidden_turn(histories: Histories, messages: list[Any], reply: str) -> str:
     session = take(histories, messages)
     call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{len(messages)}", name="recall")
     result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
-    histories.said(session, [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))])
+    said = [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))]
+    histories.said(session, said, more=True)
     histories.said(session, parse(assistant(reply)))
     histories.give(session)
     return session.name
@@ -365,3 +367,96 @@ def test_many_forks_of_one_beginning_are_each_found_again(tmp_path: Path) -> Non
             more = more if number == 7 else more[:5]
             assert turn(histories, more, "yes") == names[number], "those that were used last are found after a restart"
         assert len(store.processes()) == count
+
+
+def small(path: str) -> kilburn.Hierarchy:
+    """A store with a window in which a few of these messages fit."""
+    return kilburn.open(path, window=1_000, policy="fifo", tokenizer="chars/4", embedder=None)
+
+
+def over_the_window(histories: Histories) -> tuple[list[dict[str, Any]], str]:
+    """A conversation of which something has left the window, without its last reply, and its session's name."""
+    talk: list[dict[str, Any]] = []
+    for number in range(8):
+        talk.append(user(f"question {number} " + "sand " * 80))
+        name = turn(histories, talk, f"answer {number} " + "gold " * 40)
+        talk.append(assistant(f"answer {number} " + "gold " * 40))
+    return talk[:-1], name
+
+
+def words_of(session: Session) -> str:
+    """The texts of the prompt for the request that goes on now."""
+    return "\n".join(str(message["content"]) for message in session.render("chat"))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["known", "restarted"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_request_that_is_made_again_over_the_window_is_no_branch(tmp_path: Path, hidden: bool, again: bool) -> None:
+    with small(str(tmp_path / "a.db")) as store:
+        histories = Histories(store)
+        talk, name = over_the_window(histories)
+        last = "answer 7 " + "gold " * 40
+        if hidden:
+            talk = [*talk, assistant(last), user("and then?")]
+            last = "then it is gold"
+            assert hidden_turn(histories, talk, last) == name
+        assert not store.process(name).window.whole
+        before = store.process(name).window.last
+        histories = Histories(store) if again else histories
+        session = take(histories, talk)
+        assert session.name == name
+        assert last not in words_of(session)
+        assert talk[-1]["content"] in words_of(session)
+        assert session.render("chat").tokens <= 1_000
+        histories.said(session, parse(assistant(last)))
+        histories.give(session)
+        assert hidden_turn(histories, talk, last) == name, "with or without a recall"
+        assert store.process(name).window.last == before, "nothing was written"
+        assert [info.name for info in store.processes()] == [name]
+        talk += [assistant(last), user("on")]
+        assert turn(histories, talk, "yes") == name
+        assert visible(store, name)[-3:] == [last, "on", "yes"]
+
+
+@pytest.mark.parametrize("recalls", [False, True])
+def test_other_words_over_the_window_are_a_branch(tmp_path: Path, recalls: bool) -> None:
+    with small(str(tmp_path / "a.db")) as store:
+        histories = Histories(store)
+        talk, name = over_the_window(histories)
+        said = visible(store, name)
+        assert (hidden_turn if recalls else turn)(histories, talk, "something else") == f"{name}~2"
+        assert visible(store, name) == said
+        assert visible(store, f"{name}~2") == [*said[:-1], "something else"]
+        if recalls:
+            pages = store.process(f"{name}~2").window.pages.originals()
+            [result] = [page for page in pages if page.kind is Kind.RESULT]
+            assert result.sources == (1,)
+            assert result.cites == ((store.process(name).kernel.info.number, 1),)
+        for path in (name, f"{name}~2"):
+            check_laws(store.process(path))
+
+
+@pytest.mark.parametrize("replies", ["aa", "ab", "ba"])
+def test_the_same_request_at_once_with_recalls_in_both(tmp_path: Path, replies: str) -> None:
+    with small(str(tmp_path / "a.db")) as store:
+        histories = Histories(store)
+        talk, _ = over_the_window(histories)
+        talk = [*talk, assistant("answer 7 " + "gold " * 40), user("and then?")]
+        both = [take(histories, talk) for _ in replies]
+        for round in "12":
+            for at, session in enumerate(both):
+                call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{round}{at}", name="recall")
+                result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
+                said = [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))]
+                histories.said(session, said, more=True)
+                assert session.render("chat").tokens <= 1_000
+        for session, reply in zip(both, replies, strict=True):
+            histories.said(session, parse(assistant(reply)))
+        for session in both:
+            histories.give(session)
+        names = [info.name for info in store.processes()]
+        assert len(names) == len(set(replies))
+        for reply in set(replies):
+            assert turn(histories, [*talk, assistant(reply), user("on")], "yes") in names
+        for each in names:
+            check_laws(store.process(each))

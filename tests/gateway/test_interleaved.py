@@ -272,6 +272,24 @@ def test_an_id_that_was_streamed_before_a_recall_can_be_gone_on_from(gateway: An
         assert len(store.processes()) == 1
 
 
+def test_reasoning_goes_with_the_words_that_came_of_it(gateway: Any) -> None:
+    """Words that a client is shown before a recall are kept behind it, and their reasoning with them."""
+    before = (Part(kind=Kind.REASONING, text="Speak first."), Part(kind=Kind.TEXT, text="Let me look."))
+    recall = (Part(kind=Kind.REASONING, text="It has left."), *calling(("recall", {"address": "p1"})).parts)
+    setup = gateway(Message(role=Role.ASSISTANT, parts=(*before, *recall)), "River 0.", "Yes.", window=2000)
+    talk = [{"role": role, "content": f"{role} {n}. {FILLER * 10}"} for n in range(12) for role in ("user", "assistant")]
+    talk.append({"role": "user", "content": "What was first?"})
+    reply = setup.openai.responses.create(model="m", input=talk)
+    items = [item.model_dump(exclude_unset=True) for item in reply.output]
+    setup.openai.responses.create(model="m", input=[*talk, *items, {"role": "user", "content": "Sure?"}])
+    assert not setup.upstream.refused, setup.upstream.refused[0].wrong
+    _, second, third = ([item.get("type", item.get("role")) for item in sent.body["input"]] for sent in setup.upstream.sent)
+    assert second[-3:] == ["reasoning", "function_call", "function_call_output"]
+    assert "reasoning" not in second[:-3]
+    at = third.index("function_call")
+    assert third[at - 1 : at + 5] == ["reasoning", "function_call", "function_call_output", "reasoning", "message", "message"]
+
+
 @pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize("window", [1500, 1_000_000])
 def test_a_reply_with_calls_that_is_asked_for_twice(gateway: Any, window: int, chained: bool) -> None:

@@ -178,6 +178,10 @@ class Form(ABC):
         its call."""
         return numbered(messages)
 
+    def shown(self, message: Message) -> list[Part]:
+        """What a client is shown of a reply that asks us, and what stays with it: a provider takes it back only together."""
+        return [part for part in message.parts if part.kind is Kind.TEXT]
+
     def led(self, message: Message, said: Sequence[Part]) -> Message:
         """A reply that begins with words which the client was shown before it. A provider wants its reasoning first."""
         first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)

@@ -29,12 +29,14 @@ from kilburn.gateway.sessions import (
     Memo,
     Session,
     beginning_of,
+    brought_over,
     chained,
     copy_of,
     following,
     is_linkable,
     last_reply,
     renamed,
+    said_after,
     shared,
     turn_before_reply,
 )
@@ -585,23 +587,37 @@ class Histories:
                     self._away.popitem(last=False)
             self._put_away(session)
 
-    def said(self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = ()) -> None:
+    def said(
+        self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = (), *, more: bool = False
+    ) -> None:
         """Append what the model said and what it was answered here.
+
+        If others went on with the session since its request began, it waits until the reply is whole. If that says what is there,
+        nothing is written; else it is a branch. Our own calls make no such difference.
 
         Args:
             pages: that a search brought beside the question, which the first of these messages was answered from.
+            more: whether the model goes on, and the reply is not whole yet.
         """
+        words = canonical([*session.spoken, *messages])
+        new, cited = list(messages), list(pages)
         with session.saying:
             for left in reversed(range(TRIES)):
                 try:
-                    if (process := self._heard(session, messages)) is None:
-                        process = self.own(session)
-                        new = following(messages, process)
-                        keep(process, new[0], pages, *new[1:])
-                        session.heard = ()
+                    process = self.current(session)
+                    others = said_after(process, session.start) if process.turn != session.turn else []
+                    told = canonical(message for _, message in others)
+                    session.repeated = session.repeated or bool(told)
+                    session.heard = ()
+                    if told and more:
+                        session.waiting += new
+                    elif told and told[: len(words)] == words:
+                        session.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
+                        session.turn, session.waiting = _end_of(others, len(words), session.start), []
                     else:
-                        session.heard = tuple(part.call or "" for message in messages for part in message.parts if part.call)
-                    session.turn = process.turn
+                        if told:
+                            new, cited = self._branch(session, new, cited)
+                        self._append_said(session, new, cited)
                     break
                 except StoreStale:
                     if not left:
@@ -611,40 +627,53 @@ class Histories:
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
 
-    def _heard(self, session: Session, messages: Sequence[Message]) -> Process | None:
-        """The process of a session, if the same request was answered with these words meanwhile."""
+    def _append_said(self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]]) -> None:
         process = session.process
-        process.refresh()
-        if process.turn == session.turn or session.spoken:
-            return None
-        before = len(canonical(copy_of(process, session.turn)))
-        return process if canonical(process.originals())[before:] == canonical(messages) else None
+        if session.waiting:
+            process.append(*following(session.waiting, process))
+            session.turn, session.waiting = process.turn, []
+        new = following(messages, process)
+        keep(process, new[0], pages, *new[1:])
+        session.turn = process.turn
 
-    def own(self, session: Session) -> Process:
-        """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
-        here gets one of its own, with what it had until then.
+    def current(self, session: Session) -> Process:
+        """The process of a busy session as it is now.
 
         Raises:
-            StoreStale: the session was forgotten, or others are faster again. StoreError.
+            StoreStale: it was forgotten.
         """
         info = self._stored(session.name)
         if info is None or info.number != session.number:
             raise StoreStale("the session was forgotten meanwhile", advice="ask again")
-        process = self.hierarchy.process(session.name)
-        process.refresh()
-        if process.turn != session.turn:
-            kept, old = copy_of(process, session.turn), session.name
-            with self._lock:
-                branch = self._new(session.root, session.user)
-                self._begin(branch, process, session.linked_to, kept, kept)
-                if self._sessions.get(old) is session:
-                    del self._sessions[old]
-                self._forget(old)
-                self._seen.discard((session.root, session.user))
-                self._sessions[branch.name] = session
-            process, session.turn, session.repeated = branch, branch.turn, False
-        session.process = process
-        return process
+        session.process = self.hierarchy.process(session.name)
+        session.process.refresh()
+        return session.process
+
+    def _branch(
+        self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
+    ) -> tuple[list[Message], list[tuple[int, int]]]:
+        """Give a busy session a process of its own, with what the old one had until others went on; returns what is said now, and
+        the pages that it was answered from, as they are there.
+
+        Raises:
+            StoreStale: others are faster again.
+        """
+        process, turn, old = session.process, session.turn, session.name
+        kept = copy_of(process, turn)
+        own = tuple(page for number, page in pages if number == session.number)
+        waiting = brought_over(session.waiting, process, turn)
+        said = brought_over(messages, process, turn)
+        [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], process, turn)
+        with self._lock:
+            branch = self._new(session.root, session.user)
+            self._begin(branch, process, session.linked_to, kept, kept)
+            if self._sessions.get(old) is session:
+                del self._sessions[old]
+            self._forget(old)
+            self._seen.discard((session.root, session.user))
+            self._sessions[branch.name] = session
+        session.process, session.turn, session.repeated, session.waiting = branch, branch.turn, False, waiting
+        return said, [*pages, *((session.number, page) for page in shown.sources)]
 
 
 class _Before(NamedTuple):
@@ -715,17 +744,25 @@ class _Request:
 
 def _asked_before(session: Session, chain: Sequence[bytes]) -> int | None:
     """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
-    if it had not, or if more than the request is needed to ask it again."""
+    if it had not."""
     if session.busy:
         count = len(chain)
-        asks = session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) and (
-            session.whole or session.process.turn == session.start
-        )
-        return session.start if asks else None
-    if session.chain[-2:-1] != chain[-1:] or not session.whole:
+        return session.start if session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) else None
+    if session.chain[-2:-1] != chain[-1:]:
         return None
     turn = turn_before_reply(session.process)
     return turn if len(canonical(copy_of(session.process, turn))) == len(chain) else None
+
+
+def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:
+    """The number of the last message of so many digests after message `end`."""
+    said: list[Message] = []
+    for number, message in messages:
+        said.append(message)
+        if len(canonical(said)) > count:
+            break
+        end = number
+    return end
 
 
 def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:

@@ -47,7 +47,7 @@ from kilburn.gateway.upstream import Response, Upstream, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import to_send
-from kilburn.message import Kind, Message, Part, Trust
+from kilburn.message import Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 from kilburn.wire.plain import NOT_JSON
@@ -235,13 +235,10 @@ class _Work:
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
             return
-        if session.repeated and process.turn != session.turn:
-            # Its reply of before is no part of the prompt.
-            process = self._histories.own(session)
-            self._fit(process.budget)
-        prompt = to_send(process.render(self.form.rendered))
-        if process.turn != session.turn:
-            raise StoreStale("another gateway went on with the session", advice="read it again")
+        try:
+            prompt = to_send(session.render(self.form.rendered))
+        except Forgotten as error:
+            raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         if misses and not self.tools and (found := brought(self._hierarchy, session, self._found)) is not None:
@@ -297,7 +294,7 @@ class _Turn:
     ) -> None:
         self._relay, self._session, self._work = relay, session, work
         self._path, self._headers, self._exchange, self._send = path, headers, exchange, send
-        self._turn = session.process.turn
+        self._turn = session.turn
         self._started = self._given = False
         self._retried = self._without = False
         self._reading: Reading | None = None
@@ -446,8 +443,10 @@ class _Turn:
         message = reply.message
         if goes_on:
             # The client hears one reply, and what it is shown of it is kept once that is whole: it may ask again before.
-            self._shown += [part for part in message.parts if part.kind is Kind.TEXT]
-            message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if part.kind is not Kind.TEXT))
+            shown = work.form.shown(message)
+            self._shown += shown
+            ids = set(map(id, shown))
+            message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if id(part) not in ids))
         elif self._shown:
             message = work.form.led(message, self._shown)
         if not ours:
@@ -457,18 +456,18 @@ class _Turn:
             return False
         over = reading.rounds >= self._relay.rounds
         said, seen = work.heard(hidden(message)), session.process.kernel.ledger.stats.tokens_seen
-        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
+        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)], more=goes_on)
         self._relay.figures.hide(session, seen)
         if not goes_on:
             return False
         for left in reversed(range(TRIES)):
             with suppress(StoreStale) if left else nullcontext():
-                self._relay.histories.own(session)
+                self._relay.histories.current(session)
                 work.render()
                 break
         return True
 
-    def _keep(self, reply: Reply, messages: list[Message]) -> None:
+    def _keep(self, reply: Reply, messages: list[Message], *, more: bool = False) -> None:
         """Append what was said, and learn from its usage how long the prompt was.
 
         Raises:
@@ -476,7 +475,7 @@ class _Turn:
         """
         try:
             pages = () if self._work.brought is None else self._work.brought.pages
-            self._relay.histories.said(self._session, messages, pages)
+            self._relay.histories.said(self._session, messages, pages, more=more)
         except Forgotten as error:
             raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:

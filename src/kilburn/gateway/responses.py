@@ -74,6 +74,14 @@ class Responses(Chat):
         """See `Form`."""
         return items.together(numbered(messages))
 
+    def shown(self, message: Message) -> list[Part]:
+        """See `Form`. Here that is the reasoning right before it."""
+        shown: list[Part] = []
+        for part, after in reversed([*zip(message.parts, (*message.parts[1:], None), strict=True)]):
+            led = part.kind is Kind.REASONING and bool(shown) and shown[-1] is after
+            shown += [part] if part.kind is Kind.TEXT or led else []
+        return shown[::-1]
+
     def led(self, message: Message, said: Sequence[Part]) -> Message:
         """See `Form`. Here reasoning stays with what came of it."""
         return msgspec.structs.replace(message, parts=(*said, *message.parts))

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from kilburn.errors import StoreStale
 from kilburn.gateway.form import Asked
 from kilburn.kernel.process import Process
+from kilburn.kernel.render import Prompt
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, canonical
@@ -21,12 +23,14 @@ __all__ = [
     "Memo",
     "Session",
     "beginning_of",
+    "brought_over",
     "chained",
     "copy_of",
     "following",
     "is_linkable",
     "last_reply",
     "renamed",
+    "said_after",
     "shared",
     "turn_before_reply",
 ]
@@ -70,7 +74,9 @@ class Session:
         self.saying = threading.Lock()
         """Held while a reply is appended, if it is not there yet."""
         self.repeated = False
-        """Whether it is there a second time: see `again`."""
+        """Whether others went on with the process, and what is said here is not in it: see `again`."""
+        self.waiting: list[Message] = []
+        """Our own calls and their results that are said here and not in the process: a branch has them, if it comes to one."""
         self.prefilled = False
         self.memo: Memo | None = None
         """Of the request that goes on now."""
@@ -87,12 +93,12 @@ class Session:
 
     def again(self, turn: int, count: int) -> Session:
         """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
-        process; only a reply that says something else begins a branch."""
+        process, and its prompt is made without what came after; only a reply that says something else begins a branch."""
         twin = Session.__new__(Session)
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
-        twin._costs, twin.spoken, twin.memo, twin.prefilled = {}, [], None, False
+        twin._costs, twin.spoken, twin.waiting, twin.memo, twin.prefilled = {}, [], [], None, False
         twin.repeated = True
         twin.begin(twin.chain[-1])
         return twin
@@ -138,6 +144,21 @@ class Session:
                 self._costs.clear()
             known = self._costs[key] = self.process.counter.count(raw.decode("utf-8", "replace"))
         return known
+
+    def render(self, form: str) -> Prompt:
+        """The prompt for the request that goes on now, without what others said since it began.
+
+        Raises:
+            StoreStale: they went on with it before anything was said here.
+        """
+        process = self.process
+        if self.waiting or (process.turn != self.turn and (self.repeated or self.spoken)):
+            with process.lock:
+                return process.render_from(self.turn, following(self.waiting, process), form)
+        prompt = process.render(form)
+        if process.turn != self.turn:
+            raise StoreStale("another gateway went on with the session", advice="read it again")
+        return prompt
 
     def fill(self, digests: Sequence[bytes]) -> None:
         """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
@@ -230,31 +251,41 @@ def beginning_of(process: Process, count: int) -> list[Message]:
 def copy_of(process: Process, turn: int) -> list[Message]:
     """The messages of a process up to a turn, for another one. What was recalled cites what it is from, there and here, and
     nothing is believed more than it was."""
-    window, number = process.window, process.kernel.info.number
-    pages = _live(process)
-    ids = {each.id: at for at, each in enumerate(pages, 1)}
     trusts: dict[int, Trust] = {}
-    for each in pages:
+    for each in _live(process):
         trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
-    copied = []
-    for at, message in zip(trusts, process.originals(), strict=True):
-        if at > turn:
-            break
-        sources: list[int] = []
+    copied = [
+        msgspec.structs.replace(message, trust=min(trusts[at], TRUST_OF_ROLE[message.role]))
+        for at, message in _numbered(process)
+        if at <= turn
+    ]
+    return brought_over(copied, process, turn)
+
+
+def brought_over(messages: Iterable[Message], process: Process, turn: int) -> list[Message]:
+    """Messages that cite pages of a process, as another one with its messages up to a turn has them: they cite these pages there
+    too."""
+    window, number = process.window, process.kernel.info.number
+    live = _live(process)
+    ids = {each.id: at for at, each in enumerate((each for each in live if each.message <= turn), 1)}
+    there = {each.id for each in live}
+    out = []
+    for message in messages:
+        sources: set[int] = set()
         waiting = list(message.sources)
         while waiting:
             page = waiting.pop()
             waiting += window.pages[page].sources if page < 0 else ()
-            sources += [page] if page in ids else []
-        copied.append(
-            msgspec.structs.replace(
-                message,
-                trust=min(trusts[at], TRUST_OF_ROLE[message.role]),
-                sources=tuple(sorted({ids[page] for page in sources})),
-                cites=tuple({*message.cites, *((number, page) for page in sources)}),
-            )
-        )
-    return copied
+            sources |= {page} & there
+        here = sorted(ids[page] for page in sources if page in ids)
+        cites = tuple({*message.cites, *((number, page) for page in sources)})
+        out.append(msgspec.structs.replace(message, sources=tuple(here), cites=cites))
+    return out
+
+
+def said_after(process: Process, turn: int) -> list[tuple[int, Message]]:
+    """The messages of a process after a turn, each with its number."""
+    return [(number, message) for number, message in _numbered(process) if number > turn]
 
 
 def _live(process: Process) -> list[Page]:
@@ -266,6 +297,12 @@ def _live(process: Process) -> list[Page]:
 def _numbers(process: Process) -> list[int]:
     """The numbers of the messages that are not forgotten."""
     return list(dict.fromkeys(page.message for page in _live(process)))
+
+
+def _numbered(process: Process) -> list[tuple[int, Message]]:
+    """The messages that are not forgotten, each with its number."""
+    with process.lock:
+        return [*zip(_numbers(process), process.originals(), strict=True)]
 
 
 def following(messages: Sequence[Message], process: Process) -> list[Message]:

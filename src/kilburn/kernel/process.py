@@ -413,6 +413,33 @@ class Process:
                 raise
             return prompt
 
+    def render_from(self, turn: int, messages: Sequence[Message] = (), format: str = "chat") -> Prompt:
+        """The prompt as it would be if these messages had come after a turn, and not what did. Nothing is appended or moved, and
+        no policy is asked.
+
+        Raises:
+            What `append` raises.
+        """
+        with self._current() as kernel:
+            window = self.window
+            last = window.last
+            try:
+                kernel.begin()
+                self._take_back([page.id for page in window.pages.originals() if page.message > turn])
+                if messages:
+                    kernel.take_in(messages)
+                self._planner.enforce()
+                prompt = self._prompts.render_once(format)
+                added = [*range(last + 1, window.last + 1)]
+                kernel.undo()
+                kernel.end()
+            except BaseException as error:
+                kernel.fail(error)
+                raise
+            # Their numbers are given again.
+            self._prompts.forget(added)
+            return prompt
+
     async def arender(self, format: str = "chat") -> Prompt:
         """`render` for async callers, in a worker thread."""
         return await aside(partial(self.render, format))

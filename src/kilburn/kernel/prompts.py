@@ -37,6 +37,7 @@ class Prompts:
         """Remove what is known of forgotten pages."""
         for page in pages:
             self._parts.pop(page, None)
+        self._seen.difference_update(pages)
         self._shipped.clear()
 
     def render(self, form: str) -> Prompt:

@@ -554,6 +554,8 @@ class Items:
         self._sealed: dict[str, Any] = {}
         self._thought: dict[str, str] = {}
         """What came right behind reasoning, and this reasoning, by their ids."""
+        self._behind: dict[str, Json] = {}
+        """What came right behind reasoning, by the id of this."""
 
     def keep(self, output: Sequence[Json], *, kept: bool) -> None:
         """Remember a reply's items; `kept`: they can be had by their ids alone."""
@@ -565,6 +567,7 @@ class Items:
                 self._sealed[name] = item.get("encrypted_content")
             if before.get("type") == "reasoning":
                 self._thought[name] = before["id"]
+                self._behind[before["id"]] = item
 
     def judge(self, items: Sequence[Json], *, kept: bool) -> None:
         """Whether a provider takes these items.
@@ -588,7 +591,9 @@ class Items:
     def _judge_reasoning(self, item: Json, after: Json, *, kept: bool) -> None:
         name, sealed = str(item.get("id")), item.get("encrypted_content")
         spoken = after.get("role", "assistant") == "assistant" and not str(after.get("type")).endswith("_output")
-        if not spoken:
+        behind = self._behind.get(name, after)
+        same = after.get("type", "message") == behind.get("type", "message") and after.get("name") == behind.get("name")
+        if not spoken or not same or after.get("id", behind.get("id")) != behind.get("id"):
             raise _Wrong(f"Item '{name}' of type 'reasoning' was provided without its required following item.")
         if sealed is not None and self._sealed.get(name, sealed) not in (sealed, None):
             raise _Wrong(f"The encrypted content for item {name} could not be verified.")
