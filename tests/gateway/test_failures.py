@@ -230,6 +230,29 @@ def test_statuses_and_their_words_are_told_as_they_were(gateway: Any, form: str,
         assert info.pages == 3
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_hidden_round_is_asked_again_where_the_client_cannot(gateway: Any, form: str) -> None:
+    busy = [Refusal(status=429, retry_after=0), Refusal(status=529), Break(how="error", after=0, error=Refusal(status=529))]
+    upstream = Upstream(calling(("recall", {"address": "p1"})), *busy, "Found.")
+    setup = gateway(upstream=upstream, window=2000, form="messages" if form == "messages" else "chat")
+    assert ask(setup, form, talk(12), streamed=True) == "Found."
+    assert [sent.status for sent in upstream.sent] == [200, 429, 529, 200, 200]
+    with setup.store() as store:
+        (info,) = store.processes()
+        assert store.process(info.name).recall("p1").startswith("q0")
+
+
+@pytest.mark.parametrize(("pause", "asked"), [(0, 5), (3600, 2)])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_hidden_round_is_asked_again_a_few_times_and_soon_or_not(gateway: Any, form: str, pause: float, asked: int) -> None:
+    busy = [Refusal(status=429, words="Not now.", retry_after=pause)] * 9
+    upstream = Upstream(calling(("recall", {"address": "p1"})), *busy)
+    setup = gateway(upstream=upstream, window=2000, form="messages" if form == "messages" else "chat")
+    text = post(setup, form, talk(12), stream=True).text
+    assert "Not now" in text.rstrip().rpartition("data: ")[2]
+    assert len(upstream.sent) == asked
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503, 529])
 @pytest.mark.parametrize("form", ["chat", "messages"])
 def test_a_status_is_kept_where_the_upstream_speaks_the_other_form(gateway: Any, form: str, status: int) -> None:

@@ -399,6 +399,7 @@ def test_a_disk_that_is_full_when_the_answer_comes(program: Callable[..., Progra
     else:
         assert answer.headers["x-kilburn-unread"] in FULL
     name = answer.headers["x-kilburn-session"]
+    assert until(lambda: it.health().json().get("problem")) in ("StoreFull", "StoreError")
     it.limit(None)
     whole = said(long)
     again = it.ask([*talk, whole, user("And?")], path=path)

@@ -415,8 +415,7 @@ class _Endpoint:
                 headers = {name: value for name, value in headers.items() if name != "idempotency-key"}
             await forward(gateway.upstream, "POST", path, body, headers, send, form, reason)
         else:
-            if not exchange.unread:
-                gateway.failed(None)
+            gateway.failed(exchange.unkept)
 
     async def _flow(self, scope: Scope, flow: _Flow, headers: Mapping[str, str], send: Send) -> None:
         """Pass a body through as it comes."""

@@ -10,6 +10,7 @@ import time
 
 import msgspec
 
+from kilburn.errors import StoreError
 from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
@@ -40,6 +41,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         idle: since the session's last reply, or None; the upstream's cache may have expired.
         finish: why the reply ended.
         unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.reason_of`.
+        unkept: what the store said to a reply that went out all the same.
     """
 
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
@@ -74,6 +76,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     idle: float | None = None
     finish: str = ""
     unread: str = ""
+    unkept: StoreError | None = None
 
     @property
     def added(self) -> float | None:

@@ -26,6 +26,7 @@ from kilburn.errors import (
     KilburnError,
     ModelError,
     Overlong,
+    RateLimited,
     SpecError,
     StoreError,
     StoreStale,
@@ -50,6 +51,7 @@ from kilburn.kernel.render import to_send
 from kilburn.message import Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
+from kilburn.models.retry import Retry
 from kilburn.wire.plain import NOT_JSON
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
@@ -71,6 +73,9 @@ TOOLS = msgspec.json.encode(OFFERED)
 
 LAST = ("message_stop", "response.completed", "response.incomplete")
 """Names of events that end a reply; the chat form has data for that."""
+
+AGAIN = Retry()
+"""How often in a request a hidden round is asked again, and how long apart."""
 
 LINGER = 1.0
 """Seconds that an upstream may keep its stream open after the event that ends the reply."""
@@ -297,6 +302,8 @@ class _Turn:
         self._turn = session.turn
         self._started = self._given = False
         self._retried = self._without = False
+        self._failed = 0
+        """How often the upstream had no room for a hidden round."""
         self._reading: Reading | None = None
         self._shape: Shape | None = None
         """Of the answers; the client hears one reply."""
@@ -334,7 +341,7 @@ class _Turn:
         """Whether the client gets a reply that the store did not take: the next history has it, and it is kept then."""
         if not self._relay.fails_open or not (reason := reason_of(error)):
             return False
-        self._exchange.unread = reason
+        self._exchange.unread, self._exchange.unkept = reason, error
         log.warning("a reply was not kept: %s", error)
         return True
 
@@ -350,6 +357,10 @@ class _Turn:
                 answer = await stack.enter_async_context(_waited(asking, exchange))
             except (Overlong, ToolsRefused) as error:
                 if await self._mended(error):
+                    return True
+                raise
+            except (RateLimited, Unavailable) as error:
+                if await self._later(error):
                     return True
                 raise
             if answer.status >= 400:
@@ -491,7 +502,7 @@ class _Turn:
         except NOT_JSON:
             said = None
         error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
-        if await self._mended(error):
+        if await self._mended(error) or await self._later(error):
             return True
         if self._started:
             raise error
@@ -500,6 +511,19 @@ class _Turn:
         await self._start(answer.status, answer.headers, len(body))
         await self._send({"type": "http.response.body", "body": body})
         return False
+
+    async def _later(self, error: ModelError) -> bool:
+        """Whether a hidden round that the upstream had no room for can be asked again, after a pause. A client repeats such a
+        request by its status; once it has heard the beginning of a stream, there is none."""
+        hidden_round = self._started and self._reading is not None and self._reading.rounds > 0
+        if not hidden_round or not isinstance(error, (RateLimited, Unavailable)):
+            return False
+        self._failed += 1
+        pause = AGAIN.pause(self._failed, error)
+        if pause is None:
+            return False
+        await anyio.sleep(pause)
+        return True
 
     async def _mended(self, error: ModelError) -> bool:
         """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
@@ -520,7 +544,8 @@ class _Turn:
         """Whether a stream that said nothing yet but what can be mended can be asked for again, unnoticed."""
         if self._started and not self._work.wanted:
             return False
-        if not await self._mended(error_of("the upstream", None, failed, "")):
+        error = error_of("the upstream", None, failed, "")
+        if not await self._mended(error) and not await self._later(error):
             return False
         if self._started:
             reading.begin_again()
