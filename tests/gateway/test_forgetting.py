@@ -205,7 +205,7 @@ def test_a_compaction_that_is_made_while_its_page_is_forgotten_is_not_kept(gatew
     history = [user("Hello. " + SECRET), said("OK."), user("And?")]
     answer = httpx2.post(f"{setup.url}/v1/responses", json={"model": "m", "input": history}, timeout=20)
     assert answer.status_code == 503
-    assert "forgotten" in answer.text
+    assert "changed meanwhile" in answer.text
     assert not in_files(setup, "canary")
 
 
