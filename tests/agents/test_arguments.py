@@ -291,7 +291,7 @@ def test_bounds_shares_and_limits_that_cannot_be(value: Any) -> None:
         Limits(seconds=10**400)
 
 
-@pytest.mark.parametrize("value", [5, math.nan, b"x", ["x"], object()], ids=repr)
+@pytest.mark.parametrize("value", [5, math.nan, b"x", ["x"], object()], ids=["int", "nan", "bytes", "list", "object"])
 def test_odd_arguments_of_agents_and_sandboxes(store: Hierarchy, value: Any) -> None:
     before, process = state(store), store.process("a")
     for named in ({"parallel": value}, {"depth": value}, {"limits": value}, {"bounds": value}, {"sandbox": value}):
