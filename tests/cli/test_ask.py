@@ -228,6 +228,7 @@ def test_an_error_names_what_is_missing_and_nothing_else(words: tuple[str, ...],
     [
         ("--question", "?", "--model", "echo"),
         ("no-such-file", "--question", "?", "--model", "echo"),
+        ("/dev/zero", "--question", "?", "--model", "echo"),
         (".", "--question", "?"),
         (".", "--model", "echo"),
         (".", "--replay", "--session", "none"),

@@ -101,6 +101,8 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
 
 
 def _read(path: Path) -> str:
+    if path.is_char_device() or path.is_block_device():
+        raise SpecError(f"{path} is a device", advice="give a file, a folder, or - for standard input")  # it may have no end
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
