@@ -109,10 +109,13 @@ class Agent:
 
 
 def plain(items: list[Item]) -> list[Item]:
-    """Items without what an item may be sent without, and without the gateway's own calls."""
-    out, ours = [], set()
+    """Items without what an item may be sent without, and without the gateway's own calls and the reasoning that led to them."""
+    out: list[Item] = []
+    ours = set()
     for item in items:
         if item.get("name") == "recall" or item.get("call_id") in ours:
+            while "output" not in item and out and out[-1]["type"] == "reasoning":
+                out.pop()
             ours.add(item["call_id"])
             continue
         item = {key: value for key, value in item.items() if key not in ("id", "status") or item.get("type") == "reasoning"}
@@ -161,6 +164,22 @@ def test_a_conversation_that_overflows_is_one_session_too(gateway: Any, seed: in
     assert len(agent.sessions) == 1, agent.sessions
     assert model.recalled or not recalls
     assert max(sent.tokens for sent in setup.upstream.sent) <= 3000
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_a_client_keeps_its_provider_takes_without_the_gateway(gateway: Any, streamed: bool) -> None:
+    """A client is not shown the reasoning of a hidden call: it would send it back without the call."""
+    model = Model(orders(1), seed=1, recalls=("R", "RM", "", "M"))
+    setup = gateway(upstream=Upstream(otherwise=model.say), window=60_000)
+    agent = Agent(setup, "kept", streamed=streamed)
+    agent.run("Where does it end? " + FILLER * 6000)
+    for turn in range(3):
+        agent.run(f"Question {turn}.")
+    assert model.recalled
+    assert "reasoning" in {item.get("type") for item in agent.items}
+    past = setup.openai.with_options(default_headers={"x-kilburn": "off"})
+    past.responses.create(model="m", tools=[READ], input=agent.items)
+    assert not setup.upstream.refused, setup.upstream.refused[0].wrong
 
 
 @pytest.mark.parametrize("how", ["kept", "sealed"])

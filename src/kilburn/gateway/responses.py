@@ -273,6 +273,8 @@ class ResponsesReading(Reading):
         self._response: dict[str, Any] | None = None
         self._items: dict[Any, dict[str, Any]] = {}
         self._text: list[str] = []
+        self._thinking: dict[int, list[tuple[dict[str, Any], str, bytes]]] = {}
+        """Events of reasoning, by its place in the output: whether the client sees it depends on what comes of it."""
 
     def _feed(self, event: ServerEvent) -> bytes:
         if not event.data or event.data.strip() == b"[DONE]":
@@ -281,17 +283,40 @@ class ResponsesReading(Reading):
         kind = str(said.get("type") or event.name or "error" * bool(said.get("error")))
         if kind in ("error", "response.failed"):
             self.failed = said.get("response") or said
-            return self._shown(said, kind, event.raw)
+            return self._thought() + self._shown(said, kind, event.raw)
         self.spoke = self.spoke or kind not in BEGINNINGS
         if kind in ENDS:
+            thought = self._thought()
             self.ended = self._ends = True
             self._end_round(said.get("response"))
-            return b"" if self.changed else self._shown(said, kind, event.raw)
+            return thought if self.changed else thought + self._shown(said, kind, event.raw)
         if kind == "response.output_item.done":
             self._items[said.get("output_index", len(self._items))] = said["item"]
         elif kind == "response.output_text.delta" and isinstance(said.get("delta"), str):
             self._text.append(said["delta"])
-        return self._seen(said, kind, event.raw)
+        return self._told(said, kind, event.raw) if self.faults else self._seen(said, kind, event.raw)
+
+    def _told(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        """What the client hears of an event now. Reasoning waits for what comes of it. If that is a call of ours, the client sees
+        neither: a provider takes such reasoning back only with its call."""
+        index, item = said.get("output_index"), said.get("item")
+        begins = kind == "response.output_item.added" and isinstance(item, dict)
+        if isinstance(index, int) and begins and item.get("type") == "reasoning":
+            self._thinking[index] = []
+        if isinstance(index, int) and index in self._thinking:
+            self._thinking[index].append((said, kind, raw))
+            return b""
+        if begins and self._thinking and _is_ours(item):
+            for hidden in self._thinking:
+                self._slot(hidden, True)
+            self._thinking.clear()
+        return self._thought() + self._seen(said, kind, raw)
+
+    def _thought(self) -> bytes:
+        """The reasoning that waited."""
+        waited = [event for events in self._thinking.values() for event in events]
+        self._thinking.clear()
+        return b"".join(self._seen(*event) for event in waited)
 
     def _end_round(self, given: Any) -> None:
         """The end of a reply; some servers do not repeat there what it was, or send none."""
@@ -304,7 +329,7 @@ class ResponsesReading(Reading):
         self._response = {**response, "output": output}
         self._first = self._first or response
         summed(self.usage, counted(response.get("usage")))
-        self._output += [each for each in output if not _is_ours(each)]
+        self._output += _visible(output)
 
     def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
         response = said.get("response")
@@ -349,6 +374,10 @@ class ResponsesReading(Reading):
             self.ended = True
             self._end_round(said)
             self.changed = self.changed or (self.faults and _unseen({"response": said})["response"] is not said)
+
+    def left(self) -> bytes:
+        """See `Reading`."""
+        return self._thought() + super().left()
 
     @property
     def id(self) -> str:
@@ -401,7 +430,17 @@ def _unseen(said: dict[str, Any]) -> dict[str, Any]:
     lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
     if not any(_is_ours(each) for got in lists.values() for each in got):
         return said
-    return {**said, "response": response | {key: [each for each in got if not _is_ours(each)] for key, got in lists.items()}}
+    return {**said, "response": response | {key: _visible(got) for key, got in lists.items()}}
+
+
+def _visible(listed: list[Any]) -> list[Any]:
+    """Tools without ours; or items without calls of ours, and without the reasoning that led to them."""
+    kept: list[Any] = []
+    hides = False
+    for each in reversed(listed):
+        hides = _is_ours(each) or (hides and isinstance(each, dict) and each.get("type") == "reasoning")
+        kept += [] if hides else [each]
+    return kept[::-1]
 
 
 def _is_ours(item: Any) -> bool:
