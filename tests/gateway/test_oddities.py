@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import random
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -345,6 +346,8 @@ def test_odd_replies_are_translated(far: Any, form: str, spoken: str, streamed: 
         got = post(near, form, [{"role": "user", "content": name}], stream=streamed)
         assert got.status_code in ((200,) if expected is not None else (200, 502)), (name, got.text)
         if isinstance(expected, list):
+            if form == "messages":  # which takes only these in a tool's name
+                expected = [re.sub(r"[^a-zA-Z0-9_-]", "_", each) for each in expected]
             assert all(each in got.text for each in expected), (name, got.text)
         elif expected:
             text = got.text if not streamed else "".join(pieces(got.text))

@@ -90,7 +90,8 @@ class Responses(Chat):
         """See `Form`."""
         # What came before is in the input now.
         fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
-        fields.pop(BEFORE, None)
+        if bytes(fields.get(BEFORE, b"null")).strip() != b"null":
+            del fields[BEFORE]
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
             offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]

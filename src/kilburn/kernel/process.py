@@ -321,17 +321,15 @@ class Process:
                 if cause is not Cause.ADMIT:
                     # Where nothing is written in the end, no commit finds out.
                     kernel.check_current()
-                try:
-                    wanted = yield from planner.settle(cause, change, waits=waits, eases=eases)
-                except KilburnError:
-                    # What is wrong in a state that is old by now may be right in the current one.
-                    kernel.check_current()
-                    raise
+                wanted = yield from planner.settle(cause, change, waits=waits, eases=eases)
                 kernel.flush()
                 kernel.end()
             except BaseException as error:
                 kernel.fail(error)
                 planner.background.undo()
+                if isinstance(error, KilburnError):
+                    # What is wrong in a state that is old by now may be right in the current one.
+                    kernel.check_current()
                 raise
             planner.background.commit()
         return wanted
