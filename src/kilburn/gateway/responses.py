@@ -301,8 +301,8 @@ class ResponsesReading(Reading):
         """What the client hears of an event now. Reasoning waits for what comes of it. If that is a call of ours, the client sees
         neither: a provider takes such reasoning back only with its call."""
         index, item = said.get("output_index"), said.get("item")
-        begins = kind == "response.output_item.added" and isinstance(item, dict)
-        if isinstance(index, int) and begins and item.get("type") == "reasoning":
+        begins = kind == "response.output_item.added"
+        if isinstance(index, int) and begins and isinstance(item, dict) and item.get("type") == "reasoning":
             self._thinking[index] = []
         if isinstance(index, int) and index in self._thinking:
             self._thinking[index].append((said, kind, raw))
