@@ -49,7 +49,7 @@ CHECKS = [
 ]
 
 
-APART = ["tests/demo", "tests/models", "tests/torture", "tests/test_docs.py", "kv/tests", "lab/tests"]
+APART = ["tests/demo", "tests/doors", "tests/models", "tests/torture", "tests/test_docs.py", "kv/tests", "lab/tests"]
 """Tests of what stands on the rest: the quick run leaves them out."""
 QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=" + name for name in APART)]
 LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, most of Hypothesis's examples, and %s"
