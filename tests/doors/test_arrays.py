@@ -374,18 +374,8 @@ def check_array(name: str, largest: int, tell: Callable[[str], None] = lambda _:
             check(visit(gateway.url, PATHS[form], plain).status == 200, f"{name}: the gateway lives on", shown)
 
 
-KNOWN = {"chat parts of numbers", "chat parts of {}", "messages blocks of numbers"}
-"""Arrays that break the promise today: odd parts, each of which takes a kilobyte. The gateway's bounds hold for them."""
-
-
-def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    """How a case is run."""
-    known = pytest.mark.xfail(reason="a part that is none takes a kilobyte of memory", strict=False)
-    return [*([] if name in QUICK else [pytest.mark.slow]), *([known] if name in KNOWN else [])]
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's counts of memory are Linux's")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
 def test_an_array_takes_memory_and_steps_in_proportion(name: str) -> None:
     check_array(name, 256_000)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -111,16 +112,21 @@ def _content(content: Any, kind: str) -> Any:
         return content
     if not isinstance(content, list):
         return _text(content)
-    blocks = [_block(block, kind) for block in content]
-    return content if all(one is other for one, other in zip(blocks, content, strict=True)) else blocks
+    blocks: list[dict[str, Any]] = []
+    for is_block, run in groupby(content, _is_block):
+        values = list(run)
+        # Values that are no blocks are one text, however many they are: a page for each would take a kilobyte for two bytes.
+        blocks += [_block(one, kind) for one in values] if is_block else [{"type": kind, "text": "\n".join(map(_text, values))}]
+    same = len(blocks) == len(content) and all(one is other for one, other in zip(blocks, content, strict=True))
+    return content if same else blocks
 
 
-def _block(given: Any, kind: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        return {"type": kind, "text": _text(given)}
-    block: dict[str, Any] = given
-    if not isinstance(block.get("type"), str):
-        block = {**block, "type": kind} if "text" in block else {"type": kind, "text": _text(block)}
+def _is_block(given: Any) -> bool:
+    return isinstance(given, dict) and (isinstance(given.get("type"), str) or "text" in given)
+
+
+def _block(given: dict[str, Any], kind: str) -> dict[str, Any]:
+    block = given if isinstance(given.get("type"), str) else {**given, "type": kind}
     slot = "text" if block["type"].endswith("_text") else block["type"]
     if block["type"] in _TEXTS and not isinstance(block.get(slot), str):
         return {**block, slot: _text(block.get(slot))}
