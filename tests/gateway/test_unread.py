@@ -507,7 +507,8 @@ def test_no_error_names_a_file_of_the_machine_or_a_session_of_somebody_else(
         for name in (*names, "carol"):
             assert name.encode() not in it.bytes
         # The client's model may ask for any name. It is told the same of another user's as of one that nobody has.
-        told = [[each["content"] for each in body.get("messages", ()) if each["role"] == "tool"] for body in bodies]
+        talks = [[each for each in body.get("messages", ()) if isinstance(each, dict)] for body in bodies]
+        told = [[each["content"] for each in talk if each["role"] == "tool"] for talk in talks]
         groups = [group for group in told if len(group) == 8]
         assert groups, told
         for group in groups:

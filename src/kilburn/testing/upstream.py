@@ -576,7 +576,7 @@ class Items:
             KilburnError: it does not.
         """
         seen: set[str] = set()
-        for item, after in zip(items, [*items[1:], {"role": "user"}], strict=True):
+        for item, after in zip(items, [*items, {"role": "user"}][1:], strict=True):
             name, kind = item.get("id"), item.get("type", "message")
             if kind == "reasoning":
                 self._judge_reasoning(item, after, kept=kept)
