@@ -21,7 +21,7 @@ from kilburn.errors import Overlong, Refused
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 from kilburn.tokens.characters import Characters
 
 __all__ = ["STEPWISE", "Recurrence", "Run", "Stepper", "recurrences", "solve"]

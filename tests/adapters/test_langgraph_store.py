@@ -12,7 +12,7 @@ import pytest
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 from kilburn.testing.clock import FakeClock
 
 pytest.importorskip("langgraph.store.base", reason="LangGraph is not installed: pip install '.[langgraph]' in the checkout")

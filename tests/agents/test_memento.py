@@ -14,8 +14,7 @@ from kilburn.errors import Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.model import Delta, Reply, Request
-from kilburn.stores.memory import Memory
-from kilburn.testing import Scripted, check_laws
+from kilburn.testing import Memory, Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
 
 THOUGHT = "the left side grows faster than the right one so the root lies between them "

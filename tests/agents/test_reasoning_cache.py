@@ -19,8 +19,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.stores.memory import Memory
-from kilburn.testing import Scripted, check_laws
+from kilburn.testing import Memory, Scripted, check_laws
 
 WORDS = [
     f"{first}{second}" for first in ("root", "sum", "left", "bound", "even", "prime") for second in ("", "s", "ing", "ed", "like")

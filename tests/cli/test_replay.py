@@ -17,7 +17,7 @@ from kilburn.cli.measurement import lost_bytes, recount, stream
 from kilburn.cli.sawtooth import thin, ticks
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 from kilburn.wire.recording import RecordedRun, read_runs
 
 FIGURES = {

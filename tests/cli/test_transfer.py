@@ -30,7 +30,7 @@ from kilburn.errors import InvalidMessage
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 from kilburn.wire.recording import bounded_lines, read_lines
 
 ANTHROPIC: list[dict[str, Any]] = [

@@ -20,7 +20,7 @@ from kilburn.kernel.process import Process
 from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 
 MOST = 110
 """Functions that an append with room may enter."""

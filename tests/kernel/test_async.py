@@ -12,8 +12,7 @@ import pytest
 import kilburn
 from kilburn.errors import StoreError, UnknownAddress
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.stores.memory import Memory
-from kilburn.testing import check_laws
+from kilburn.testing import Memory, check_laws
 
 
 def said(number: int) -> dict[str, Any]:
@@ -134,5 +133,5 @@ def test_a_store_in_memory_and_one_for_reading(tmp_path: Path) -> None:
         assert repr(store.store).endswith("of tenant 'default', for reading>")
     with Hierarchy(Memory("works"), kilburn.Budget(500), "fifo", tokenizer="chars/4") as made:
         made.process("s").append(said(1))
-        assert repr(made.store) == "<Memory of tenant 'works': 1 processes>"
+        assert repr(made.store) == "<Sqlite ':memory:' of tenant 'works'>"
         assert repr(made.process("s")).startswith("<Process 's' of tenant 'works': 1 pages, ")

@@ -11,7 +11,7 @@ from kilburn.errors import LawBroken
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.move import Evict, Fold
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, weight
 

@@ -39,9 +39,8 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import Batch, ProcessKind, State
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import FakeClock
+from kilburn.testing import FakeClock, Memory
 from kilburn.testing.laws import check_collection, check_laws
 
 TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}

@@ -16,8 +16,7 @@ from kilburn.kernel.gaps import Gaps, Key
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.move import Drop, Evict, Fold, Load, Retire
-from kilburn.stores.memory import Memory
-from kilburn.testing import check_laws
+from kilburn.testing import Memory, check_laws
 
 
 def opened(window: int = 1000, policy: str = "fifo") -> Process:

@@ -9,8 +9,8 @@ import pytest
 
 import kilburn
 from kilburn.errors import SpecError
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import Memory
 
 WRONG: list[Any] = [True, 0, 1, 1.5, None, b"a", ["a"], "", " \t\n", "a\ud800", "\udfff", "a\0b", "n" * 501]
 

@@ -22,9 +22,8 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.kernel import GATHERED
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import check_laws
+from kilburn.testing import Memory, check_laws
 
 CANARY = "canaryword"
 

@@ -16,8 +16,7 @@ from kilburn.memory.extraction import SYSTEM, agreement
 from kilburn.memory.learning import Learned, learn
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Finish, Reply
-from kilburn.stores.memory import Memory
-from kilburn.testing import FakeClock, Scripted
+from kilburn.testing import FakeClock, Memory, Scripted
 
 NOVEMBER_22 = 1795346400.0  # a Sunday, 2026
 

@@ -25,9 +25,8 @@ from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import Scripted
+from kilburn.testing import Memory, Scripted
 from kilburn.testing.faults import FaultVFS
 
 

@@ -14,8 +14,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.dates import dates, grounded
 from kilburn.memory.learning import Learned, learn
 from kilburn.memory.statements import statements
-from kilburn.stores.memory import Memory
-from kilburn.testing import FakeClock
+from kilburn.testing import FakeClock, Memory
 
 SUNDAY = dt.datetime(2026, 11, 22, 10, tzinfo=dt.UTC).timestamp()
 

@@ -18,8 +18,8 @@ from kilburn.memory.embedders.hashing import Hashing
 from kilburn.memory.scan import BLOCK, Scan, pack
 from kilburn.memory.vectors import SHORT, Vectors
 from kilburn.store import Batch, Store
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import Memory
 from kilburn.testing.stores import batch_of, start
 from waiting import until
 

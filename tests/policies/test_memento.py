@@ -14,8 +14,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.page import parse_address
 from kilburn.policies.memento import Memento
-from kilburn.stores.memory import Memory
-from kilburn.testing import Scripted, check_laws
+from kilburn.testing import Memory, Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 
 WORDS = "the left side grows faster than the right one so the root lies between them "

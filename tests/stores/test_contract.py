@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from kilburn.store import Store
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import Memory
 from kilburn.testing.stores import CHECKS, check_store
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "sqlite-in-memory"])
+@pytest.mark.parametrize("kind", ["file", "memory"])
 def test_store_keeps_each_promise(kind: str, check: Callable[[Store], None], tmp_path: Path) -> None:
     makers: dict[str, Callable[[], Store]] = {
+        "file": lambda: Sqlite(tmp_path / "kilburn.db"),
         "memory": Memory,
-        "sqlite": lambda: Sqlite(tmp_path / "kilburn.db"),
-        "sqlite-in-memory": lambda: Sqlite(":memory:"),
     }
     store = makers[kind]()
     try:

@@ -15,7 +15,7 @@ import pytest
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreVersion
 from kilburn.page import digest_of
 from kilburn.store import Batch, State
-from kilburn.stores.schema import check_library
+from kilburn.stores.schema import MIGRATIONS, check_library, migrate
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
 
@@ -61,6 +61,20 @@ def test_settings_that_durability_and_erasure_rest_on(tmp_path: Path) -> None:
     assert other.pragma("journal_mode") == "wal"
     assert other.execute("SELECT v FROM text_1_config WHERE k = 'secure-delete'").get == 1
     other.close()
+
+
+def test_a_new_store_has_the_tables_that_the_migrations_make() -> None:
+    def tables(db: apsw.Connection) -> set[object]:
+        return set(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"))
+
+    migrated, new = apsw.Connection(":memory:"), apsw.Connection(":memory:")
+    for step in MIGRATIONS:
+        step(migrated)
+    migrate(new, ":memory:")
+    assert tables(new) == tables(migrated)
+    assert len(tables(new)) > 20
+    migrated.close()
+    new.close()
 
 
 def test_an_old_sqlite_is_refused() -> None:

@@ -18,7 +18,7 @@ from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.models.scripted import Scripted
-from kilburn.stores.memory import Memory
+from kilburn.testing import Memory
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, check_speakers, weight
 

@@ -20,8 +20,8 @@ from kilburn.kernel.process import Process
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn.move import Fold
-from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import Memory
 from kilburn.testing.clock import FakeClock
 from kilburn.wire.quotation import nonce_of, quote, with_headings
 from wire.provider import check_speakers

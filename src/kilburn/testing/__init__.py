@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from kilburn.models.echo import Echo
 from kilburn.models.scripted import Scripted
-from kilburn.stores.memory import Memory
 from kilburn.submodules import attach
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.faults import FAULTS, FaultVFS
 from kilburn.testing.laws import check_laws, counted
+from kilburn.testing.memory import Memory
 from kilburn.testing.models import check_model
 from kilburn.testing.policies import check_policy, trace
 from kilburn.testing.stores import batch_of, check_store, page_of

@@ -16,9 +16,9 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.policy import Policy
-from kilburn.stores.memory import Memory
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
+from kilburn.testing.memory import Memory
 
 __all__ = ["check_policy", "trace"]
 
