@@ -24,7 +24,12 @@ from kilburn.stores.codec import SPLICED, Piece, encode_text, key_of, pack, pack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, page_of
 
-__all__ = ["ContentTable", "Wholes", "content_of", "splice_excerpts"]
+__all__ = ["OF_NO_PAGE", "ContentTable", "Wholes", "content_of", "remove_unused", "splice_excerpts"]
+
+OF_NO_PAGE = (
+    "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
+)
+"""Condition on a content: no page uses it."""
 
 _SELECT = "SELECT size, codec, data, digest FROM content WHERE id = ?"
 
@@ -140,6 +145,11 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = found
     return unpack(codec, data, size, digest, Wholes(db).text)
+
+
+def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:
+    """Remove those of these texts that no page has."""
+    db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(content,) for content in sorted(contents)])
 
 
 def splice_excerpts(db: apsw.Connection) -> None:

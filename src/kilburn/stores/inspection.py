@@ -19,12 +19,12 @@ from kilburn.store import ProcessKind, State
 from kilburn.stores import citations, mentions
 from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
-from kilburn.stores.contenttable import Wholes, content_of
+from kilburn.stores.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, event_of, seal_of
 from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process, shown
 from kilburn.stores.textindex import TextIndex, entry_of, length_class, number_of
-from kilburn.stores.transaction import sealed_event, set_stand, set_tally
+from kilburn.stores.transaction import sealed_event, set_stands, set_tally
 from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
@@ -33,10 +33,15 @@ OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
 KINDS = frozenset(kind.encode() for kind in ProcessKind)
 
-OF_NO_PAGE = (
-    "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
+LEFT = (
+    "DELETE FROM page WHERE process = ?",
+    "DELETE FROM event WHERE process = ?",
+    "DELETE FROM mention WHERE process = ?",
+    "DELETE FROM checkpoint WHERE process = ?",
+    "DELETE FROM embedded WHERE process = ?",
+    "DELETE FROM quarantine WHERE process = ?",
 )
-"""Condition on a content: no page uses it."""
+"""Removes what stays of a process when its texts, their passages and vectors, and what they cite are gone."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,9 +452,8 @@ def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Sessi
 def _restate(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
     """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
     fsck`)."""
-    for number, page, state in sealed.each_page(session):
-        if isinstance(page, Page) and isinstance(state, str):
-            set_stand(db, session.number, number, State())
+    wrong = [number for number, page, state in sealed.each_page(session) if isinstance(page, Page) and isinstance(state, str)]
+    set_stands(db, session.number, dict.fromkeys(wrong, State()))
 
 
 def _rebuild_process(db: apsw.Connection, index: TextIndex, session: Session) -> tuple[int, int]:
@@ -524,19 +528,14 @@ def erase_session(db: apsw.Connection, process: int) -> None:
     texts = "SELECT content FROM page WHERE process = ?1 UNION SELECT extra FROM page WHERE process = ?1"
     contents = [number for (number,) in rows(db, texts, process) if number is not None]
     for statement in (
-        "DELETE FROM page WHERE process = ?",
-        "DELETE FROM event WHERE process = ?",
-        "DELETE FROM mention WHERE process = ?",
-        "DELETE FROM checkpoint WHERE process = ?",
-        "DELETE FROM quarantine WHERE process = ?",
+        *LEFT,
         "DELETE FROM passage WHERE id >> 32 = ?",
         "DELETE FROM vector WHERE entry >> 32 = ?",
-        "DELETE FROM embedded WHERE process = ?",
         "DELETE FROM citation WHERE by_process = ?",
         "DELETE FROM process WHERE id = ?",
     ):
         db.execute(statement, (process,))
-    db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(number,) for number in contents])
+    remove_unused(db, contents)
 
 
 def erase_process(db: apsw.Connection, session: Session, tenant: int) -> None:
@@ -550,14 +549,7 @@ def erase_process(db: apsw.Connection, session: Session, tenant: int) -> None:
     left = row(db, "SELECT count(*) FROM page WHERE process = ? AND at != ?", process, Place.DROPPED)
     if left is None or left[0]:
         raise StoreError(f"process {process} has pages that are not forgotten", advice="forget them first")
-    for statement in (
-        "DELETE FROM page WHERE process = ?",
-        "DELETE FROM event WHERE process = ?",
-        "DELETE FROM mention WHERE process = ?",
-        "DELETE FROM checkpoint WHERE process = ?",
-        "DELETE FROM embedded WHERE process = ?",
-        "DELETE FROM quarantine WHERE process = ?",
-    ):
+    for statement in LEFT:
         db.execute(statement, (process,))
     name, kind = f"@forgotten/{process}", ProcessKind.FORGOTTEN.value
     seal = seal_of_process(process, tenant, name.encode(), 0.0, 0, kind.encode(), b"")

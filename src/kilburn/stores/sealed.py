@@ -68,18 +68,7 @@ class Session(ProcessInfo, frozen=True, kw_only=True):
     @property
     def info(self) -> ProcessInfo:
         """The session as callers of the store see it."""
-        return ProcessInfo(
-            number=self.number,
-            name=self.name,
-            created=self.created,
-            head=self.head,
-            pages=self.pages,
-            tokens=self.tokens,
-            used=self.used,
-            damaged=self.damaged,
-            kind=self.kind,
-            user=self.user,
-        )
+        return ProcessInfo(**{field: getattr(self, field) for field in ProcessInfo.__struct_fields__})
 
     def whole(self) -> Session:
         """Itself.
@@ -228,10 +217,9 @@ class Sealed:
         """
         select = f"SELECT process, {_PAGE} FROM page WHERE process = ? AND id = ?"
         for process, number, meta, seal, *values in rows_of_each(self._db, select, keys):
-            page, state = self._page(process, number, meta, seal), self._state(process, number, *values)
-            if isinstance(page, str) or isinstance(state, str):
-                wrong = page if isinstance(page, str) else state
-                raise StoreCorrupt(f"{shown(number)} of session {process}: {wrong}", advice=ADVICE)
+            page, state = self.page(process, number, meta, seal), self._state(process, number, *values)
+            if isinstance(state, str):
+                raise StoreCorrupt(f"{shown(number)} of session {process}: {state}", advice=ADVICE)
             yield (process, number), (page, state)
 
     def page(self, process: int, number: int, meta: bytes, seal: object) -> Page:
@@ -283,10 +271,7 @@ class Sealed:
             after += 1
             if number != after:
                 raise StoreCorrupt(f"event {after} of session {session.name!r} is missing", advice=ADVICE)
-            event = self.event(session.number, number, act, body, seal)
-            if isinstance(event, str):
-                raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)
-            yield event
+            yield self._whole_event(session, number, act, body, seal)
         if len(found) < limit and after < session.head:
             raise StoreCorrupt(f"event {after + 1} of session {session.name!r} is missing", advice=ADVICE)
 
@@ -301,10 +286,7 @@ class Sealed:
         there = 0
         for number, act, body, seal in rows_of_each(self._db, select, wanted):
             there += 1
-            event = self.event(session.number, number, act, body, seal)
-            if isinstance(event, str):
-                raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)
-            yield event
+            yield self._whole_event(session, number, act, body, seal)
         if there < len(wanted):
             raise StoreCorrupt(f"an event of session {session.name!r} is missing", advice=ADVICE)
 
@@ -317,6 +299,12 @@ class Sealed:
             return None
         head, size, codec, data, _ = found
         return head, inflate(codec, data, size, b"")
+
+    def _whole_event(self, session: Session, number: int, act: bytes, body: bytes, seal: object) -> Event:
+        event = self.event(session.number, number, act, body, seal)
+        if isinstance(event, str):
+            raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)
+        return event
 
     def event(self, process: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
         """One event, or what is wrong with it."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import apsw
 
-__all__ = ["log_size", "wipe"]
+__all__ = ["log_size", "varint", "wipe"]
 
 CHUNK = 256
 """Pages read at a time."""
@@ -188,11 +188,11 @@ def _length(page: bytes, at: int, kind: int) -> int:
     start = at
     if kind in (2, 5):
         at += 4
-    size, at = _varint(page, at)
+    size, at = varint(page, at)
     if kind == 5:
         return at - start
     if kind == 13:
-        _, at = _varint(page, at)
+        _, at = varint(page, at)
     usable = len(page)
     most = usable - 35 if kind == 13 else (usable - 12) * 64 // 255 - 23
     if size > most:
@@ -202,8 +202,12 @@ def _length(page: bytes, at: int, kind: int) -> int:
     return max(4, at + size - start)
 
 
-def _varint(page: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+def varint(page: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends.
+
+    Raises:
+        IndexError: the bytes end before it.
+    """
     value = 0
     for end in range(at + 1, at + 9):
         value = value << 7 | page[end - 1] & 0x7F

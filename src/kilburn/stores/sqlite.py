@@ -43,7 +43,7 @@ from kilburn.stores.schema import INDEXED, SEALED, admit, as_current, check_iden
 from kilburn.stores.sealed import Sealed, Session, seal_of_process
 from kilburn.stores.slack import log_size, wipe
 from kilburn.stores.textindex import Extents, TextIndex
-from kilburn.stores.transaction import Transaction
+from kilburn.stores.transaction import FLAG, Transaction
 from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Sqlite"]
@@ -298,6 +298,16 @@ class Sqlite:
                     self._commits += 1
                     return
             time.sleep(PAUSE)
+
+    @contextmanager
+    def _removing(self, doing: str) -> Iterator[None]:
+        """One write transaction that removes rows, and their bytes afterwards."""
+        with self._writing(doing):
+            yield
+            self._db.execute(FLAG)
+        with self._lock:
+            self._unwiped = True
+            self._wipe(wait=True)
 
     def _begin(self, *, last: bool) -> bool:
         """Become the writer; False where another is and this is not the `last` try."""
@@ -662,16 +672,12 @@ class Sqlite:
         Returns:
             What is still wrong: lost content cannot be restored.
         """
-        with self._writing("repairing"):
+        # The bytes of what it removes are still there afterwards.
+        with self._removing("repairing"):
             try:
                 rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             except UNREADABLE as error:
                 raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
-            # The bytes of what it removed are still there.
-            self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
-        with self._lock:
-            self._unwiped = True
-            self._wipe(wait=True)
         return self.findings()
 
     def quarantine(self, process: int) -> str:
@@ -692,7 +698,7 @@ class Sqlite:
         Raises:
             StoreError: no such process, or it has pages that are not forgotten.
         """
-        with self._writing("erasing"):
+        with self._removing("erasing"):
             found = self._sealed.session(self._number, process)
             if found is None:
                 raise StoreError(f"no process {process} here", advice="open it by name with `process`")
@@ -701,10 +707,6 @@ class Sqlite:
                 rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             else:
                 erase_process(self._db, found.whole(), self._number)
-            self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
-        with self._lock:
-            self._unwiped = True
-            self._wipe(wait=True)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from kilburn.page import Span
 from kilburn.retrieval import STOP
 from kilburn.stores.connection import Row, rows, rows_of_each
 from kilburn.stores.passages import JOINT, PATH, TOKENIZER, passages, searchable, shorten
+from kilburn.stores.slack import varint
 
 __all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
 
@@ -409,20 +410,12 @@ def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:
 
 def _first_word(leaf: bytes) -> bytes:
     """The first word of a page of the index, as it is stored; empty where there is none."""
-    footer, _ = _varint(leaf, int.from_bytes(leaf[2:4]))
-    length, start = _varint(leaf, footer)
+    try:
+        footer, _ = varint(leaf, int.from_bytes(leaf[2:4]))
+        length, start = varint(leaf, footer)
+    except IndexError:
+        return b""
     return leaf[start : start + length]
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
-    value = 0
-    while at < len(data):
-        value = value << 7 | data[at] & 0x7F
-        at += 1
-        if data[at - 1] < 0x80:
-            break
-    return value, at
 
 
 def _oddness(word: str) -> tuple[bool, int]:

@@ -5,7 +5,7 @@ Nothing is caught here: any error rolls the whole batch back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 
 import apsw
 import msgspec
@@ -18,13 +18,16 @@ from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores import citations, mentions
 from kilburn.stores.codec import pack
 from kilburn.stores.connection import row, rows_of_each
-from kilburn.stores.contenttable import ContentTable, content_of
+from kilburn.stores.contenttable import ContentTable, content_of, remove_unused
 from kilburn.stores.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
 
-__all__ = ["Transaction", "sealed_event", "set_stand", "set_tally"]
+__all__ = ["FLAG", "Transaction", "sealed_event", "set_stands", "set_tally"]
+
+FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
+"""Says that erased bytes may still lie in the file or its write-ahead log."""
 
 
 class Transaction:
@@ -142,13 +145,10 @@ class Transaction:
             [(self._process, page) for *_, page in ranges],
         )
 
-    def _set_states(self, batch: Batch, pages: Iterable[int]) -> None:
-        moved = [(*_stand(self._process, page, batch.states[page]), self._process, page) for page in sorted(pages)]
+    def _set_states(self, batch: Batch, pages: Set[int]) -> None:
         before = self._db.total_changes()
-        self._db.executemany(
-            "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?", moved
-        )
-        if self._db.total_changes() - before != len(moved):
+        set_stands(self._db, self._process, {page: batch.states[page] for page in sorted(pages)})
+        if self._db.total_changes() - before != len(pages):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
     def _add_events(self, batch: Batch) -> None:
@@ -199,11 +199,7 @@ class Transaction:
             " WHERE process = ? AND id = ?",
             blank,
         )
-        self._db.executemany(
-            "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
-            " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = ?1)",
-            [(content,) for content in sorted(contents)],
-        )
+        remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
         blanked = []
         for event in self._sealed.numbered(session, mentions.events_of(self._db, self._process, erased)):
@@ -213,7 +209,7 @@ class Transaction:
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._process,))
-        self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
+        self._db.execute(FLAG)
 
 
 def _stand(process: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
@@ -223,11 +219,11 @@ def _stand(process: int, page: int, state: State) -> tuple[str, int, float, floa
     return state.at, pinned, mark, until, seal_of_state(process, page, state.at.encode(), pinned, mark, until)
 
 
-def set_stand(db: apsw.Connection, process: int, page: int, state: State) -> None:
-    """Write a page's state."""
-    db.execute(
+def set_stands(db: apsw.Connection, process: int, states: Mapping[int, State]) -> None:
+    """Write the states of pages."""
+    db.executemany(
         "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?",
-        (*_stand(process, page, state), process, page),
+        [(*_stand(process, page, state), process, page) for page, state in states.items()],
     )
 
 

@@ -111,10 +111,6 @@ _CODE = re.compile(
     r"|^(?:#|//|/\*|\*|>>>)|^[\w.\[\]]+ \+?= |^[\w.]+\(|[{}]$|^\"|^f?['\"]"
 )
 _FRAME = re.compile(r'^File "[^"]+", line \d+|^at \S+ ?\(.*:\d+|^\S+\.\w{1,4}:\d+: (?:in \w|\w+Error)|^--> ')
-_WARNING = re.compile(
-    r"\b(?:warning|warn|deprecat\w+|caution|errors?|invalid|unexpected|not found|failed|failure)\b|\w(?:Error|Exception)\b",
-    re.IGNORECASE,
-)
 _DEFINITION = re.compile(
     r"^(?:\d+[:|\t ]\s*)?(?:(?:export|default|public|private|protected|static|async|pub(?:\(\w+\))?|abstract|final"
     r"|unsafe|inline|virtual) )*"
