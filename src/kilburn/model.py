@@ -8,7 +8,7 @@ closes the connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -16,7 +16,19 @@ import msgspec
 
 from kilburn.message import Message, Part
 
-__all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count", "takes_tools"]
+__all__ = [
+    "Delta",
+    "Finish",
+    "Model",
+    "Reply",
+    "Request",
+    "Tokens",
+    "ToolSpec",
+    "complete",
+    "is_count",
+    "object_schema",
+    "takes_tools",
+]
 
 LARGEST = 2**40
 """Bound on the tokens in a report."""
@@ -33,6 +45,13 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     parameters: dict[str, Any]
+
+
+def object_schema(fields: Mapping[str, Any], *, optional: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON schema of an object with these fields, by name, and no others; each must be there unless it is `optional`."""
+    required = [name for name in fields if name not in optional]
+    schema = {"type": "object", "properties": dict(fields)} | ({"required": required} if required else {})
+    return schema | {"additionalProperties": False}
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ token budget. A ranking is a policy: pure, without I/O and without a clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from kilburn.page import Page, Span
 from kilburn.store import ProcessKind, State
 
-__all__ = ["STOP", "Candidate", "Embedder", "Meanings", "Query", "Ranking", "Scored"]
+__all__ = ["STOP", "Candidate", "Embedder", "Meanings", "Query", "Ranking", "Scored", "best_first"]
 
 _SILENT = """
 a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
@@ -69,6 +69,11 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     score: float
     terms: Mapping[str, float] = {}
+
+
+def best_first(scored: Iterable[Scored], candidates: Sequence[Candidate]) -> list[Scored]:
+    """In order of their scores; of equals, the newer one first."""
+    return sorted(scored, key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
 
 
 @runtime_checkable

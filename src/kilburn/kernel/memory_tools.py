@@ -17,7 +17,7 @@ from kilburn.kernel.collection import MOST
 from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import ToolSpec
+from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
 from kilburn.store import ProcessInfo, ProcessKind, State
 from kilburn.wire.quotation import nonce_of
@@ -37,51 +37,44 @@ SPECS = (
             "Read earlier pages of this session exactly as they were. Lines such as [p17-p42 out: ...] in the conversation are "
             "handles of pages that left your window. Long pages come in parts: go on with `offset`."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "address": {"type": "string", "description": "p17, a range p17-p42, f3, or b1/p17 of a branch"},
                 "offset": {"type": "integer", "minimum": 0, "description": "first character to read, default 0"},
                 "limit": {"type": "integer", "minimum": 1, "description": "characters to read at most"},
             },
-            "required": ["address"],
-            "additionalProperties": False,
-        },
+            optional=("offset", "limit"),
+        ),
     ),
     ToolSpec(
         name="search_memory",
         description=(
             "Search everything of this session for words: names, paths, errors, numbers. What left your window comes first."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "query": {"type": "string", "description": "the words to look for; rare ones count most"},
                 "tokens": {"type": "integer", "minimum": 50, "description": "how much to return at most, default 1000"},
             },
-            "required": ["query"],
-            "additionalProperties": False,
-        },
+            optional=("tokens",),
+        ),
     ),
     ToolSpec(
         name="pin",
         description="Keep pages in your window, word for word, until unpinned: what every later step depends on. Pins take room.",
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "address": {"type": "string", "description": "p17 or a range p17-p42"},
                 "unpin": {"type": "boolean", "description": "true to let them go again"},
             },
-            "required": ["address"],
-            "additionalProperties": False,
-        },
+            optional=("unpin",),
+        ),
     ),
     ToolSpec(
         name="remember",
         description="Keep a note, or mark pages as important so that they stay in your window longer.",
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "note": {"type": "string", "description": "what to keep, in your own words"},
                 "address": {"type": "string", "description": "pages to mark instead"},
                 "importance": {
@@ -91,8 +84,8 @@ SPECS = (
                     "description": "1 (default) for what must stay longest",
                 },
             },
-            "additionalProperties": False,
-        },
+            optional=("note", "address", "importance"),
+        ),
     ),
 )
 NAMES = frozenset(spec.name for spec in SPECS)

@@ -229,25 +229,25 @@ def _weekday(match: re.Match[str], place: _Place) -> _Days | None:
 
 def _period(match: re.Match[str], place: _Place) -> _Days:
     step, unit = _STEPS[_which(match)], match["unit"].lower()
-    if unit == "year":
-        return _year(place.today.year + step, relative=True)
-    if unit == "month":
-        return _month(place.today.year, place.today.month + step, relative=True)
-    if unit == "week":
-        return _week(place.today + dt.timedelta(7 * step))
+    if unit != "weekend":
+        return _moved(place.today, step, unit)
     saturday = place.monday + dt.timedelta(5 + 7 * step)
     return saturday, saturday + dt.timedelta(2), f"the weekend of {saturday.isoformat()}", True
 
 
 def _away(match: re.Match[str], place: _Place) -> _Days:
     """So long ago, or from now: the longer, the less exact."""
-    count, unit = _count(match["count"]), match["unit"].lower()
-    count = -count if match["ago"] else count
+    count = _count(match["count"])
+    return _moved(place.today, -count if match["ago"] else count, match["unit"].lower())
+
+
+def _moved(today: dt.date, count: int, unit: str) -> _Days:
+    """So many days, weeks, months or years from a day."""
     if unit == "year":
-        return _year(place.today.year + count, relative=True)
+        return _year(today.year + count, relative=True)
     if unit == "month":
-        return _month(place.today.year, place.today.month + count, relative=True)
-    day = place.today + dt.timedelta(count * _UNITS[unit])
+        return _month(today.year, today.month + count, relative=True)
+    day = today + dt.timedelta(count * _UNITS[unit])
     return _week(day) if unit == "week" else _day(day, relative=True)
 
 

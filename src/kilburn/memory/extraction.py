@@ -21,6 +21,7 @@ from kilburn.memory.clauses import unasked
 from kilburn.memory.dates import grounded
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
+from kilburn.model import object_schema
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
@@ -204,9 +205,7 @@ def conversation(view: MemoryView) -> list[tuple[str, str]]:
 
 def list_schema(name: str, fields: dict[str, Any], most: int) -> dict[str, Any]:
     """The schema of an object with one list under a name, of objects that have all these fields."""
-    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    listed = {"type": "array", "items": item, "maxItems": most}
-    return {"type": "object", "properties": {name: listed}, "required": [name], "additionalProperties": False}
+    return object_schema({name: {"type": "array", "items": object_schema(fields), "maxItems": most}})
 
 
 def _shown(text: str) -> str:

@@ -8,6 +8,7 @@ same subject, or mostly in the same words. Otherwise both are kept, and a search
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from kilburn.memory.conflict import Standing, settle
 from kilburn.memory.extraction import NEGATED, Extracted, agreement, asked, extracted, is_known
 from kilburn.memory.view import SUMMARY, MemoryView
 from kilburn.message import Kind, Trust
+from kilburn.model import object_schema
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
@@ -79,7 +81,7 @@ class Facts:
             return ()
         moves: list[Add | Retire] = []
         retired: set[int] = set()
-        figures: dict[str, int] = {}
+        figures = Counter[str]()
         for fact in found:
             place = sum(isinstance(move, Add) for move in moves)
             for move in (yield from self._decided(fact, view, place, retired, figures, moves)):
@@ -87,7 +89,7 @@ class Facts:
                     retired.update(move.pages)
                 moves.append(move)
         if figures:
-            yield Note(figures=figures)
+            yield Note(figures=dict(figures))
         if self.summary:
             moves += yield from self._summarised(view)
         return moves
@@ -98,7 +100,7 @@ class Facts:
         view: MemoryView,
         place: int,
         retired: set[int],
-        figures: dict[str, int],
+        figures: Counter[str],
         moves: Sequence[Add | Retire],
     ) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """The moves for one fact."""
@@ -109,17 +111,13 @@ class Facts:
         if any(is_known(add.text, text, REPEATED) for text in near.values()) or any(
             isinstance(move, Add) and plain_name(move.text) == plain_name(add.text) for move in moves
         ):
-            _count(figures, "unchanged")
+            figures["unchanged"] += 1
             return ()
         if add.claim is not None:
-            standing = [
-                row
-                for row in view.about(add.claim.subject, add.claim.relation, add.claim.object if add.claim.many else "")
-                if row[0].id not in retired
-            ]
+            standing = [row for row in view.standing(add.claim) if row[0].id not in retired]
             settled = settle([(add, trust)], standing, now=view.now, said=[fact.said.page.time], before=place)
             if settled.standings[0] is Standing.SAME:
-                _count(figures, "unchanged")
+                figures["unchanged"] += 1
                 return ()
             if settled.standings[0] in (Standing.SUPERSEDES, Standing.EARLIER):
                 return settled.moves
@@ -128,22 +126,22 @@ class Facts:
         numbered = dict(enumerate(near, 1))
         decision = yield from asked(self._question(add, [near[page] for page in numbered.values()]), _Decision)
         if isinstance(decision, Outcome) or decision.op not in ("ADD", "UPDATE", "DELETE", "NOOP"):
-            _count(figures, "undecided")
+            figures["undecided"] += 1
             return (add,)
         if decision.op == "ADD":
             return (add,)
         page = numbered.get(decision.id)
         if page is None:
-            _count(figures, "unmatched")
+            figures["unmatched"] += 1
             return (add,)
         if not _same_thing(add, near[page], view.page(page).claim, ended=decision.op == "DELETE"):
-            _count(figures, "spared")
+            figures["spared"] += 1
             return (add,)
         if decision.op == "NOOP":
-            _count(figures, "unchanged")
+            figures["unchanged"] += 1
             return ()
         if view.page(page).trust > trust:
-            _count(figures, "spared")
+            figures["spared"] += 1
             return (add,)
         why = "updated" if decision.op == "UPDATE" else "no longer true"
         return (add, Retire((page,), refers=place, until=fact.said.page.time, why=why))
@@ -155,7 +153,7 @@ class Facts:
             prompt=with_headings([("known facts", listed), ("new fact", add.text)]),
             system=_DECIDE,
             max_tokens=48,
-            schema={"type": "object", "properties": fields, "required": ["op", "id"], "additionalProperties": False},
+            schema=object_schema(fields),
             purpose="one fact against what is known",
             timeout=self.timeout,
         )
@@ -189,7 +187,3 @@ def _same_thing(add: Add, known: str, claim: Claim | None, *, ended: bool) -> bo
     if ended and not NEGATED.search(add.text):
         return False
     return overlap >= ALIKE or (subject and overlap >= ALIKE / 2)
-
-
-def _count(figures: dict[str, int], name: str) -> None:
-    figures[name] = figures.get(name, 0) + 1

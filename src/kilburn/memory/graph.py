@@ -38,22 +38,12 @@ PERSON = "person"
 KINDS = (PERSON, "place", "organisation", "thing", "event", "idea")
 """What an entity may be; it stands as the object of its claim."""
 
-_ALIASES = frozenset(
-    {
-        ALIAS,
-        "is also called",
-        "also known as",
-        "is also known as",
-        "aka",
-        "alias",
-        "alias of",
-        "is an alias of",
-        "same as",
-        "is the same as",
-        "is short for",
-        "nickname of",
-    }
+_ALIASES = (
+    "is also called, also known as, is also known as, aka, alias, alias of, is an alias of, same as, is the same as, "
+    "is short for, nickname of"
 )
+_ALIASING = frozenset({ALIAS, *_ALIASES.split(", ")})
+"""The relations that say so too."""
 
 LONGEST = 120
 """Characters of a name, an object or a relation; what is longer is no name."""
@@ -176,7 +166,7 @@ class Graph:
             if one is None or other is None or one is other or not relation or not 1 <= item.message <= len(view.new):
                 continue
             said = view.new[item.message - 1]
-            relation = ALIAS if plain_name(relation) in _ALIASES else relation
+            relation = ALIAS if plain_name(relation) in _ALIASING else relation
             claim = Claim(
                 subject=one.name,
                 relation=relation,

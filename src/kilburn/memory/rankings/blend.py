@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from kilburn.kernel.collecting import since_of
 from kilburn.memory.dates import closeness, times_in
 from kilburn.message import Role
-from kilburn.retrieval import Candidate, Query, Scored
+from kilburn.retrieval import Candidate, Query, Scored, best_first
 from kilburn.store import ProcessKind
 
 __all__ = ["Blend"]
@@ -86,8 +86,7 @@ class Blend:
                 terms["importance"] = self.importance * one.state.importance
             terms = {name: value for name, value in terms.items() if value}
             scored.append(Scored(index=index, score=sum(terms.values()), terms=terms))
-        scored.sort(key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
-        return scored
+        return best_first(scored, candidates)
 
 
 def _near(sums: Mapping[int, float], page: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kilburn.retrieval import Candidate, Query, Scored
+from kilburn.retrieval import Candidate, Query, Scored, best_first
 
 __all__ = ["Meaning"]
 
@@ -14,10 +14,9 @@ class Meaning:
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Best first; of equals, the newer one."""
-        found = [
+        found = (
             Scored(index=index, score=one.meaning, terms={"meaning": one.meaning})
             for index, one in enumerate(candidates)
             if one.meaning is not None
-        ]
-        found.sort(key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
-        return found
+        )
+        return best_first(found, candidates)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kilburn.retrieval import Candidate, Query, Scored
+from kilburn.retrieval import Candidate, Query, Scored, best_first
 
 __all__ = ["Rrf"]
 
@@ -32,6 +32,5 @@ class Rrf:
             found = sorted((index for index, score in enumerate(scores) if score > 0), key=lambda index: -scores[index])
             for place, index in enumerate(found, 1):
                 terms.setdefault(index, {})[name] = 1 / (self.k + place)
-        scored = [Scored(index=index, score=sum(parts.values()), terms=parts) for index, parts in terms.items()]
-        scored.sort(key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
-        return scored
+        scored = (Scored(index=index, score=sum(parts.values()), terms=parts) for index, parts in terms.items())
+        return best_first(scored, candidates)

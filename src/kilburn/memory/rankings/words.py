@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kilburn.retrieval import Candidate, Query, Scored
+from kilburn.retrieval import Candidate, Query, Scored, best_first
 
 __all__ = ["Words"]
 
@@ -14,10 +14,9 @@ class Words:
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Best first; of equals, the newer one."""
-        found = [
+        found = (
             Scored(index=index, score=one.words, terms={"words": one.words})
             for index, one in enumerate(candidates)
             if one.words > 0
-        ]
-        found.sort(key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
-        return found
+        )
+        return best_first(found, candidates)
