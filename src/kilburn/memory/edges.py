@@ -14,7 +14,7 @@ import msgspec
 from kilburn.claims import contested, key_of, plain_name
 from kilburn.errors import KernelError
 from kilburn.event import Act
-from kilburn.kernel.collecting import since_of
+from kilburn.kernel.collecting import is_true, since_of, until_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.graph import ALIAS
@@ -107,10 +107,11 @@ def neighbourhood(
 
     def seen_then(page: Page, state: State) -> State | None:
         """Its state by what was known, if it was true at that time."""
-        closed = _closed(page, state, ends, known)
-        if closed is None or since_of(page) > time or (closed.until is not None and closed.until <= time):
-            return None
-        return closed
+        if ends is not None and known is not None:
+            if page.time > known:
+                return None
+            state = msgspec.structs.replace(state, at=Place.OUT, until=ends.get(page.id))
+        return state if is_true(page, state, time, now=at is None) else None
 
     found: dict[int, tuple[Page, State]] = {}
     heard: set[str] = set()
@@ -173,17 +174,6 @@ def _ends(memory: Collection, known: float) -> dict[int, float | None]:
     return ends
 
 
-def _closed(page: Page, state: State, ends: dict[int, float | None] | None, known: float | None) -> State | None:
-    """The state of a page by what was known; None if it was not known."""
-    until = state.until
-    if ends is not None and known is not None:
-        if page.time > known:
-            return None
-        until = ends.get(page.id)
-    both = [end for end in (page.until, until) if end is not None]
-    return msgspec.structs.replace(state, until=min(both, default=None))
-
-
 def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]:
     texts = memory.store.texts({page.digest for page, _ in rows}) if rows else {}
     rivals = contested((memory.number, page.claim) for page, _ in rows)
@@ -196,7 +186,7 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
             object=page.claim.object,
             text=texts[page.digest],
             since=since_of(page),
-            until=state.until,
+            until=until_of(page, state),
             recorded=page.time,
             trust=page.trust,
             contested=tuple(rows[other][0].address for other in against),
