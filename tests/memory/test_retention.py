@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import kilburn
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.retention import DAY, Quota, remember, sweep, within, worth
+from kilburn.memory.dates import DAY
+from kilburn.memory.retention import Quota, remember, sweep, within, worth
 from kilburn.move import Add, Retire
 from kilburn.page import Place
 

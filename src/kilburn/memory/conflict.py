@@ -15,6 +15,7 @@ import msgspec
 
 from kilburn.claims import contradict, same_claim
 from kilburn.kernel.collecting import since_of, until_of
+from kilburn.memory.dates import DAY
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -22,7 +23,7 @@ from kilburn.store import State
 
 __all__ = ["HALF_LIFE", "Settled", "Standing", "settle", "weight"]
 
-HALF_LIFE = 30 * 86_400.0
+HALF_LIFE = 30 * DAY
 """Seconds after which a statement weighs half as much against a newer one."""
 
 

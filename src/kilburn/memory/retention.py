@@ -18,6 +18,7 @@ from kilburn.kernel.collection import Collection, undisturbed
 from kilburn.kernel.erasure import Erasure
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.receipts import ranges
+from kilburn.memory.dates import DAY
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
@@ -25,8 +26,6 @@ from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
 
 __all__ = ["DAY", "HALF_LIFE", "Quota", "Swept", "remember", "sweep", "within", "worth"]
-
-DAY = 86_400.0
 
 HALF_LIFE = 30 * DAY
 """Seconds in which a fact that nobody marked as important loses half of its worth."""

@@ -17,9 +17,9 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -83,7 +83,8 @@ class _Kept:
         self.embedder = embedder
         self.scan = Scan(embedder.dimensions)
         self.last = 0
-        self._queries: OrderedDict[str, Any] = OrderedDict()
+        self.vector = lru_cache(QUERIES)(lambda text: checked(embedder, [text])[0])
+        """The vector of a query."""
 
     def read(self, store: Store) -> bool:
         """Take some of what any writer has stored since; returns whether there may be more. Vectors of another length are
@@ -97,16 +98,6 @@ class _Kept:
             self.scan.add([row.entry for row in some], [row.data for row in some])
             self.last = some[-1].number
         return len(some) == READ
-
-    def vector(self, text: str) -> Any:
-        """A query's vector."""
-        found = self._queries.pop(text, None)
-        if found is None:
-            found = checked(self.embedder, [text])[0]
-        self._queries[text] = found
-        while len(self._queries) > QUERIES:
-            self._queries.popitem(last=False)
-        return found
 
 
 class Vectors:
