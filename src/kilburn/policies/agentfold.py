@@ -19,6 +19,7 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
+from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.directives import Directive, Malformed, decode, directive_of, without
 from kilburn.text.extract import Piece, extract, piece_of
@@ -186,8 +187,7 @@ class Agentfold:
     def __post_init__(self) -> None:
         if self.trigger < 0:
             raise ValueError(f"trigger={self.trigger} is no number of tokens; give 0 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_timeout(self.timeout)
         for name, value in (("to", self.to), ("cap", self.cap)):
             if value is not None and value < LEAST:
                 raise ValueError(f"{name}={value} tokens say nothing; give {LEAST} or more, or None")

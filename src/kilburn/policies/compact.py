@@ -19,6 +19,7 @@ from kilburn.errors import SpecError
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
+from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.text.judgement import Verdict, judge
@@ -101,8 +102,7 @@ class Compact:
             )
         if self.keep < 1 or (self.to is not None and self.to < 16) or not 0 < self.share <= 1:
             raise ValueError(f"keep={self.keep} is 1 or more, to={self.to} 16 or more, share={self.share} above 0, at most 1")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_timeout(self.timeout)
         object.__setattr__(self, "trigger", trigger)
         object.__setattr__(self, "instructions", self.instructions if (self.instructions or "").strip() else None)
 

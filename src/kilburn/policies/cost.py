@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kilburn.move import Fold, Move
 from kilburn.page import Page
+from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, View
 from kilburn.prices import Prices, prices_of
 from kilburn.text.excerpts import (
@@ -78,10 +79,7 @@ class Cost:
             raise ValueError(f"prices={self.prices!r} has no price of input: nothing can be weighed against it")
         if not self.miss > 0:
             raise ValueError(f"miss={self.miss} must be above 0")
-        for name in ("trigger", "tail", "core", "whole"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens")
+        check_tokens(trigger=self.trigger, tail=self.tail, core=self.core, whole=self.whole)
 
     @property
     def acts(self) -> Acts:

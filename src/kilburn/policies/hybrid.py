@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilburn.move import Move
+from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Cause, View
 from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
@@ -41,10 +42,7 @@ class Hybrid:
     acts: ClassVar[Acts] = Acts.FOLDED
 
     def __post_init__(self) -> None:
-        for name in ("low", "tail", "core", "whole"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens")
+        check_tokens(low=self.low, tail=self.tail, core=self.core, whole=self.whole)
 
     def plan(self, view: View) -> Sequence[Move]:
         """One excerpt in place of everything older than the tail, or nothing while there is room and no question."""

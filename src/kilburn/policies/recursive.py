@@ -15,6 +15,7 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
+from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import View
 from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.wire.quotation import quote
@@ -48,14 +49,10 @@ class Recursive:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("trigger", "tail", "to"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens")
+        check_tokens(trigger=self.trigger, tail=self.tail, to=self.to)
         if self.max_depth < 1:
             raise ValueError(f"max_depth={self.max_depth} allows no fold; give 1 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_timeout(self.timeout)
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold over the last one, or nothing below the trigger."""

@@ -15,6 +15,7 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
+from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import Cause, View
 from kilburn.text.excerpts import shorten_latest
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
@@ -66,12 +67,10 @@ class Summarize:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("trigger", "tail", "to", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value}; give 0 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_tokens(trigger=self.trigger, tail=self.tail, to=self.to)
+        if self.keep < 0:
+            raise ValueError(f"keep={self.keep}; give 0 or more messages")
+        check_timeout(self.timeout)
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold, or nothing below the trigger."""
