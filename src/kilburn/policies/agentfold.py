@@ -23,7 +23,7 @@ from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.directives import Directive, Malformed, decode, directive_of, without
 from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.text.judgement import judge, mended
+from kilburn.text.judgement import mended
 from kilburn.text.steps import beginnings, last_original, latest_reply, new_messages, words_of
 from kilburn.wire.quotation import quote, with_headings
 
@@ -242,8 +242,7 @@ class Agentfold:
             return (yield from _rejected(why))
         stretch = partition.stretch(first, last)
         pieces, to = _pieces(view, stretch.sources), self._to(view)
-        judged = judge(said.compress_text, pieces, tokens=to, count=view.count)
-        text = mended(said.compress_text, judged, pieces, to, view.count)
+        text, judged = mended(said.compress_text, pieces, to, view.count)
         if not text:
             return (yield from _rejected(f"the words: {judged.verdict}"))
         return (yield from _folded(view, stretch, first, last, text))

@@ -17,7 +17,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
 from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import View
-from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.text.extract import Piece, extract, pieces_of
 from kilburn.wire.quotation import quote
 
 __all__ = ["Recursive"]
@@ -69,7 +69,7 @@ class Recursive:
             return [*moves, Evict(pages=tuple(page.id for page in folded), why="as deep as it may be")]
         if all(page.depth for page in folded) or sum(page.tokens for page in folded) <= to:
             return moves
-        pieces = [piece_of(view.page(page), view.text(page)) for page in sources]
+        pieces = pieces_of(view, sources)
         text = yield from self._text(view, pieces, to)
         if not text:
             return moves

@@ -19,7 +19,7 @@ from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import Cause, View
 from kilburn.text.excerpts import shorten_latest
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.text.judgement import judge, mended
+from kilburn.text.judgement import mended
 from kilburn.text.lines import whole_sentences
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.quotation import quote
@@ -151,8 +151,7 @@ class Summarize:
         if not answer.ok and answer.outcome != Outcome.TRUNCATED:
             return "", f"; the model's summary was {answer.outcome}"
         said = answer.text if answer.ok else whole_sentences(answer.text)
-        judged = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
-        text = mended(said, judged, pieces, to, view.count)
+        text, judged = mended(said, pieces, to, view.count, prompt)
         if not text:
             return "", f"; the model's summary was rejected: {judged.verdict}"
         return text, "model" if judged.acceptable else f"model, completed with {len(judged.missing)} facts"
@@ -216,7 +215,4 @@ def _prepare(view: View, border: int) -> None:
     everything at once. The plan does not depend on it."""
     begins = 4 * view.seen < READ // 6 and 4 * border > READ
     if view.cause is Cause.ADMIT and (begins or border - READ // 2 < view.use <= border):
-        for number in view.wanted:
-            page = view.page(number)
-            if page.kind is not Kind.IMAGE:
-                read_ahead(piece_of(page, view.text(number)))
+        read_ahead(view)
