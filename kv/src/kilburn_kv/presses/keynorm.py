@@ -39,4 +39,5 @@ class Keynorm(ScoringPress):
 
     def score(self, seen: Observation) -> Tensor:
         """How short each token's key is."""
-        return -torch.linalg.vector_norm(require(seen, "keys", self.name).to(torch.float32), dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(require(seen, "keys", self.name).to(torch.float32), dim=-1)
+        return -norms
