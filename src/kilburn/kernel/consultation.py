@@ -27,7 +27,6 @@ __all__ = ["Consultation"]
 
 SPARED = Answer(outcome=Outcome.FAILED, detail="the model failed too often; it is asked again some turns later")
 
-
 FOUND = 200
 """Tokens of a passage that a search finds, roughly."""
 
