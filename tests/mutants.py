@@ -407,7 +407,7 @@ MUTANTS = (
         "policies/test_promises.py",
     ),
     Mutant(
-        "hybrid keeps no core of marked pages",
+        "hybrid keeps no core of important pages",
         "policies/hybrid.py",
         "capacity // 4 if self.core is None else self.core",
         "0 if self.core is None else self.core",

@@ -63,7 +63,19 @@ def silent(spec: str) -> bool:
 
 
 EVERY = list(specs())
-SILENT = ("fifo", "lru", "importance", "tiered", "hybrid", "mask", "preprocess", "clear_thinking", "clear_tool_uses", "cost")
+SILENT = (
+    "fifo",
+    "oldest",
+    "lru",
+    "importance",
+    "tiered",
+    "hybrid",
+    "mask",
+    "preprocess",
+    "clear_thinking",
+    "clear_tool_uses",
+    "cost",
+)
 """Policies that never ask a model, so that it cannot misbehave."""
 
 ASKING = [spec for spec in EVERY if not silent(spec) and not spec.startswith("chain")]

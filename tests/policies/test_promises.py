@@ -63,6 +63,31 @@ def test_what_just_came_stays_though_more_were_to_be_freed(policy: str) -> None:
     assert process.render()[-1] == assistant(filler(3, 1380))
 
 
+def test_oldest_evicts_no_more_than_it_must_and_the_users_words_last() -> None:
+    process = opened("oldest", 600)
+    process.append(user(filler(0, 200)))
+    for number in range(1, 12):
+        process.append(assistant(filler(number)))
+    moves = [event for event in process.events() if event.act is Act.EVICT]
+    assert all(len(move.pages) == 1 and move.policy == "oldest" for move in moves)
+    assert [move.pages[0] for move in moves][:3] == [3, 4, 5]
+    assert "p2" in resident(process)
+    # A filler and one handle more would not have fitted.
+    assert process.use + 95 > 600
+
+
+def test_where_a_policy_frees_nothing_the_kernel_does_what_oldest_would() -> None:
+    ledgers = {}
+    for policy in ("oldest", "mask"):
+        process = opened(policy, 600)
+        process.append(assistant(None, call_of("c")), tool("c", filler(0)))
+        for number in range(9):
+            process.append(user(filler(number)), assistant(filler(number, 90)))
+        ledgers[policy] = [event.pages for event in process.events() if event.act is Act.EVICT and event.why == "over capacity"]
+        assert ledgers[policy]
+    assert ledgers["mask"] == ledgers["oldest"]
+
+
 def test_lru_keeps_what_was_recalled() -> None:
     process = opened("lru(spare=0)")
     for number in range(8):

@@ -115,6 +115,19 @@ class Pool:
                 else:
                     blank.append(block)
 
+    def slots(self, blocks: Iterable[int]) -> array[int]:
+        """The slots of some blocks, in their order."""
+        found = array("q")
+        for block in blocks:
+            found.extend(self.ramp[block * self.size : block * self.size + self.size])
+        return found
+
+    def overwrite(self, blocks: Iterable[int]) -> array[int]:
+        """The same, of blocks that are about to be written: they lose their names."""
+        for block in blocks:
+            self.unname(block)
+        return self.slots(blocks)
+
     def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int:
         """Name these full blocks by their contents; returns how many names are new. Each content is found in one block
         only.

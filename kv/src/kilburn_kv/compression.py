@@ -84,7 +84,7 @@ def compress(
         if len(chosen.keep) < before or chosen.shift is not None:
             _drop(engine, sequence, seen, chosen)
     elif chosen.keep.shape[-1] < before:
-        _squeeze(engine, sequence, chosen.keep)
+        _pack(engine, sequence, chosen.keep)
     return before - len(sequence)
 
 
@@ -116,7 +116,7 @@ def _check_selection(engine: Engine, sequence: CachedSequence, seen: Observation
         engine.weights.check_rotation()
     if shift is not None and Alteration.COMPRESSED in sequence.table.altered:
         raise KVError(
-            f"sequence {sequence.number} was squeezed: its keys have no single positions to be rotated from",
+            f"sequence {sequence.number} was packed: its keys have no single positions to be rotated from",
             advice="use a press that does not rotate, such as streaming(rotate=False)",
         )
 
@@ -180,17 +180,13 @@ def _slots(sequence: CachedSequence, turns: list[tuple[int, int]], device: torch
     return torch.tensor([physical[sequence.table.count(0, place)] for place, _ in turns], device=device)
 
 
-def _squeeze(engine: Engine, sequence: CachedSequence, keep: Tensor) -> None:
+def _pack(engine: Engine, sequence: CachedSequence, keep: Tensor) -> None:
     storage, table = engine.storage, sequence.table
     storage.perform(engine.tables.copies)
     keys, values = storage.gather(span_of(table.slots().physical, engine.weights.device))
     index = keep[..., None].expand(-1, -1, -1, keys.shape[-1])
-    try:
-        slots = table.squeeze(keep.shape[-1])
-    except OutOfBlocks as error:
-        engine.reserve(error.needed, [sequence])
-        slots = table.squeeze(keep.shape[-1])
-    sequence.squeezed = table.end
+    slots = engine.take_slots(sequence, lambda: table.pack(keep.shape[-1]))
+    sequence.packed = table.end
     storage.scatter(span_of(slots, engine.weights.device), keys.gather(2, index), values.gather(2, index))
     if sequence.watch is not None:
         sequence.watch.select(keep)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kilburn.errors import UnsupportedModel
@@ -91,7 +92,7 @@ def prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
         UnsupportedModel: the model's logits over slots differ, or it cannot be run over slots.
     """
     try:
-        with _AttentionNamed(decoder.model, PROBE):
+        with _attention_named(decoder.model, PROBE):
             return _prove(decoder, shape, inv_freq)
     except (UnsupportedModel, torch.OutOfMemoryError):
         raise
@@ -130,7 +131,7 @@ def _prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
         for row, segment in segments:
             found[row].append(logits[segment.start : segment.stop])
         done = upto
-    with torch.inference_mode(), _AttentionNamed(model, "eager"):
+    with torch.inference_mode(), _attention_named(model, "eager"):
         for row, feed in enumerate((long, short)):
             expected = model(input_ids=torch.tensor([feed], device=device), use_cache=False).logits[0]
             _check_logits(decoder, torch.cat(found[row]), expected)
@@ -162,20 +163,17 @@ def _least_share(dtype: torch.dtype) -> float:
     return 1.0 if dtype in (torch.float32, torch.float64) else MOST
 
 
-class _AttentionNamed:
+@contextmanager
+def _attention_named(twin: Any, name: str) -> Iterator[None]:
     """Sets another attention in the configs of a twin for a while."""
-
-    def __init__(self, twin: Any, name: str) -> None:
-        self._configs, self._name = list(_configs(twin)), name
-
-    def __enter__(self) -> None:
-        self._before = [config._attn_implementation_internal for config in self._configs]
-        for config in self._configs:
-            config._attn_implementation_internal = self._name
-
-    def __exit__(self, *_: object) -> None:
-        for config, name in zip(self._configs, self._before, strict=True):
+    before = [(config, config._attn_implementation_internal) for config in _configs(twin)]
+    try:
+        for config, _ in before:
             config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation_internal = own
 
 
 def twin(model: Any, name: str) -> Any:

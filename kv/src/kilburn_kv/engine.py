@@ -9,7 +9,7 @@ hierarchy are exact and can be inspected.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError
@@ -123,7 +123,7 @@ class Engine:
             FreedSequence: there is nothing to fork.
         """
         made = CachedSequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
-        made.logits, made.squeezed = sequence.logits, sequence.squeezed
+        made.logits, made.packed = sequence.logits, sequence.packed
         made.shifts, made.first, made.owners = dict(sequence.shifts), dict(sequence.first), sequence.owners
         self.sequences[made.number] = made
         return made
@@ -223,11 +223,7 @@ class Engine:
         if not len(tokens):
             return
         before = Past(sequence)
-        try:
-            slots = table.insert(position, tokens)
-        except OutOfBlocks as error:
-            self.reserve(error.needed, [sequence])
-            slots = table.insert(position, tokens)
+        slots = self.take_slots(sequence, lambda: table.insert(position, tokens))
         try:
             first = table.count(0, position)
             if watch is not None:
@@ -274,7 +270,7 @@ class Engine:
         if table.end < before:
             sequence.logits = None
             sequence.shifts = {place: by for place, by in sequence.shifts.items() if place < position}
-            sequence.squeezed = min(sequence.squeezed, position)
+            sequence.packed = min(sequence.packed, position)
         if gone and sequence.watch is not None:
             sequence.watch.select(torch.arange(len(table), device=self.weights.device))
         return gone
@@ -354,6 +350,18 @@ class Engine:
             before.restore_watch(sequence)
         assert sequence.logits is not None
         return sequence.logits
+
+    def take_slots(self, sequence: CachedSequence, take: Callable[[], array[int]]) -> array[int]:
+        """The slots that `take` finds for a sequence; if blocks run out, others are preempted, and it is called once more.
+
+        Raises:
+            OutOfBlocks: that did not help.
+        """
+        try:
+            return take()
+        except OutOfBlocks as error:
+            self.reserve(error.needed, [sequence])
+        return take()
 
     def reserve(self, blocks: int, keep: Sequence[CachedSequence]) -> None:
         """Make so many blocks free: preempt the newest sequences except these, as far as they can be computed again.

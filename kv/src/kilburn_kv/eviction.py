@@ -12,10 +12,22 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from kilburn.errors import SpecError
 
-__all__ = ["ORDERS", "EvictionOrder", "FifoOrder", "GreedyDual", "LfuOrder", "LruK", "LruOrder", "PromptUse", "S3Fifo"]
+__all__ = [
+    "ORDERS",
+    "EvictionOrder",
+    "FifoOrder",
+    "GreedyDual",
+    "LfuOrder",
+    "LruK",
+    "LruOrder",
+    "PromptUse",
+    "RankedOrder",
+    "S3Fifo",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,60 +63,49 @@ class EvictionOrder(ABC):
         """Forget `count` resident units (fewer where all others are `busy`), worst first, and return them."""
 
 
-class LruOrder(EvictionOrder):
+class _Queue(EvictionOrder):
+    """The front of a queue first."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `EvictionOrder`."""
+        chosen = list(islice((unit for unit in self._order if unit not in busy), count))
+        for unit in chosen:
+            del self._order[unit]
+        return chosen
+
+
+class LruOrder(_Queue):
     """Least recently used first; of one prompt its tail first, or its head first with `head=True`.
 
     Head first is the mistake to avoid: once the head is gone the rest of the prompt cannot be hit.
     """
 
     def __init__(self, head: bool = False) -> None:
+        super().__init__()
         self._head = head
-        self._order: OrderedDict[int, None] = OrderedDict()
 
     def used(self, units: Sequence[int], use: PromptUse) -> None:
         """See `EvictionOrder`."""
-        order = self._order
         for unit in units if self._head else reversed(units):
-            order[unit] = None
-            order.move_to_end(unit)
-
-    def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `EvictionOrder`."""
-        return _oldest(self._order, count, busy)
+            self._order[unit] = None
+            self._order.move_to_end(unit)
 
 
-class FifoOrder(EvictionOrder):
+class FifoOrder(_Queue):
     """First in, first out; of one prompt its tail first."""
 
-    def __init__(self) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()
-
     def used(self, units: Sequence[int], use: PromptUse) -> None:
         """See `EvictionOrder`."""
-        order = self._order
         for unit in reversed(units):
-            if unit not in order:
-                order[unit] = None
-
-    def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `EvictionOrder`."""
-        return _oldest(self._order, count, busy)
+            self._order.setdefault(unit)
 
 
-def _oldest(order: OrderedDict[int, None], count: int, busy: Container[int]) -> list[int]:
-    chosen: list[int] = []
-    for unit in order:
-        if len(chosen) == count:
-            break
-        if unit not in busy:
-            chosen.append(unit)
-    for unit in chosen:
-        del order[unit]
-    return chosen
-
-
-class _Ranked(EvictionOrder):
-    """Lowest rank first; of equal ranks the least recently used, of one prompt its tail."""
+class RankedOrder(EvictionOrder):
+    """Lowest rank first; of equal ranks the least recently used, of one prompt its tail. A subclass says what a unit is worth,
+    or puts units with ranks of its own."""
 
     def __init__(self) -> None:
         self._rank: dict[int, tuple[float, int, int]] = {}
@@ -113,16 +114,11 @@ class _Ranked(EvictionOrder):
 
     def used(self, units: Sequence[int], use: PromptUse) -> None:
         """See `EvictionOrder`."""
-        rank, heap, turn = self._rank, self._heap, self._turn
         for unit in reversed(units):
-            old = rank.get(unit)
-            entry = (self._worth(None if old is None else old[0]), turn, unit)
-            turn += 1
-            rank[unit] = entry
-            heappush(heap, entry)
-        self._turn = turn
-        if len(heap) > 4 * len(rank) + 64:
-            self._heap = list(rank.values())
+            self.put(unit, self._worth(unit), self._turn)
+            self._turn += 1
+        if len(self._heap) > 4 * len(self._rank) + 64:
+            self._heap = list(self._rank.values())
             heapify(self._heap)
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
@@ -144,21 +140,27 @@ class _Ranked(EvictionOrder):
             heappush(self._heap, entry)
         return chosen
 
-    def _worth(self, old: float | None) -> float:
+    def put(self, unit: int, rank: float, turn: int) -> None:
+        """Give a unit its rank; of equal ranks the lower turn leaves first."""
+        self._rank[unit] = entry = (rank, turn, unit)
+        heappush(self._heap, entry)
+
+    def _worth(self, unit: int) -> float:
+        """The rank of a unit that is used now."""
         raise NotImplementedError
 
     def _left(self, rank: float) -> None:
         """A unit of this rank was evicted."""
 
 
-class LfuOrder(_Ranked):
+class LfuOrder(RankedOrder):
     """Least frequently used first, counted while it is resident."""
 
-    def _worth(self, old: float | None) -> float:
-        return 1.0 if old is None else old + 1.0
+    def _worth(self, unit: int) -> float:
+        return self._rank[unit][0] + 1.0 if unit in self._rank else 1.0
 
 
-class GreedyDual(_Ranked):
+class GreedyDual(RankedOrder):
     """GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998-69): uses over size, plus the rank of the last to leave.
 
     All units have one size and one price here, which makes it LFU with an age that rises as units leave.
@@ -169,19 +171,6 @@ class GreedyDual(_Ranked):
         self._age = 0.0
         self._uses: dict[int, int] = {}
 
-    def used(self, units: Sequence[int], use: PromptUse) -> None:
-        """See `EvictionOrder`."""
-        rank, heap, age, uses, turn = self._rank, self._heap, self._age, self._uses, self._turn
-        for unit in reversed(units):
-            uses[unit] = count = uses.get(unit, 0) + 1
-            rank[unit] = entry = (age + count, turn, unit)
-            turn += 1
-            heappush(heap, entry)
-        self._turn = turn
-        if len(heap) > 4 * len(rank) + 64:
-            self._heap = list(rank.values())
-            heapify(self._heap)
-
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
         chosen = super().evict(count, busy)
@@ -189,11 +178,15 @@ class GreedyDual(_Ranked):
             del self._uses[unit]
         return chosen
 
+    def _worth(self, unit: int) -> float:
+        self._uses[unit] = count = self._uses.get(unit, 0) + 1
+        return self._age + count
+
     def _left(self, rank: float) -> None:
         self._age = max(self._age, rank)
 
 
-class LruK(_Ranked):
+class LruK(RankedOrder):
     """LRU-K (O'Neil, O'Neil and Weikum, SIGMOD 1993): the unit whose k-th last use is the longest ago leaves first.
 
     A unit with fewer than `k` known uses leaves before all others; of several, the least recently used. So what is read
@@ -215,21 +208,6 @@ class LruK(_Ranked):
         self._uses: dict[int, deque[int]] = {}
         self._left_units: OrderedDict[int, None] = OrderedDict()
 
-    def used(self, units: Sequence[int], use: PromptUse) -> None:
-        """See `EvictionOrder`."""
-        rank, heap, turn = self._rank, self._heap, self._turn
-        for unit in reversed(units):
-            uses = self._uses.setdefault(unit, deque(maxlen=self.k))
-            uses.append(turn)
-            self._left_units.pop(unit, None)
-            rank[unit] = entry = (uses[0] if len(uses) == self.k else -1, turn, unit)
-            turn += 1
-            heappush(heap, entry)
-        self._turn = turn
-        if len(heap) > 4 * len(rank) + 64:
-            self._heap = list(rank.values())
-            heapify(self._heap)
-
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
         chosen = super().evict(count, busy)
@@ -237,6 +215,12 @@ class LruK(_Ranked):
         while self.history is not None and len(self._left_units) > self.history:
             del self._uses[self._left_units.popitem(last=False)[0]]
         return chosen
+
+    def _worth(self, unit: int) -> float:
+        uses = self._uses.setdefault(unit, deque(maxlen=self.k))
+        uses.append(self._turn)
+        self._left_units.pop(unit, None)
+        return uses[0] if len(uses) == self.k else -1
 
 
 class S3Fifo(EvictionOrder):

@@ -44,8 +44,7 @@ class Likelihood:
     """
 
     def __init__(self, weights: Weights) -> None:
-        weights.tokens("")  # refused here where there is no tokenizer
-        self._weights = weights
+        self._weights, self._tokenizer = weights, weights.words
         _register()
         self._model = twin(weights.model, NAME)
         key = weights.key()
@@ -100,7 +99,7 @@ class Likelihood:
         return cache, shared
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        made = self._weights.tokenizer(
+        made = self._tokenizer(
             text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
         )
         return made["input_ids"], made["offset_mapping"]

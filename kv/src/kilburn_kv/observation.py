@@ -71,6 +71,22 @@ class Observation:
         """Cached tokens."""
         return int(self.positions.shape[0])
 
+    def before(self, stop: int) -> Observation:
+        """The first `stop` cached tokens alone, without pages: what all queries asked of them."""
+
+        def part(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[..., :stop]
+
+        return Observation(
+            positions=self.positions[:stop],
+            end=self.end,
+            keys=None if self.keys is None else self.keys[..., :stop, :],
+            attention=part(self.attention),
+            queries=part(self.queries),
+            recent=part(self.recent),
+            shifts=part(self.shifts),
+        )
+
 
 class Selection(NamedTuple):
     """What stays, as indices of cached tokens, ascending and without repetition.

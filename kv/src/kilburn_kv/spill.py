@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.errors import InvalidRange, KVError, OutOfBlocks
+from kilburn.errors import InvalidRange, KVError
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.page import Place
@@ -224,7 +224,7 @@ class Spill:
             )
         why = _difference(part, table, start)
         behind = start == table.end
-        slots = _take_slots(engine, sequence, start, part.tokens)
+        slots = engine.take_slots(sequence, lambda: table.append(part.tokens) if behind else table.insert(start, part.tokens))
         try:
             _fill_page(engine, sequence, part, tensors, slots, start)
         except BaseException:
@@ -427,7 +427,7 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
     sequence.logits = logits.to(weights.device) if logits is not None else None
     sequence.shifts, sequence.first = dict(header.shifts), _read_firsts(engine, header, tensors)
     sequence.owners = frozenset(header.owners or ())
-    sequence.squeezed = sequence.end if Alteration.COMPRESSED in header.altered else 0
+    sequence.packed = sequence.end if Alteration.COMPRESSED in header.altered else 0
     sequence.watch = None
     if header.watch is not None:
         sums, rows = header.watch
@@ -435,16 +435,6 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
         watch.restore(
             (tensors["received"].to(weights.device), tensors["queries"].to(weights.device), tensors["recent"].to(weights.device))
         )
-
-
-def _take_slots(engine: Engine, sequence: CachedSequence, start: int, tokens: list[int]) -> array[int]:
-    """Slots for tokens in a gap, or at the end."""
-    table = sequence.table
-    try:
-        return table.append(tokens) if start == table.end else table.insert(start, tokens)
-    except OutOfBlocks as error:
-        engine.reserve(error.needed, [sequence])
-    return table.append(tokens) if start == table.end else table.insert(start, tokens)
 
 
 def _fill_page(
@@ -465,16 +455,7 @@ def _fill_page(
         sequence.shifts.update(part.shifts)
         sequence.first.update(_read_firsts(engine, part, tensors))
     if sequence.watch is not None:
-        _make_watch_room(sequence, sequence.watch, tensors, sequence.table.count(0, start), count)
-
-
-def _make_watch_room(sequence: CachedSequence, watch: AttentionWatch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
-    """Make room in the observation for tokens that are not computed: with the attention that they had received, or none."""
-    layers, heads = watch.received.shape[:2]
-    device = watch.received.device
-    received = tensors.get("received", torch.zeros((layers, heads, count))).to(device)
-    queries = tensors.get("queries", torch.ones(count, dtype=torch.int64)).to(device)
-    blank = torch.zeros((*watch.recent.shape[:3], count), device=device)
-    watch.received = torch.cat((watch.received[..., :at], received, watch.received[..., at:]), dim=-1)
-    watch.queries = torch.cat((watch.queries[:at], queries, watch.queries[at:]))
-    watch.recent = torch.cat((watch.recent[..., :at], blank, watch.recent[..., at:]), dim=-1)
+        # With the attention that the tokens had received, or none.
+        received = tensors.get("received", torch.zeros((*sequence.watch.received.shape[:2], count)))
+        queries = tensors.get("queries", torch.ones(count, dtype=torch.int64))
+        sequence.watch.put(sequence.table.count(0, start), received.to(device), queries.to(device))

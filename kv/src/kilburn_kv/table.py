@@ -163,8 +163,7 @@ class Table:
             after = slots[-1] + 1
             slots.extend(ramp[after : after + min(room, count)])
         if taken:
-            for block in taken:
-                slots.extend(ramp[block * size : block * size + size])
+            slots.extend(pool.slots(taken))
             del slots[start + count :]
             self._blocks += taken
             self._bases += range(end + room, end + count, size)
@@ -239,17 +238,14 @@ class Table:
             OutOfBlocks: nothing was taken.
         """
         pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
-        size, ramp = pool.size, pool.ramp
-        count = len(fresh)
+        size, count = pool.size, len(fresh)
         at, front, more, back, moved = self._plan_gap(first, count)
         taken = pool.take(more) if more else []
         if front:
             pool.unname(blocks[at - 1])
         if back:
             pool.unname(blocks[at])
-        placed = front[:]
-        for block in taken:
-            placed.extend(ramp[block * size : block * size + size])
+        placed = front + pool.slots(taken)
         behind = count + moved - len(back)
         placed[behind:] = back
         if moved:
@@ -401,10 +397,7 @@ class Table:
         own = [block for block in old if pool.references[block] == 1]
         wanted = len(old) - saved
         targets = own[:wanted] + pool.take(max(0, wanted - len(own)))
-        placed = array("q")
-        for block in targets:
-            pool.unname(block)
-            placed.extend(ramp[block * size : block * size + size])
+        placed = pool.overwrite(targets)
         del placed[total - first :]
         still = 0
         while still < len(placed) and slots[first + still] == placed[still]:
@@ -417,7 +410,7 @@ class Table:
         self._bases[kept:] = self._positions[first::size]
         return saved
 
-    def squeeze(self, count: int) -> array[int]:
+    def pack(self, count: int) -> array[int]:
         """Make room for `count` entries that each head chose for itself; returns the physical slots to write, in order.
 
         The engine carries out the copies and reads the selected entries before this call, and writes all of these
@@ -431,7 +424,7 @@ class Table:
         self._check_alive()
         if not 0 <= count <= len(self._slots):
             raise InvalidRange(f"{count} entries cannot remain of the {len(self)} that sequence {self.number} has cached")
-        pool, blocks, size, ramp = self._pool, self._blocks, self._pool.size, self._pool.ramp
+        pool, blocks, size = self._pool, self._blocks, self._pool.size
         wanted = -(-count // size)
         own = [block for block in blocks if pool.references[block] == 1]
         # The last ones, because the head of a published prefix is worth more than its tail.
@@ -439,10 +432,7 @@ class Table:
         targets = kept + pool.take(wanted - len(kept))
         reused = set(kept)
         pool.release([block for block in blocks if block not in reused])
-        placed = array("q")
-        for block in targets:
-            pool.unname(block)
-            placed.extend(ramp[block * size : block * size + size])
+        placed = pool.overwrite(targets)
         del placed[count:]
         self._blocks, self._slots = targets, placed
         self._positions = self._positions[len(self._positions) - count :]
@@ -533,12 +523,8 @@ class Table:
 
     def _hold(self, blocks: list[int], positions: array[int]) -> None:
         """Have these positions in these blocks, in order."""
-        size = self._pool.size
-        self._blocks, self._positions, self._bases = blocks, positions, list(positions[::size])
-        self._slots = array("q")
-        for block in blocks:
-            self._slots.extend(self._pool.ramp[block * size : block * size + size])
-        del self._slots[len(positions) :]
+        self._blocks, self._positions, self._bases = blocks, positions, list(positions[:: self._pool.size])
+        self._slots = self._pool.slots(blocks)[: len(positions)]
 
     def _recomputable_until(self) -> int:
         """The position up to which the cache follows from tokens and evictions."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kilburn.errors import SpecError
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Role
 from kilburn.page import Page
@@ -47,9 +46,7 @@ class Template:
     """
 
     def __init__(self, weights: Weights) -> None:
-        if weights.tokenizer is None:
-            raise SpecError("these weights have no tokenizer", advice="a window is text: load a folder with a tokenizer")
-        self._tokenizer = weights.tokenizer
+        self._tokenizer = weights.words
         known = self._tokenizer.get_vocab()
         self._markers = (known["<|im_start|>"], known["<|im_end|>"]) if {"<|im_start|>", "<|im_end|>"} <= known.keys() else None
         self._kept: dict[_Name, tuple[int, ...]] = {}

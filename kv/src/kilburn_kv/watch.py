@@ -30,17 +30,21 @@ class AttentionWatch:
 
     def make_room(self, at: int, count: int) -> None:
         """`count` tokens are about to be cached at index `at`; they see those before them, and themselves."""
-        layers, heads = self._shape.layers, self._shape.heads
-        kept = self.recent.shape[2]
-        zeros = torch.zeros((layers, heads, count), device=self._device)
-        self.received = torch.cat((self.received[..., :at], zeros, self.received[..., at:]), dim=-1)
-        blank = torch.zeros((layers, heads, kept, count), device=self._device)
-        recent = torch.cat((self.recent[..., :at], blank, self.recent[..., at:]), dim=-1)
-        more = min(self.rows, count)
-        rows = torch.zeros((layers, heads, more, recent.shape[-1]), device=self._device)
-        self.recent = torch.cat((recent[:, :, max(0, kept + more - self.rows) :], rows), dim=2)
+        layers, heads, kept, length = self.recent.shape
         seen = torch.arange(count, 0, -1, dtype=torch.int64, device=self._device)
-        self.queries = torch.cat((self.queries[:at] + count, seen, self.queries[at:]))
+        self.put(at, torch.zeros((layers, heads, count), device=self._device), seen)
+        self.queries = torch.cat((self.queries[:at] + count, self.queries[at:]))
+        more = min(self.rows, count)
+        rows = torch.zeros((layers, heads, more, length + count), device=self._device)
+        self.recent = torch.cat((self.recent[:, :, max(0, kept + more - self.rows) :], rows), dim=2)
+
+    def put(self, at: int, received: Tensor, queries: Tensor) -> None:
+        """Tokens are cached at index `at` that are not computed: with what they received from so many queries, and nothing from
+        the last ones."""
+        blank = torch.zeros((*self.recent.shape[:3], len(queries)), device=self._device)
+        self.received = torch.cat((self.received[..., :at], received, self.received[..., at:]), dim=-1)
+        self.queries = torch.cat((self.queries[:at], queries, self.queries[at:]))
+        self.recent = torch.cat((self.recent[..., :at], blank, self.recent[..., at:]), dim=-1)
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
         """A snapshot for `restore` after a failed step; later observations do not affect it."""

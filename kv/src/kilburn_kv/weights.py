@@ -92,18 +92,25 @@ class Weights:
         self.check_rotation()
         return rotate(keys, shift, self.inv_freq)
 
+    @property
+    def words(self) -> Any:
+        """The tokenizer.
+
+        Raises:
+            SpecError: there is none.
+        """
+        if self.tokenizer is None:
+            raise SpecError("these weights have no tokenizer", advice="give token ids, or load a folder with a tokenizer")
+        return self.tokenizer
+
     def tokens(self, text: str) -> list[int]:
         """The tokens of a text alone, without those that begin a sequence."""
-        if self.tokenizer is None:
-            raise SpecError("these weights have no tokenizer", advice="give token ids, or a folder with a tokenizer")
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        found: list[int] = self.words.encode(text, add_special_tokens=False)
         return found
 
     def text(self, tokens: list[int]) -> str:
         """The text of tokens, special ones included."""
-        if self.tokenizer is None:
-            raise SpecError("these weights have no tokenizer", advice="give a folder with a tokenizer")
-        found: str = self.tokenizer.decode(tokens)
+        found: str = self.words.decode(tokens)
         return found
 
 

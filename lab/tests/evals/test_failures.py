@@ -11,7 +11,7 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as command
-from kilburn.kernel import consultation
+from kilburn.kernel import plans
 from kilburn.testing import check_laws
 
 BROKEN = '''
@@ -40,9 +40,9 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    consultation._told.clear()
+    plans._told.clear()
     yield tmp_path
-    consultation._told.clear()
+    plans._told.clear()
 
 
 COMMANDS = [

@@ -8,7 +8,7 @@ makes room itself, oldest pages first, so that law 2 never depends on a policy.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence, Set
+from collections.abc import Callable, Generator, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import LEAST, Kernel
+from kilburn.kernel.resolve import resolve
 from kilburn.kernel.window import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
@@ -32,6 +33,9 @@ __all__ = ["Planner"]
 
 ROUNDS = 4
 """Times a policy is asked for one admission, at most."""
+
+FALLBACK = "oldest"
+"""The policy that is asked where the process's own frees too little."""
 
 
 class Planner:
@@ -321,26 +325,16 @@ class Planner:
     def _make_room(self, stays: Set[int]) -> None:
         """Evict the oldest groups that may leave, the user's words last; then calls without a result after which other
         messages came; then shorten or evict the newest pages."""
-        kernel, window = self.kernel, self.kernel.window
-        view = self.view(Cause.PRESSURE, ())
-        older = [page for page in _in_turn(view) if not view.is_latest(page)]
-        if kernel.excess > kernel.capacity:
-            # For a session that was written with a far larger window: most of it leaves in one move.
-            movable = replace(view, pins=stays, open=self._open(PATIENCE))
-            chosen = movable.free(older, kernel.excess - kernel.capacity // 8)
-            if chosen:
-                self._try(Evict(pages=chosen, why="over capacity"))
-        self._relieve(older, stays, PATIENCE)
-        gone_on = sorted(window.open.keys() - window.awaited(LEAST))
-        self._relieve((window.pages[call] for each in gone_on if (call := window.stands_itself(each)) is not None), stays)
+        window = self.kernel.window
+        self._relieve(stays, PATIENCE)
+        self._relieve(stays, LEAST, window.open.keys() - window.awaited(LEAST))
         self._crowd_out(stays)
         for page in self.view(Cause.PRESSURE, ()).pages if self.kernel.excess else ():
             if self.kernel.excess and page.answers and page.id not in stays:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
         self._drop_thinking(window.task)
         # Stubs leave with calls that nothing else keeps in the window.
-        calls = (window.stands_itself(window.pages[stub].answers) for stub in list(window.stubs))
-        self._relieve((window.pages[call] for call in calls if call is not None), stays)
+        self._relieve(stays, LEAST, {window.pages[stub].answers for stub in window.stubs})
         self._crowd_out(stays)
 
     def _drop_thinking(self, before: int) -> None:
@@ -352,17 +346,25 @@ class Planner:
                 thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and window.at(each.id) == Place.IN)
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
-    def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
-        """Evict pages one after the other as long as the window is over its capacity."""
-        if not self.kernel.excess:
-            return
-        # What leaves here is no open call: those that are open stay the same.
-        view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
-        tried: set[int] = set()
-        for page in pages:
-            if not self.kernel.excess:
+    def _relieve(self, stays: Set[int], patience: int, calls: Set[int] | None = None) -> None:
+        """Carry out what the fallback plans, move by move, as long as the window is over its capacity.
+
+        Args:
+            calls: it sees only these, with what moves together with them; None for all pages.
+        """
+        kernel, window = self.kernel, self.kernel.window
+        fallback: Policy = resolve("policies", FALLBACK)
+        while kernel.excess:
+            view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
+            if calls is not None:
+                standing = {each for call in calls if (each := window.stands_itself(call)) is not None}
+                view = replace(view, pages=[page for page in view.pages if not standing.isdisjoint(window.group(page.id))])
+            moves = fallback.plan(view)
+            if isinstance(moves, Generator) or not moves:
                 return
-            self._evict(page, view, tried)
+            for move in moves:
+                if kernel.excess and not self._try(move):
+                    stays = stays | set(move.pages)
 
     def _crowd_out(self, stays: Set[int]) -> None:
         """Shorten pages to the room that is left for them, or evict them, as long as the window is over its capacity."""
@@ -411,21 +413,6 @@ class Planner:
             self.kernel.undo(point)
             return False
         return True
-
-
-def _in_turn(view: View) -> list[Page]:
-    """The resident pages in the order in which they should leave: oldest first, the user's words last as long as they
-    take at most a quarter of the capacity."""
-    room = view.budget.capacity // 4
-    words: list[Page] = []
-    for page in reversed(view.pages):
-        if page.role is Role.USER and page.message and page.kind is not Kind.IMAGE:
-            room -= page.tokens
-            if room < 0:
-                break
-            words.append(page)
-    late = {page.id for page in words}
-    return [*(page for page in view.pages if page.id not in late), *reversed(words)]
 
 
 def _acts_of(policy: Policy) -> Acts:

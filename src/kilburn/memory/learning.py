@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,13 +22,14 @@ from typing import Any
 import msgspec
 
 from kilburn.claims import is_speaker, topic
-from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
+from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
 from kilburn.event import Act
+from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.collection import Collection
-from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded, tell_failure
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.retention import Quota, within
@@ -51,9 +51,6 @@ EARLIER = 10
 TRIES = 5
 """How often it begins anew, without getting on, because others wrote into the memory meanwhile."""
 
-FAILURES = 3
-"""Exchanges in a row for which the model failed, after which the rest waits for the next call."""
-
 BLOCK = 1_000
 """Events of a memory's ledger that are looked through backwards at first for a cursor; doubled each time."""
 
@@ -63,7 +60,7 @@ SKEW = 86_400.0
 ABOUT = 64
 """Passages that are looked through for what is in force about a subject."""
 
-_BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED)
+_BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED, Outcome.ILLEGAL)
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,20 +223,15 @@ class _Progress(msgspec.Struct):
     waiting: tuple[tuple[int, int], ...] = ()
 
 
-class _Course(msgspec.Struct):
-    """What happened while a policy was at work."""
-
+class _Course(PlanCourse):
     moves: Sequence[Add | Retire] = ()
-    asked: list[Outcome] = []
-    figures: dict[str, int] = {}
-    noted: Outcome | None = None
+    broke: Outcome | None = None
     why: str = ""
-    lacks_model: bool = False
 
     @property
     def failure(self) -> Outcome | None:
         """How it failed; None if it did not."""
-        return self.noted if self.noted in _BAD or self.noted is Outcome.ILLEGAL else None
+        return self.broke if self.broke in _BAD else None
 
 
 class _Bookmarks:
@@ -352,7 +344,7 @@ class _Job:
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
         written = progress
-        failures = 0
+        breaker = Breaker()
         for place, exchange in enumerate(exchanges):
             if self.stopped():
                 return
@@ -361,14 +353,14 @@ class _Job:
             course = (yield from self._plan(view)) if view.new else _Course()
             if self.stopped():
                 return
-            if course.lacks_model and not course.moves:
+            if Outcome.NO_MODEL in course.asked and not course.moves:
                 raise SpecError(f"the policy {self.name!r} asks a model, and there is none", advice="give model=, or use plain")
             course = self._write(exchange, course, progress, head)
             progress = self._after(exchange, course, progress)
-            if course.moves or course.asked or course.failure:
+            if course.moves or course.answered or course.failure:
                 written = progress
-            failures = failures + 1 if course.failure is Outcome.FAILED and course.asked else 0
-            if failures >= FAILURES:
+            breaker.note(Outcome.FAILED if course.failure is Outcome.FAILED and course.answered else Outcome.DONE, place)
+            if breaker.is_open(place):
                 rest = exchanges[place + 1 :]
                 self.failed.update({each.span: span_of(*each.span) for each in rest})
                 break
@@ -393,8 +385,8 @@ class _Job:
     def _write(self, exchange: _Exchange, course: _Course, progress: _Progress, head: int) -> _Course:
         """Write what was planned with the cursor, or that it failed."""
         figures: dict[str, Any] = dict(course.figures)
-        if course.asked:
-            figures["asked"] = [str(outcome) for outcome in course.asked]
+        if course.answered:
+            figures["asked"] = [str(outcome) for outcome in course.answered]
         taint = min(said.taint for said in exchange.new)
         try:
             moves = self._allowed(course.moves, exchange, figures)
@@ -402,7 +394,7 @@ class _Job:
             if quota is not None and taint < Trust.AGENT:
                 quota = msgspec.structs.replace(quota, evict=False)
             course = msgspec.structs.replace(course, moves=within(quota, self.memory, moves, self.clock()))
-            if course.moves or course.asked or course.failure:
+            if course.moves or course.answered or course.failure:
                 self._commit(course.moves, self._after(exchange, course, progress), figures, taint, head, course)
         except (StoreStale, QuotaExceeded):
             raise
@@ -410,7 +402,7 @@ class _Job:
             if isinstance(error, Forgotten | UnknownAddress) and self._is_overtaken(exchange, head):
                 raise
             log.info("the plan of %s was refused: %s", self.name, error)
-            course = msgspec.structs.replace(course, moves=(), noted=Outcome.ILLEGAL, why=type(error).__name__)
+            course = msgspec.structs.replace(course, moves=(), broke=Outcome.ILLEGAL, why=type(error).__name__)
             self._commit((), self._after(exchange, course, progress), figures, taint, head, course)
         self.unchanged += course.figures.get("unchanged", 0)
         return course
@@ -524,65 +516,37 @@ class _Job:
     def _plan(self, view: MemoryView) -> Generator[Ask, Answer, _Course]:
         """Ask the policy; whatever it raises or returns is an outcome."""
         course = _Course()
-        try:
-            plan = guarded(lambda: self.policy.plan(view))
-            moves = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
-            if not isinstance(moves, list | tuple) or len(moves) > MOVES:
-                raise SpecError("a plan gave no list of moves", advice=f"return a list of at most {MOVES} Adds and Retires")
-            if not all(isinstance(move, Add | Retire) for move in moves):
-                raise SpecError("a plan gave something else than Add and Retire", advice="only a person forgets or restores")
-            course.moves = tuple(moves)
-        except StoreError:
-            raise  # what the policy looks for is read from the store: that is no failure of the policy
-        except Exception as error:  # noqa: BLE001 -- it is told, and is an outcome
-            # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
-            tell_failure(self.name, error)
-            course.noted, course.why = Outcome.FAILED, f"the policy failed: {type(error).__name__}"
-        if course.moves:
-            course.noted = None
+        course.moves = yield from moves_of(
+            self.name,
+            lambda: self.policy.plan(view),
+            course,
+            partial(self._ask, course=course),
+            self._at_once,
+            kinds=Add | Retire,
+            # What the policy looks for is read from the store: that is no failure of the policy.
+            passes=StoreError,
+        )
+        course.why = next((note.why[:300] for note in reversed(course.notes) if note.why), "")
+        if course.raised:
+            course.broke, course.why = Outcome.FAILED, f"the policy failed: {course.raised}"
+        elif not course.moves:
+            course.broke = course.noted
         return course
 
-    def _answers(self, plan: Generator[Effect, Answer, Any], course: _Course) -> Generator[Ask, Answer, Any]:
-        began, waited = time.monotonic(), 0.0
-        try:
-            effect = checked(guarded(lambda: next(plan)))
-            for _ in range(EFFECTS):
-                if isinstance(effect, Ask):
-                    before = time.monotonic()
-                    answer = yield effect
-                    waited += time.monotonic() - before
-                    self._note_answer(effect, answer, course)
-                elif isinstance(effect, Find):
-                    answer = self._find(effect)
-                elif isinstance(effect, Note):
-                    course.noted = effect.outcome or course.noted
-                    course.why = effect.why[:300] or course.why
-                    for name, count in effect.figures.items():
-                        course.figures[name] = course.figures.get(name, 0) + count
-                    answer = Answer(outcome=Outcome.DONE)
-                else:
-                    raise SpecError("a memory policy yielded Later", advice="learning is in the background already: yield Ask")
-                if time.monotonic() - began - waited > SECONDS:
-                    raise SpecError(f"a plan took more than {SECONDS:g} seconds", advice="plan less at a time")
-                effect = checked(guarded(partial(plan.send, answer)))
-            raise SpecError(f"a plan yielded more than {EFFECTS} effects", advice="return its moves")
-        except StopIteration as stop:
-            return stop.value if stop.value is not None else ()
-        finally:
-            try:
-                plan.close()
-            except Exception:
-                log.exception("a plan of policy %s could not be closed", self.name)
-
-    def _note_answer(self, ask: Ask, answer: Answer, course: _Course) -> None:
-        if answer.outcome is Outcome.NO_MODEL:
-            course.lacks_model = True
-            return
+    def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
+        answer = yield ask
         course.asked.append(answer.outcome)
-        detail = answer.detail[:300]
-        self.memory.observe(
-            Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
-        )
+        if answer.outcome is not Outcome.NO_MODEL:
+            detail = answer.detail[:300]
+            self.memory.observe(
+                Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
+            )
+        return answer
+
+    def _at_once(self, effect: Find | Later) -> Answer:
+        if isinstance(effect, Later):
+            raise SpecError("a memory policy yielded Later", advice="learning is in the background already: yield Ask")
+        return self._find(effect)
 
     def _find(self, find: Find) -> Answer:
         memory = self.memory

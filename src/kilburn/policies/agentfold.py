@@ -11,7 +11,7 @@ originals only, and every raw step stays readable by its address. From AgentFold
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -19,10 +19,11 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
+from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.directives import Directive, Malformed, decode, directive_of, without
 from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.text.judgement import judge, mended
+from kilburn.text.judgement import mended
 from kilburn.text.steps import beginnings, last_original, latest_reply, new_messages, words_of
 from kilburn.wire.quotation import quote, with_headings
 
@@ -61,6 +62,9 @@ MERGED = 32
 LEAST = 16
 """A text with fewer tokens is useless."""
 
+
+Check = Callable[[View, Stretch, str], tuple[str, str]]
+"""The text to fold a stretch to; or "", and why it is rejected."""
 
 RECENT = 16
 """Steps that are read to find out whether the agent calls tools."""
@@ -186,8 +190,7 @@ class Agentfold:
     def __post_init__(self) -> None:
         if self.trigger < 0:
             raise ValueError(f"trigger={self.trigger} is no number of tokens; give 0 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_timeout(self.timeout)
         for name, value in (("to", self.to), ("cap", self.cap)):
             if value is not None and value < LEAST:
                 raise ValueError(f"{name}={value} tokens say nothing; give {LEAST} or more, or None")
@@ -203,7 +206,7 @@ class Agentfold:
             return []
         said = directive_of("\n".join(words_of(view, news)))
         if said is not None:
-            return (yield from self._obey(view, partition_of(view, last_original(view)), said))
+            return (yield from self._follow(view, partition_of(view, last_original(view)), said, self._within_cap))
         if view.use <= self.trigger or reply[0].message not in fresh:
             return []
         partition = partition_of(view, last_original(view))
@@ -212,28 +215,13 @@ class Agentfold:
         if self.ask:
             answer = yield self._question(view, partition)
             if answer.outcome != Outcome.NO_MODEL:
-                return (yield from self._heed(view, partition, answer))
+                return (yield from self._follow(view, partition, decode(answer.text), self._held_to_sources)) if answer.ok else []
         return self._by_rule(view, partition)
 
-    def _obey(self, view: View, partition: Partition, said: Directive | Malformed) -> Generator[Effect, Answer, Sequence[Move]]:
-        """Carry out the agent's own directive."""
-        if isinstance(said, Malformed):
-            return (yield from _rejected(said.why))
-        first, last = said.compress_range
-        why = partition.refusal(first, last)
-        cap = view.budget.capacity // 4 if self.cap is None else self.cap
-        tokens = view.count(said.compress_text)
-        if not why and tokens > cap:
-            why = f"a text of {tokens} tokens where {cap} are allowed"
-        if why:
-            return (yield from _rejected(why))
-        return (yield from _folded(view, partition.stretch(first, last), first, last, said.compress_text))
-
-    def _heed(self, view: View, partition: Partition, answer: Answer) -> Generator[Effect, Answer, Sequence[Move]]:
-        """Carry out the model's answer, if it is a valid directive and its text passes the check."""
-        if not answer.ok:
-            return []
-        said = decode(answer.text)
+    def _follow(
+        self, view: View, partition: Partition, said: Directive | Malformed, check: Check
+    ) -> Generator[Effect, Answer, Sequence[Move]]:
+        """Carry out a directive, if it is valid and its text passes the check."""
         if isinstance(said, Malformed):
             return (yield from _rejected(said.why))
         first, last = said.compress_range
@@ -241,12 +229,21 @@ class Agentfold:
         if why:
             return (yield from _rejected(why))
         stretch = partition.stretch(first, last)
-        pieces, to = _pieces(view, stretch.sources), self._to(view)
-        judged = judge(said.compress_text, pieces, tokens=to, count=view.count)
-        text = mended(said.compress_text, judged, pieces, to, view.count)
+        text, why = check(view, stretch, said.compress_text)
         if not text:
-            return (yield from _rejected(f"the words: {judged.verdict}"))
+            return (yield from _rejected(why))
         return (yield from _folded(view, stretch, first, last, text))
+
+    def _within_cap(self, view: View, stretch: Stretch, text: str) -> tuple[str, str]:
+        """The agent's text; or "", and why it is rejected."""
+        cap = view.budget.capacity // 4 if self.cap is None else self.cap
+        tokens = view.count(text)
+        return (text, "") if tokens <= cap else ("", f"a text of {tokens} tokens where {cap} are allowed")
+
+    def _held_to_sources(self, view: View, stretch: Stretch, text: str) -> tuple[str, str]:
+        """The model's text, completed where that is needed; or "", and why it is rejected."""
+        text, judged = mended(text, _pieces(view, stretch.sources), self._to(view), view.count)
+        return text, f"the words: {judged.verdict}"
 
     def _by_rule(self, view: View, partition: Partition) -> list[Move]:
         """The newest step, joined with each item before it that stands for no more steps than are joined already."""

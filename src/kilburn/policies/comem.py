@@ -20,7 +20,7 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, address_of, span_of
 from kilburn.policy import View
 from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.text.judgement import judge, mended
+from kilburn.text.judgement import mended
 from kilburn.text.lines import whole_sentences
 from kilburn.text.steps import arrived, latest_step
 from kilburn.wire.quotation import quote, with_headings
@@ -176,10 +176,9 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
         return answer
     said = answer.text if answer.ok else whole_sentences(answer.text)
     pieces = _Log(pages, read)
-    judged = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
-    text = mended(said, judged, pieces, ask.max_tokens, _rough).strip()
-    if text:
-        return Answer(outcome=Outcome.DONE, text=text, detail=judged.verdict)
+    text, judged = mended(said, pieces, ask.max_tokens, _rough, ask.prompt)
+    if text.strip():
+        return Answer(outcome=Outcome.DONE, text=text.strip(), detail=judged.verdict)
     return Answer(outcome=Outcome.REJECTED, detail=judged.verdict)
 
 

@@ -19,8 +19,9 @@ from kilburn.errors import SpecError
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
+from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.text.extract import Piece, extract, piece_of, read_ahead
+from kilburn.text.extract import Piece, extract, piece_of, pieces_of, read_ahead
 from kilburn.text.judgement import Verdict, judge
 from kilburn.text.lines import sample
 from kilburn.text.origins import all_origins, origins_of, words_at
@@ -101,8 +102,7 @@ class Compact:
             )
         if self.keep < 1 or (self.to is not None and self.to < 16) or not 0 < self.share <= 1:
             raise ValueError(f"keep={self.keep} is 1 or more, to={self.to} 16 or more, share={self.share} above 0, at most 1")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_timeout(self.timeout)
         object.__setattr__(self, "trigger", trigger)
         object.__setattr__(self, "instructions", self.instructions if (self.instructions or "").strip() else None)
 
@@ -185,11 +185,8 @@ class Compact:
 
 def _prepare(view: View, border: int) -> None:
     """Read the new pages ahead, if the window is too large to be read all at once. The plan does not depend on it."""
-    if view.cause is Cause.ADMIT and 4 * view.budget.capacity > READ:
-        for number in view.wanted:
-            page = view.page(number)
-            if page.kind is not Kind.IMAGE and border - READ // 8 < view.use:
-                read_ahead(piece_of(page, view.text(number)))
+    if view.cause is Cause.ADMIT and 4 * view.budget.capacity > READ and border - READ // 8 < view.use:
+        read_ahead(view)
 
 
 def _fresh(view: View) -> int:
@@ -221,7 +218,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     """The texts that the summary is made from: all, or of a long history the part that `READ` describes."""
     pages = [view.page(page) for page in stretch.sources]
     if 4 * sum(page.tokens for page in pages) <= READ:
-        return [piece_of(page, view.text(page.id)) for page in pages]
+        return pieces_of(view, stretch.sources)
     first, left = len(pages), READ // 2
     while first and left > 0:
         first -= 1
@@ -238,7 +235,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     share = max(LEAST, READ // 2 // max(1, len(fresh)))
     spans = all_origins([*kept, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
     old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
-    return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
+    return [*old, *pieces_of(view, stretch.sources[first:])]
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:

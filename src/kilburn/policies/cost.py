@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kilburn.move import Fold, Move
 from kilburn.page import Page
+from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, View
 from kilburn.prices import Prices, prices_of
 from kilburn.text.excerpts import (
@@ -61,7 +62,7 @@ class Cost:
             capacity.
         tail: tokens of newest pages, before what the agent has not read, that stay whole, and are read again at each
             edit; None for none.
-        core: tokens of marked pages ("remember this") that stay whole; None for a quarter of the capacity.
+        core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for half of the capacity.
     """
@@ -78,10 +79,7 @@ class Cost:
             raise ValueError(f"prices={self.prices!r} has no price of input: nothing can be weighed against it")
         if not self.miss > 0:
             raise ValueError(f"miss={self.miss} must be above 0")
-        for name in ("trigger", "tail", "core", "whole"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens")
+        check_tokens(trigger=self.trigger, tail=self.tail, core=self.core, whole=self.whole)
 
     @property
     def acts(self) -> Acts:

@@ -5,18 +5,18 @@ The baseline that every framework ships. It knows nothing about meaning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from kilburn.move import Evict, Move
-from kilburn.policy import Acts, View
+from kilburn.page import Page
+from kilburn.policies.order import EvictInOrder
+from kilburn.policy import View
 
 __all__ = ["Fifo"]
 
 
 @dataclass(frozen=True)
-class Fifo:
+class Fifo(EvictInOrder):
     """Evict the oldest unpinned groups when the window is over capacity.
 
     Args:
@@ -26,17 +26,8 @@ class Fifo:
 
     spare: int | None = None
 
-    acts: ClassVar[Acts] = Acts.FULL
+    why = "oldest first"
 
-    def __post_init__(self) -> None:
-        if self.spare is not None and self.spare < 0:
-            raise ValueError(f"spare={self.spare} is not a number of tokens; give 0 or more, or None")
-
-    def plan(self, view: View) -> Sequence[Move]:
-        """One eviction, or nothing while the window has room."""
-        if not view.excess:
-            return []
-        spare = view.budget.capacity // 8 if self.spare is None else self.spare
-        older = (page for page in view.pages if page.message != view.turn)
-        chosen = view.free(older, view.excess + spare + view.handle)
-        return [Evict(pages=chosen, why="oldest first")] if chosen else []
+    def order(self, view: View, tokens: int) -> Iterable[Page]:
+        """All but the newest message, as it came."""
+        return (page for page in view.pages if page.message != view.turn)

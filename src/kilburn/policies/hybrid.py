@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilburn.move import Move
+from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Cause, View
 from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
@@ -28,7 +29,7 @@ class Hybrid:
         low: tokens in the window after it acted; None leaves a tenth of a small window free, and nearly a quarter of a
             large one. Every action edits the prefix, and a large window can afford to act less often.
         tail: tokens of newest pages, before what the agent has not read, that stay whole; None for a tenth of the capacity.
-        core: tokens of marked pages ("remember this") that stay whole; None for a quarter.
+        core: tokens of important pages ("remember this") that stay whole; None for a quarter.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for a quarter of the capacity.
     """
@@ -41,10 +42,7 @@ class Hybrid:
     acts: ClassVar[Acts] = Acts.FOLDED
 
     def __post_init__(self) -> None:
-        for name in ("low", "tail", "core", "whole"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens")
+        check_tokens(low=self.low, tail=self.tail, core=self.core, whole=self.whole)
 
     def plan(self, view: View) -> Sequence[Move]:
         """One excerpt in place of everything older than the tail, or nothing while there is room and no question."""

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar
 
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Move
 from kilburn.page import Page
-from kilburn.policy import Acts, View
+from kilburn.policies.order import EvictInOrder
+from kilburn.policy import View
 
 __all__ = ["Importance", "scores"]
 
@@ -94,7 +93,7 @@ def _overlap(page: frozenset[str], focus: frozenset[str]) -> float:
 
 
 @dataclass(frozen=True)
-class Importance:
+class Importance(EvictInOrder):
     """Evict the least important groups when the window is over capacity.
 
     Args:
@@ -112,7 +111,7 @@ class Importance:
     turns: float = 20.0
     spare: int | None = None
 
-    acts: ClassVar[Acts] = Acts.FULL
+    why = "least important"
 
     def __post_init__(self) -> None:
         if self.half_life <= 0 or self.turns <= 0:
@@ -120,16 +119,7 @@ class Importance:
         if min(self.explicit, self.recency, self.frequency, self.nearness, self.spare or 0) < 0:
             raise ValueError(f"{self}: the weights and spare must be 0 or more")
 
-    def plan(self, view: View) -> Sequence[Move]:
-        """One eviction, or nothing while the window has room."""
-        if not view.excess:
-            return []
-        spare = view.budget.capacity // 8 if self.spare is None else self.spare
-        tokens = view.excess + spare + view.handle
-        chosen = view.free(self._ranked(view, tokens), tokens)
-        return [Evict(pages=chosen, why="least important")] if chosen else []
-
-    def _ranked(self, view: View, tokens: int) -> list[Page]:
+    def order(self, view: View, tokens: int) -> list[Page]:
         """Pages that may leave, worst first; of equal scores the older.
 
         In a window with more than `LOOKED` pages, only the oldest are compared, as many as are enough to choose from.

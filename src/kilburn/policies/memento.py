@@ -17,8 +17,8 @@ from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
 from kilburn.policy import Cause, Stretch, View
-from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.text.judgement import judge, mended
+from kilburn.text.extract import Piece, extract, pieces_of
+from kilburn.text.judgement import mended
 from kilburn.text.lines import complement, merge
 from kilburn.wire.mementos import ThoughtBlock, parse
 from kilburn.wire.quotation import quote
@@ -132,8 +132,7 @@ class Memento:
             # A pair that was loaded again stands beside its memento: it is left alone.
             if stretch.torn or stretch.freed <= 2 * (self.to + view.handle):
                 continue
-            pieces = [piece_of(view.page(source), view.text(source)) for source in stretch.sources]
-            text, how = yield from self._memento(view, pieces)
+            text, how = yield from self._memento(view, pieces_of(view, stretch.sources))
             if text:
                 moves.append(Fold(pages=stretch.sources, text=text, why=f"a step became a memento: {how}"))
                 freed += stretch.freed
@@ -152,8 +151,7 @@ class Memento:
         if answer.outcome == Outcome.NO_MODEL:
             return verbatim, "extract"
         if answer.ok:
-            judged = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
-            text = mended(answer.text, judged, pieces, self.to, view.count)
+            text, judged = mended(answer.text, pieces, self.to, view.count, prompt)
             if text:
                 return text, "model"
             yield Note(outcome=Outcome.REJECTED, why=f"memento: {judged.verdict}", figures={"rejected": 1})

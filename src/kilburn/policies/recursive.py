@@ -15,8 +15,9 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
+from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import View
-from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.text.extract import Piece, extract, pieces_of
 from kilburn.wire.quotation import quote
 
 __all__ = ["Recursive"]
@@ -48,14 +49,10 @@ class Recursive:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("trigger", "tail", "to"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens")
+        check_tokens(trigger=self.trigger, tail=self.tail, to=self.to)
         if self.max_depth < 1:
             raise ValueError(f"max_depth={self.max_depth} allows no fold; give 1 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_timeout(self.timeout)
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold over the last one, or nothing below the trigger."""
@@ -72,7 +69,7 @@ class Recursive:
             return [*moves, Evict(pages=tuple(page.id for page in folded), why="as deep as it may be")]
         if all(page.depth for page in folded) or sum(page.tokens for page in folded) <= to:
             return moves
-        pieces = [piece_of(view.page(page), view.text(page)) for page in sources]
+        pieces = pieces_of(view, sources)
         text = yield from self._text(view, pieces, to)
         if not text:
             return moves

@@ -15,10 +15,11 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
+from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import Cause, View
 from kilburn.text.excerpts import shorten_latest
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.text.judgement import judge, mended
+from kilburn.text.judgement import mended
 from kilburn.text.lines import whole_sentences
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.quotation import quote
@@ -66,12 +67,10 @@ class Summarize:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("trigger", "tail", "to", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value}; give 0 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
+        check_tokens(trigger=self.trigger, tail=self.tail, to=self.to)
+        if self.keep < 0:
+            raise ValueError(f"keep={self.keep}; give 0 or more messages")
+        check_timeout(self.timeout)
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold, or nothing below the trigger."""
@@ -152,8 +151,7 @@ class Summarize:
         if not answer.ok and answer.outcome != Outcome.TRUNCATED:
             return "", f"; the model's summary was {answer.outcome}"
         said = answer.text if answer.ok else whole_sentences(answer.text)
-        judged = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
-        text = mended(said, judged, pieces, to, view.count)
+        text, judged = mended(said, pieces, to, view.count, prompt)
         if not text:
             return "", f"; the model's summary was rejected: {judged.verdict}"
         return text, "model" if judged.acceptable else f"model, completed with {len(judged.missing)} facts"
@@ -217,7 +215,4 @@ def _prepare(view: View, border: int) -> None:
     everything at once. The plan does not depend on it."""
     begins = 4 * view.seen < READ // 6 and 4 * border > READ
     if view.cause is Cause.ADMIT and (begins or border - READ // 2 < view.use <= border):
-        for number in view.wanted:
-            page = view.page(number)
-            if page.kind is not Kind.IMAGE:
-                read_ahead(piece_of(page, view.text(number)))
+        read_ahead(view)

@@ -7,24 +7,25 @@ when it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Move
-from kilburn.policy import Acts, View
+from kilburn.page import Page
+from kilburn.policies.order import EvictInOrder
+from kilburn.policies.parameters import check_tokens
+from kilburn.policy import View
 
 __all__ = ["Tiered"]
 
 
 @dataclass(frozen=True)
-class Tiered:
+class Tiered(EvictInOrder):
     """Keep a core and the recent pages when the window is over capacity; evict the rest.
 
     Args:
-        core: tokens for pages that were marked as important or spoken by the user, newest first;
+        core: tokens for pages with an importance or spoken by the user, newest first;
             None for a quarter of the capacity. Pinned pages are not counted.
         spare: tokens to free beyond the excess; None for an eighth of the capacity.
     """
@@ -32,29 +33,19 @@ class Tiered:
     core: int | None = None
     spare: int | None = None
 
-    acts: ClassVar[Acts] = Acts.FULL
+    why = "archived"
 
     def __post_init__(self) -> None:
-        for name in ("core", "spare"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is not a number of tokens; give 0 or more, or None")
+        check_tokens(core=self.core, spare=self.spare)
 
-    def plan(self, view: View) -> Sequence[Move]:
-        """One eviction: the oldest pages outside of the core, then the core's own oldest."""
-        if not view.excess:
-            return []
-        capacity = view.budget.capacity
-        core = self.members(view, capacity // 4 if self.core is None else self.core)
+    def order(self, view: View, tokens: int) -> Iterable[Page]:
+        """The oldest pages outside of the core, then the core's own oldest."""
+        core = self.members(view, view.budget.capacity // 4 if self.core is None else self.core)
         older = [page for page in view.pages if page.message != view.turn]
-        outside = (page for page in older if page.id not in core)
-        inside = (page for page in older if page.id in core)
-        spare = capacity // 8 if self.spare is None else self.spare
-        chosen = view.free(chain(outside, inside), view.excess + spare + view.handle)
-        return [Evict(pages=chosen, why="archived")] if chosen else []
+        return chain((page for page in older if page.id not in core), (page for page in older if page.id in core))
 
     def members(self, view: View, tokens: int) -> set[int]:
-        """The pages of the core: marked ones by their mark, then the user's words, newest first."""
+        """The pages of the core: those with an importance by it, then the user's words, newest first."""
         said = [page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)]
         ranked = sorted(said, key=lambda page: (-view.importance.get(page.id, 0.0), -page.id))
         chosen: set[int] = set()

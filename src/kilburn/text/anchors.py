@@ -7,11 +7,12 @@ exactly, case and white space included.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from kilburn.page import Span
 from kilburn.text.lines import merge
@@ -45,12 +46,14 @@ class Scanned:
         return self.spans == ((0, len(self.text)),)
 
 
-@dataclass(frozen=True, slots=True)
-class Anchors:
+class Anchors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delete from the only occurrence of `prefix` to the only occurrence of `suffix` after it."""
 
     prefix: str
     suffix: str
+
+
+_DECODER = msgspec.json.Decoder(list[Anchors] | dict[str, list[Anchors]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,22 +189,14 @@ def parse_anchors(reply: str, most: int = 64) -> list[Anchors] | None:
         most: directives that one reply may have; a reply with more is rejected whole.
     """
     try:
-        value = json.loads(_unfenced(reply))
-    except (ValueError, RecursionError):
+        found = _DECODER.decode(_unfenced(reply))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    if isinstance(value, dict) and len(value) == 1:
-        value = next(iter(value.values()))
-    if not isinstance(value, list) or len(value) > most:
-        return None
-    found = []
-    for entry in value:
-        if not isinstance(entry, dict) or set(entry) != {"prefix", "suffix"}:
+    if isinstance(found, dict):
+        if len(found) != 1:
             return None
-        prefix, suffix = entry["prefix"], entry["suffix"]
-        if not isinstance(prefix, str) or not isinstance(suffix, str):
-            return None
-        found.append(Anchors(prefix, suffix))
-    return found
+        (found,) = found.values()
+    return found if len(found) <= most else None
 
 
 def _unfenced(reply: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from kilburn.page import Span
 from kilburn.text.anchors import Exact, Scanned
-from kilburn.text.lines import complement, merge, skeleton
+from kilburn.text.lines import complement, merge, skeleton, units
 
 __all__ = ["redundant"]
 
@@ -105,12 +105,8 @@ def _error_line(page: Scanned) -> Span | None:
 
 
 def _lines(text: str, span: Span) -> list[Span]:
-    found: list[Span] = []
-    at = span[0]
-    for line in text[slice(*span)].splitlines(keepends=True):
-        found.append((at, at + len(line)))
-        at += len(line)
-    return found
+    """The lines of a span, however long they are."""
+    return units(text, len(text), *span)
 
 
 def _repeated(scanned: Sequence[Scanned]) -> list[Exact]:
@@ -132,19 +128,19 @@ def _repeated(scanned: Sequence[Scanned]) -> list[Exact]:
 def _repeats(page: Scanned, spans: Sequence[Span], kept: set[tuple[str, ...]]) -> list[Span]:
     """The lines of one stretch that `kept` has; what stays of the stretch is added to it."""
     lines = [page.text[start:stop].rstrip("\r\n") for start, stop in spans]
-    marked = [False] * len(lines)
-    # A block may be marked until the reading is BLOCK lines further up: only then does it count as kept.
+    repeated = [False] * len(lines)
+    # A block may be repeated until the reading is BLOCK lines further up: only then does it count as kept.
     for at in range(len(lines) - 1, -BLOCK - 1, -1):
         for size in (BLOCK, 1):
             block = tuple(lines[at : at + size]) if at >= 0 and not page.fixed else ()
             if _counts(block, size) and block in kept:
-                marked[at : at + size] = [True] * size
+                repeated[at : at + size] = [True] * size
         settled = at + BLOCK
         for size in (BLOCK, 1):
             block = tuple(lines[settled : settled + size])
-            if _counts(block, size) and not any(marked[settled : settled + size]):
+            if _counts(block, size) and not any(repeated[settled : settled + size]):
                 kept.add(block)
-    return [span for span, gone in zip(spans, marked, strict=True) if gone]
+    return [span for span, gone in zip(spans, repeated, strict=True) if gone]
 
 
 def _counts(block: tuple[str, ...], size: int) -> bool:

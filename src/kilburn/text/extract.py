@@ -6,19 +6,20 @@ near-duplicates once. The choice is that of `selection`, among single lines. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Parts, Span, address_of
+from kilburn.policy import View
 from kilburn.text.lines import OMISSION, join, merge
 from kilburn.text.passages import CACHED, Passage, passages_of, rows_of
 from kilburn.text.selection import GRAINS, Candidate, focus_words, select
 from kilburn.text.signs import Sign
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extract", "Piece", "condense", "extract", "piece_of", "read_ahead"]
+__all__ = ["Extract", "Piece", "condense", "extract", "piece_of", "pieces_of", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ def piece_of(page: Page, text: str, label: str = "") -> Piece:
     made = page.depth and not page.message
     role = f"{page.kind}, {page.trust.name.lower()} trust" if made else str(page.role)
     return Piece(page.id, role, str(page.kind), text, label)
+
+
+def pieces_of(view: View, pages: Iterable[int]) -> list[Piece]:
+    """Pages of a view as pieces, whole."""
+    return [piece_of(view.page(page), view.text(page)) for page in pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +179,11 @@ def _edge(one: Passage, length: int) -> float:
     return EDGE * 0.5**near if near < 8 else 0.0
 
 
-def read_ahead(piece: Piece) -> None:
-    """Analyse a text now that will be needed later. Only the time of the later call depends on it."""
-    if len(piece.text) <= CACHED:
-        rows_of(piece.text, piece.is_prose, CACHED)
+def read_ahead(view: View) -> None:
+    """Analyse the new texts now, which will be needed later. Only the time of the later call depends on it."""
+    for piece in pieces_of(view, [page for page in view.wanted if view.page(page).kind is not Kind.IMAGE]):
+        if len(piece.text) <= CACHED:
+            rows_of(piece.text, piece.is_prose, CACHED)
 
 
 def _chosen(

@@ -129,11 +129,15 @@ def judge(
     return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
 
 
-def mended(said: str, judged: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """The usable text of a checked summary: all of it, completed with lost facts if needed; "" if it cannot be trusted."""
+def mended(
+    said: str, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], prompt: str = ""
+) -> tuple[str, Judgement]:
+    """The usable text of a summary, and what was found: all of it, completed with lost facts if needed; "" if it cannot be
+    trusted. See `judge`."""
+    judged = judge(said, pieces, prompt=prompt, tokens=tokens, count=count)
     if judged.acceptable:
-        return said
-    return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else ""
+        return said, judged
+    return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else "", judged
 
 
 def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Verdict | None:

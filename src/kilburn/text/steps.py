@@ -69,19 +69,20 @@ def new_messages(view: View) -> set[int]:
 def latest_step(view: View) -> int:
     """The first original of the step that the newest message is part of: results go with their calls' message."""
     last = max(view.wanted)
-    first = last
-    while first > 1 and view.page(first - 1).message == view.page(last).message:
-        first -= 1
-    return min(_opening(view, page) for page in range(first, last + 1))
+    return min(_opening(view, page) for page in range(_first(view, last), last + 1))
 
 
 def _opening(view: View, page: int) -> int:
     """The first page of the message that a page's call was made in, or of its own."""
-    first = view.page(page).answers or page
-    message = view.page(first).message
-    while first > 1 and view.page(first - 1).message == message:
-        first -= 1
-    return first
+    return _first(view, view.page(page).answers or page)
+
+
+def _first(view: View, page: int) -> int:
+    """The first page of a page's message."""
+    message = view.page(page).message
+    while page > 1 and view.page(page - 1).message == message:
+        page -= 1
+    return page
 
 
 def words_of(view: View, pages: Iterable[Page]) -> Sequence[str]:

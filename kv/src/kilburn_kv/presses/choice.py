@@ -14,6 +14,7 @@ from kilburn_kv.tensors import Tensor, torch
 
 __all__ = [
     "BudgetPress",
+    "ScoringPress",
     "afford",
     "check_flag",
     "check_integer",
@@ -23,7 +24,6 @@ __all__ = [
     "pool_neighbours",
     "require",
     "top_indices",
-    "with_window",
 ]
 
 
@@ -63,6 +63,31 @@ class BudgetPress(ABC):
         Raises:
             BudgetTooSmall: the budget does not hold what this press must keep.
         """
+
+
+class ScoringPress(BudgetPress):
+    """A press that keeps, for each head, the last tokens and those before them with the highest scores. It says only the
+    scores, and how many of the last tokens stay."""
+
+    @abstractmethod
+    def score(self, seen: Observation) -> Tensor:
+        """The scores, shape [layers, heads, n], of the `n` tokens that may leave, which are all that is seen here."""
+
+    @abstractmethod
+    def last(self, budget: int) -> int:
+        """How many of the last tokens stay whatever their score is."""
+
+    def choose(self, seen: Observation, budget: int) -> Selection:
+        """For each head its best tokens before the last ones, and these.
+
+        Raises:
+            BudgetTooSmall: it does not hold the last ones.
+        """
+        last = self.last(budget)
+        room, start = afford(self.name, budget, in_the_window=last), seen.count - last
+        best = top_indices(self.score(seen.before(start)), room)
+        window = torch.arange(start, seen.count, device=best.device)
+        return Selection(torch.cat((best, window.expand(*best.shape[:-1], last)), dim=-1))
 
 
 def afford(press: str, budget: int, **must: int) -> int:
@@ -126,12 +151,6 @@ def check_scores(scores: Tensor) -> Tensor:
     if bool(torch.isnan(scores).any()):
         raise KVError("a score is not a number", advice="the model's attention or keys overflowed: run it in float32 or bfloat16")
     return scores
-
-
-def with_window(chosen: Tensor, start: int, stop: int) -> Tensor:
-    """The chosen indices of each head, followed by those from `start` to `stop`."""
-    window = torch.arange(start, stop, device=chosen.device)
-    return torch.cat((chosen, window.expand(*chosen.shape[:-1], stop - start)), dim=-1)
 
 
 def pool_neighbours(scores: Tensor, kernel: int, pool: str) -> Tensor:

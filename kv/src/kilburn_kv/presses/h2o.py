@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kilburn_kv.observation import Observation, Selection
-from kilburn_kv.presses.choice import BudgetPress, check_flag, check_number, require, top_indices, with_window
+from kilburn_kv.observation import Observation
+from kilburn_kv.presses.choice import ScoringPress, check_flag, check_number, require
+from kilburn_kv.tensors import Tensor
 
 __all__ = ["H2o"]
 
 
 @dataclass(frozen=True)
-class H2o(BudgetPress):
+class H2o(ScoringPress):
     """Keep heavy hitters and the last tokens.
 
     Args:
@@ -36,11 +37,11 @@ class H2o(BudgetPress):
         """Accumulated attention."""
         return frozenset({"attention"})
 
-    def choose(self, seen: Observation, budget: int) -> Selection:
-        """For each head its heaviest tokens outside the window, and the window."""
-        count, heavy = seen.count, int(budget * self.heavy)
-        start = count - (budget - heavy)
-        scores = require(seen, "attention", self.name)[..., :start]
-        if self.normalise:
-            scores = scores / require(seen, "queries", self.name)[:start].clamp(min=1)
-        return Selection(with_window(top_indices(scores, heavy), start, count))
+    def last(self, budget: int) -> int:
+        """What heavy hitters leave of the budget."""
+        return budget - int(budget * self.heavy)
+
+    def score(self, seen: Observation) -> Tensor:
+        """The attention that each token received."""
+        scores = require(seen, "attention", self.name)
+        return scores / require(seen, "queries", self.name).clamp(min=1) if self.normalise else scores

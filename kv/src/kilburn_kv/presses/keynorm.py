@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kilburn_kv.observation import Observation, Selection
-from kilburn_kv.presses.choice import BudgetPress, afford, check_integer, require, top_indices, with_window
-from kilburn_kv.tensors import torch
+from kilburn_kv.observation import Observation
+from kilburn_kv.presses.choice import ScoringPress, check_integer, require
+from kilburn_kv.tensors import Tensor, torch
 
 __all__ = ["Keynorm"]
 
 
 @dataclass(frozen=True)
-class Keynorm(BudgetPress):
+class Keynorm(ScoringPress):
     """Keep for each head the tokens whose keys are shortest.
 
     Args:
@@ -33,14 +33,11 @@ class Keynorm(BudgetPress):
         """Keys; rotation does not change their norm."""
         return frozenset({"keys"})
 
-    def choose(self, seen: Observation, budget: int) -> Selection:
-        """For each head the tokens of the lowest key norm before the window, and the window.
+    def last(self, budget: int) -> int:
+        """The window."""
+        return self.window
 
-        Raises:
-            BudgetTooSmall: it does not hold the window.
-        """
-        room = afford(self.name, budget, in_the_window=self.window)
-        count = seen.count
-        start = count - self.window
-        keys = require(seen, "keys", self.name)[..., :start, :].to(torch.float32)
-        return Selection(with_window(top_indices(-torch.linalg.vector_norm(keys, dim=-1), room), start, count))
+    def score(self, seen: Observation) -> Tensor:
+        """How short each token's key is."""
+        norms: Tensor = torch.linalg.vector_norm(require(seen, "keys", self.name).to(torch.float32), dim=-1)
+        return -norms

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kilburn_kv.observation import Observation, Selection
-from kilburn_kv.presses.choice import (
-    BudgetPress,
-    afford,
-    check_integer,
-    check_word,
-    pool_neighbours,
-    require,
-    top_indices,
-    with_window,
-)
+from kilburn_kv.observation import Observation
+from kilburn_kv.presses.choice import ScoringPress, check_integer, check_word, pool_neighbours, require
+from kilburn_kv.tensors import Tensor
 
 __all__ = ["Snapkv"]
 
 
 @dataclass(frozen=True)
-class Snapkv(BudgetPress):
+class Snapkv(ScoringPress):
     """Keep what the last queries attend to, and their own tokens.
 
     Args:
@@ -52,14 +44,11 @@ class Snapkv(BudgetPress):
         """As many queries as the window has tokens."""
         return self.window
 
-    def choose(self, seen: Observation, budget: int) -> Selection:
-        """For each head its best tokens before the window, and the window.
+    def last(self, budget: int) -> int:
+        """The window."""
+        return self.window
 
-        Raises:
-            BudgetTooSmall: it does not hold the window.
-        """
-        room = afford(self.name, budget, in_the_window=self.window)
-        count = seen.count
-        start = count - self.window
-        votes = require(seen, "recent", self.name)[:, :, -self.window :, :start].sum(dim=2)
-        return Selection(with_window(top_indices(pool_neighbours(votes, self.kernel, self.pool), room), start, count))
+    def score(self, seen: Observation) -> Tensor:
+        """What the last queries attend to, pooled."""
+        votes = require(seen, "recent", self.name)[:, :, -self.window :].sum(dim=2)
+        return pool_neighbours(votes, self.kernel, self.pool)

@@ -14,13 +14,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Container, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn_kv.eviction import ORDERS, EvictionOrder, PromptUse
+from kilburn_kv.eviction import ORDERS, EvictionOrder, PromptUse, RankedOrder
 from kilburn_kv.return_odds import ReturnOdds
 from kilburn_lab.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, Tally
 from kilburn_lab.evals.kv_traces import UNIT, Moment, Trace, weave
@@ -166,13 +165,14 @@ def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool 
     return Tally(policy=name, subs=subs, hits=hits, units=units, seconds=time.perf_counter() - began)
 
 
-class Optimum(EvictionOrder):
+class Optimum(RankedOrder):
     """The offline optimum, MIN (Belady 1966): evicts first what is used again last; of one prompt its tail.
 
     A unit's prefix is used whenever the unit is, so MIN keeps whole prefixes, and no order of eviction has more hits.
     """
 
     def __init__(self, events: Sequence[Moment]) -> None:
+        super().__init__()
         self._next: dict[int, list[int]] = {}
         soon: dict[int, int] = {}
         for at in range(len(events) - 1, -1, -1):
@@ -181,30 +181,8 @@ class Optimum(EvictionOrder):
                 self._next[events[at].use.request] = [soon.get(unit, _NEVER) for unit in units]
                 for unit in units:
                     soon[unit] = at
-        self._rank: dict[int, tuple[int, int, int]] = {}
-        self._heap: list[tuple[int, int, int]] = []
 
     def used(self, units: Sequence[int], use: PromptUse) -> None:
         """See `kilburn_kv.eviction.EvictionOrder`."""
         for depth, (unit, later) in enumerate(zip(units, self._next[use.request], strict=True)):
-            entry = (-later, -depth, unit)
-            self._rank[unit] = entry
-            heappush(self._heap, entry)
-
-    def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `kilburn_kv.eviction.EvictionOrder`."""
-        chosen: list[int] = []
-        kept: list[tuple[int, int, int]] = []
-        while len(chosen) < count and self._heap:
-            entry = heappop(self._heap)
-            unit = entry[2]
-            if self._rank.get(unit) != entry:
-                continue
-            if unit in busy:
-                kept.append(entry)
-                continue
-            del self._rank[unit]
-            chosen.append(unit)
-        for entry in kept:
-            heappush(self._heap, entry)
-        return chosen
+            self.put(unit, -later, -depth)

@@ -1,0 +1,72 @@
+"""The fallback: what leaves a window whose own policy freed too little. The oldest groups, the user's newest words last.
+
+The kernel finds it by name, carries out its moves one after the other, and stops when the window fits. As a policy of its own
+it edits the prefix at every message; `fifo` frees more at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Move
+from kilburn.page import Page
+from kilburn.policy import Acts, View
+
+__all__ = ["Oldest"]
+
+
+@dataclass(frozen=True)
+class Oldest:
+    """Evict the oldest groups, each by a move of its own, when the window is over capacity. As many of the newest messages of
+    the user as take at most a quarter of the capacity leave last."""
+
+    acts: ClassVar[Acts] = Acts.FULL
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """As many groups as are over the capacity. Of a window of twice its capacity or more, most leaves in one move."""
+        excess, capacity = view.excess, view.budget.capacity
+        if not excess:
+            return []
+        older = [page for page in _in_turn(view) if not view.is_latest(page)]
+        if excess > capacity and (chosen := view.free(older, excess - capacity // 8)):
+            return [Evict(pages=chosen, why="over capacity")]
+        moves: list[Move] = []
+        for group in _groups(view, older):
+            if excess <= 0:
+                break
+            moves.append(Evict(pages=tuple(page.id for page in group), why="over capacity"))
+            excess -= sum(page.tokens for page in group)
+        return moves
+
+
+def _groups(view: View, pages: Sequence[Page]) -> Iterator[list[Page]]:
+    """The groups of some pages that may leave, or the parts of them that may, in order."""
+    resident = {page.id: page for page in view.pages}
+    # Groups that stay: of such a one, which may have thousands of pages, results alone may leave.
+    stays: set[int] = set()
+    for page in pages:
+        if page.id not in resident or (page.group in stays and not page.answers):
+            continue
+        group = [resident[member] for member in view.group(page.id) if member in resident]
+        leaving = replace(view, pages=group).free([page], 1)
+        if leaving:
+            yield [resident.pop(member) for member in leaving]
+        elif page.group:
+            stays.add(page.group)
+
+
+def _in_turn(view: View) -> list[Page]:
+    """The resident pages in the order in which they should leave."""
+    room = view.budget.capacity // 4
+    words: list[Page] = []
+    for page in reversed(view.pages):
+        if page.role is Role.USER and page.message and page.kind is not Kind.IMAGE:
+            room -= page.tokens
+            if room < 0:
+                break
+            words.append(page)
+    late = {page.id for page in words}
+    return [*(page for page in view.pages if page.id not in late), *reversed(words)]

@@ -1,0 +1,26 @@
+"""Checks of the numbers that policies are given."""
+
+from __future__ import annotations
+
+__all__ = ["check_timeout", "check_tokens"]
+
+
+def check_tokens(**given: int | None) -> None:
+    """Refuse a number of tokens, each given under its name, that is below 0; None is the policy's own choice.
+
+    Raises:
+        ValueError: one is.
+    """
+    for name, value in given.items():
+        if value is not None and value < 0:
+            raise ValueError(f"{name}={value} is not a number of tokens; give 0 or more, or None")
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse a time in which no model can answer.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    if not seconds > 0:
+        raise ValueError(f"timeout={seconds} seconds leave no time; give more than 0")
