@@ -14,15 +14,15 @@ closes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
-from kilburn.agents.loop import Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped
+from kilburn.agents.loop import SPENDING, Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped, finished, result_of
 from kilburn.agents.tool import Tool
 from kilburn.agents.workspace import open_workspace
 from kilburn.arguments import check_fields, checked
@@ -32,12 +32,11 @@ from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import Model, Reply, ToolSpec
+from kilburn.model import Model, ToolSpec
 from kilburn.page import Place
 
 __all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
 
-LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
 TAKEN_BACK = 2
 """Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
 
@@ -181,7 +180,7 @@ class Branching(Agent):
             branch = self._of(part)
             text = "[it was not done: the user went on]"
             if branch is None:
-                self.process.append(Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)))
+                self.process.append(result_of(part, text))
             else:
                 _close(branch, text)
 
@@ -195,14 +194,14 @@ class Branching(Agent):
         except (AccessDenied, ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
             # A model or a store that fails is none of these: it leaves the branch open, and the next run goes on with it.
             text = f"error: {error}"
-            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)), True
+            return result_of(part, text), True
         return super()._invoke(part, loop)
 
     def _return(self, part: Part) -> tuple[Message, bool]:
         if not self.level:
             raise ToolError("this is no branch: there is nothing to return to", advice="answer the user in your own words")
         self.returned = _message(part.text)
-        return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text="[returned]", call=part.call),)), False
+        return result_of(part, "[returned]"), False
 
     def _branch(self, agent: SubAgent, part: Part) -> Message:
         """Begin the branch of a call, or go on with it, until it returns."""
@@ -285,7 +284,7 @@ class Branching(Agent):
         """How a run in this branch ended, and its result; at a limit it is asked for one."""
         if self.returned is not None:
             return BranchOutcome.RETURNED, self.returned
-        if result.finish not in LIMITS:
+        if result.finish not in SPENDING:
             return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
         above = self.account.above
         if result.steps and not (above is not None and above.ended(below=True)):
@@ -315,23 +314,13 @@ class Branching(Agent):
         steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
         self.process.take_back([page.id for page in own if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
-        self.process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.AGENT))
-        reply = self._finished(self._reply())
+        self.process.append(Message.of(Role.USER, text, trust=Trust.AGENT))
+        reply = finished(self._reply(), self._show)
         for part in reply.calls:
             self._invoke(part, None) if part.name == RETURN.name else None
         if self.returned is not None or reply.text:
             return BranchOutcome.FORCED, self.returned if self.returned is not None else reply.text
         return BranchOutcome.NOTHING, f"[no result: the limit of {limit} was reached]"
-
-    def _finished(self, events: Generator[RunEvent, None, Reply]) -> Reply:
-        """The reply at the end of a call's events."""
-        reply = None
-        while reply is None:
-            try:
-                self._show(next(events))
-            except StopIteration as end:
-                reply = cast("Reply", end.value)
-        return reply
 
 
 def _told(prompt: str) -> str:

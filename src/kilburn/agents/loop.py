@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +42,7 @@ from kilburn.wire.compaction import is_compaction
 __all__ = [
     "CALLS",
     "SECONDS",
+    "SPENDING",
     "TOKENS",
     "UNLIMITED",
     "Account",
@@ -55,7 +56,9 @@ __all__ = [
     "Said",
     "Stopped",
     "believed",
+    "finished",
     "made_of",
+    "result_of",
     "set_up",
     "shrink",
 ]
@@ -91,8 +94,12 @@ ADVICE = {
 CALLS, TOKENS, SECONDS = 10_000, 20_000_000, 6 * 3600.0
 """Limits that hold where none is given. They end a run that would never end: the largest run that is measured in the docs and
 has a model to pay for took 1,309 calls."""
+SPENDING = ("steps", "calls", "tokens", "seconds", "money")
+"""What a run spends, by the names of its limits."""
 WHOLE = ("steps", "calls", "tokens", "reply")
 """Of a run's limits, those that are whole numbers."""
+
+T = TypeVar("T")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,10 +150,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         found: float | None = getattr(self, name)
         return found
 
-    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0) -> str:
-        """The name of the limit that has been reached, or ""."""
-        spent = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money}
-        return next((name for name, used in spent.items() if (most := self.most(name)) is not None and used >= most), "")
+    def reached(self, spent: RunResult, names: Sequence[str] = SPENDING, share: float = 1.0) -> str:
+        """The name of the limit that has been reached, or "".
+
+        Args:
+            spent: so far.
+            names: the limits that are looked at.
+            share: of each limit, what counts as all of it.
+        """
+        most = {name: limit for name in names if (limit := self.most(name)) is not None}
+        return next((name for name, limit in most.items() if getattr(spent, name) >= limit * share), "")
 
 
 UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None)
@@ -252,35 +265,25 @@ class Account:
             self.outcome.steps += 1
             each: Account | None = self
             while each is not None:
-                each.outcome.calls += 1
-                each.outcome.tokens += usage.total
-                each.outcome.money += each.limits.prices.cost(usage)
+                each.outcome.add(1, usage.total, each.limits.prices.cost(usage))
                 each = each.above
 
     def take_up(self, spent: RunResult) -> None:
         """Count what an earlier part of the run spent; those above it count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
-            self.outcome.calls += spent.calls
-            self.outcome.tokens += spent.tokens
-            self.outcome.money += spent.money
+            self.outcome.add(spent.calls, spent.tokens, spent.money)
             self._began -= spent.seconds
 
-    def reached(self, *, below: bool = False) -> str:
+    def reached(self, *, below: bool = False, share: float = 1.0) -> str:
         """The name of the limit of this run that has been reached, or "".
 
         Args:
             below: whether a branch asks, which takes no step of this run.
+            share: of each limit, what counts as all of it.
         """
-        spent = self.outcome
-        spent.seconds = self.clock() - self._began
-        return self.limits.reached(
-            steps=-1 if below else spent.steps,
-            calls=spent.calls,
-            tokens=spent.tokens,
-            seconds=spent.seconds,
-            money=spent.money,
-        )
+        self.outcome.seconds = self.clock() - self._began
+        return self.limits.reached(self.outcome, SPENDING[1:] if below else SPENDING, share)
 
     def ended(self, *, below: bool = False) -> str:
         """The name of the limit of this run, or of one above it, that has been reached, or "".
@@ -352,6 +355,12 @@ class RunResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     money: float = 0.0
 
+    def add(self, calls: int, tokens: int, money: float) -> None:
+        """Add what calls of models cost together."""
+        self.calls += calls
+        self.tokens += tokens
+        self.money += money
+
 
 class Stopped(msgspec.Struct, frozen=True):
     """The last event of every run."""
@@ -374,6 +383,26 @@ class InBranch(msgspec.Struct, frozen=True):
 
 
 RunEvent = Said | Called | Returned | InBranch | Stopped
+
+
+def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:
+    """What events lead to in the end; each is shown as it comes."""
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        show(event)
+
+
+def result_of(
+    part: Part, text: str, failed: bool = False, *, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
+) -> Message:
+    """The result of a call, as a message."""
+    # Anthropic's form can say that a tool failed; in the chat form the text says it.
+    result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
+    return Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites)
 
 
 @checked
@@ -689,28 +718,33 @@ class Agent:
             tool = self.tools.get(name)
             if tool is None:
                 raise ToolError(f"no tool {name!r}", advice=f"there are: {', '.join(spec.name for spec in self.specs) or 'none'}")
-            values = tool.values(part.text)
-            paths = tool.resolved(values) if rights.bounds_files else {}
-            self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
-            # A person takes time to answer, and a link may have been put there meanwhile.
-            if paths and (again := tool.resolved(values | paths)) != paths:
-                paths = again
-                self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
-            begun = True
+            values, begun = self.permitted(tool, part), True
             account, returned = self.account, self.returned
             try:
                 with account.working():
-                    text, failed = tool.run(values | paths, loop), False
+                    text, failed = tool.run(values, loop), False
             finally:
                 self.account, self.returned = account, returned  # it may have run this very agent
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
-        # Anthropic's form can say that a tool failed; in the chat form the text says it.
-        extra = '{"is_error":true}' if failed else None
-        result = Part(kind=Kind.RESULT, text=text, call=part.call, extra=extra)
         # What we say of a call that was not carried out is made from the call: it is no untrusted read.
-        sources = () if begun else self._page_of(part)
-        return Message(role=Role.TOOL, parts=(result,), sources=sources), failed
+        return result_of(part, text, failed, sources=() if begun else self._page_of(part)), failed
+
+    def permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
+        """The values for a call of a tool that may be carried out.
+
+        Raises:
+            ToolError: the arguments do not fit. AccessDenied: the agent may not.
+        """
+        rights = self.bounds
+        values = tool.values(part.text)
+        paths = tool.resolved(values) if rights.bounds_files else {}
+        self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        # A person takes time to answer, and a link may have been put there meanwhile.
+        if paths and (again := tool.resolved(values | paths)) != paths:
+            paths = again
+            self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        return values | paths
 
     def _offered(self) -> tuple[ToolSpec, ...]:
         return memory_tools.BEYOND if self.rights.reaches else memory_tools.SPECS

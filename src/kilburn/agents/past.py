@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.sub_calls import Key, Known, Recorded
+from kilburn.agents.recorded import Key, Known, Recorded
 from kilburn.kernel.branches import BRANCH
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
