@@ -23,7 +23,7 @@ import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
 from kilburn.agents.loop import SPENDING, Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped, finished, result_of
-from kilburn.agents.tool import Tool
+from kilburn.agents.tool import Tool, text_spec, texts_of
 from kilburn.agents.workspace import open_workspace
 from kilburn.arguments import check_fields, checked
 from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
@@ -102,30 +102,14 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
     def spec(self) -> ToolSpec:
         """What the model is offered."""
         texts = {"description": "three to five words", "prompt": "what is to be done, and what must come back"}
-        properties = {name: {"type": "string", "description": text} for name, text in texts.items()}
-        parameters = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
-        return ToolSpec(name=self.name, description=self.purpose, parameters=parameters)
+        return text_spec(self.name, self.purpose, **texts)
 
 
-RETURN = ToolSpec(
-    name="return",
-    description="End the branch that you work in. The message is all that the main line will see of it.",
-    parameters={
-        "type": "object",
-        "properties": {"message": {"type": "string", "description": "what was found or done, and what is left"}},
-        "required": ["message"],
-        "additionalProperties": False,
-    },
+RETURN = text_spec(
+    "return",
+    "End the branch that you work in. The message is all that the main line will see of it.",
+    message="what was found or done, and what is left",
 )
-
-
-class _Branch(msgspec.Struct, forbid_unknown_fields=True):
-    description: str
-    prompt: str
-
-
-class _Return(msgspec.Struct, forbid_unknown_fields=True):
-    message: str
 
 
 @checked
@@ -200,12 +184,12 @@ class Branching(Agent):
     def _return(self, part: Part) -> tuple[Message, bool]:
         if not self.level:
             raise ToolError("this is no branch: there is nothing to return to", advice="answer the user in your own words")
-        self.returned = _message(part.text)
+        self.returned = texts_of(RETURN, part.text)["message"]
         return result_of(part, "[returned]"), False
 
     def _branch(self, agent: SubAgent, part: Part) -> Message:
         """Begin the branch of a call, or go on with it, until it returns."""
-        asked = msgspec.json.decode(part.text or "{}", type=_Branch)
+        asked = texts_of(agent.spec, part.text)
         branch = self._of(part)
         if branch is None:
             if self.level >= self.depth:
@@ -214,7 +198,7 @@ class Branching(Agent):
                 if len(self._begun) >= self.most:
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
-            branch = self.process.fork(_told(asked.prompt), inherit=agent.inherit, call=part.call, system=agent.system)
+            branch = self.process.fork(_told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
         outcome, text = _ended(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
@@ -329,10 +313,6 @@ def _told(prompt: str) -> str:
         f"{prompt}\n\n[You work in a branch now. The main line sees none of these steps: when this part is done, call "
         "return(message) with everything that it needs.]"
     )
-
-
-def _message(arguments: str) -> str:
-    return msgspec.json.decode(arguments or "{}", type=_Return).message
 
 
 def _note(branch: Process, outcome: BranchOutcome, text: str) -> None:

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from kilburn.agents.sandbox import ONE_CALL, Cell
-from kilburn.agents.tool import Tool
+from kilburn.agents.tool import Tool, text_spec
 from kilburn.event import encodable
-from kilburn.model import ToolSpec
 
 __all__ = ["MEMORY", "REPL", "fenced", "instructions", "shown"]
 
@@ -63,15 +62,10 @@ memory = Memory()"""
 TOLD = 600
 """Characters of a function's signature and description that the model is told."""
 
-REPL = ToolSpec(
-    name="repl",
-    description="Run Python code. It returns what the code printed, cut where it is long.",
-    parameters={
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "Python; print what you want to see"}},
-        "required": ["code"],
-        "additionalProperties": False,
-    },
+REPL = text_spec(
+    "repl",
+    "Run Python code. It returns what the code printed, cut where it is long.",
+    code="Python; print what you want to see",
 )
 
 

@@ -35,7 +35,7 @@ from kilburn.agents.past import Past
 from kilburn.agents.recorded import Key, Recorded, note
 from kilburn.agents.sandbox import Bounds, CellOutcome, open_sandbox
 from kilburn.agents.sub_calls import Hooks, SubCalls
-from kilburn.agents.tool import Tool
+from kilburn.agents.tool import Tool, texts_of
 from kilburn.agents.variable import Source, Variable, variable
 from kilburn.arguments import checked
 from kilburn.errors import AccessDenied, KilburnError, SpecError, StoreStale, ToolError
@@ -64,10 +64,6 @@ BATCHED = {"llm_query_batched", "rlm_query_batched"}
 
 Ended = tuple[AnswerOutcome, Any, str]
 """How a question ended, its answer, and the limit that was reached, or ""."""
-
-
-class _Code(msgspec.Struct, forbid_unknown_fields=True):
-    code: str
 
 
 @checked
@@ -397,7 +393,7 @@ class Recursive(Agent):
         cites: tuple[Key, ...] = ()
         page, failed = self.process.window.calls[part.call or ""], True
         try:
-            code = msgspec.json.decode(part.text or "{}", type=_Code).code
+            code = texts_of(REPL, part.text)["code"]
             self._permit(self.bounds, part, Action(tool=REPL.name, deed=Deed.READ))
             text, failed, cites = self._cell(code, page)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
