@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
-from kilburn.agents.loop import SPENDING, Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped, finished, result_of
+from kilburn.agents.loop import SPENDING, Agent, Limits, RunEvent, RunResult, Said, Stopped, finished, in_branch, result_of
 from kilburn.agents.tool import Tool, text_spec, texts_of
 from kilburn.agents.workspace import open_workspace
 from kilburn.arguments import check_fields, checked
@@ -284,11 +284,7 @@ class Branching(Agent):
         if isinstance(event, Said):
             self.account.go_on()
         if self.caller is not None:
-            self.caller.show(
-                msgspec.structs.replace(event, depth=event.depth + 1)
-                if isinstance(event, InBranch)
-                else InBranch(self.process.name, 1, event)
-            )
+            self.caller.show(in_branch(self.process.name, event))
 
     def _forced(self, limit: str) -> tuple[BranchOutcome, str]:
         """Take the last steps back, and ask once for the result."""

@@ -78,9 +78,7 @@ class Functions:
         sub_calls, asked = self._sub_calls, f"{tool.name}({arguments})"
         if refused := sub_calls.allow(asked):
             raise ToolError(f"{tool.name} was not called: {refused}")
-        known = sub_calls.recorded.answer(asked) if sub_calls.recorded is not None else None
-        if known is None:
-            known = Known(self._carried_out(tool, arguments), "")
+        known = sub_calls.known(asked) or Known(self._carried_out(tool, arguments), "")
         if known.said is None:
             raise ToolError(f"{tool.name}: {known.why}")
         sub_calls.note(asked, "", (), known)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.answer import AnswerVariable, RecursiveResult, SubCalled
-from kilburn.agents.loop import UNLIMITED, Account, InBranch, Limits, RunEvent
+from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch
 from kilburn.agents.past import is_of
 from kilburn.agents.recorded import Key, Missing, Recorded, Rerun, note, said_in
 from kilburn.agents.sandbox import Sandbox
@@ -221,10 +221,8 @@ class Inquiry:
 
     def show_below(self, branch: str, event: RunEvent | SubCalled) -> None:
         """Show what happens in a run below."""
-        if isinstance(event, InBranch):
-            self.show(msgspec.structs.replace(event, depth=event.depth + 1))
-        elif not isinstance(event, SubCalled):
-            self.show(InBranch(branch, 1, event))
+        if not isinstance(event, SubCalled):
+            self.show(in_branch(branch, event))
 
 
 def taken_up(process: Process) -> StoreStale:

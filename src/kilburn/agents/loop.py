@@ -57,6 +57,7 @@ __all__ = [
     "Stopped",
     "believed",
     "finished",
+    "in_branch",
     "made_of",
     "result_of",
     "set_up",
@@ -383,6 +384,13 @@ class InBranch(msgspec.Struct, frozen=True):
 
 
 RunEvent = Said | Called | Returned | InBranch | Stopped
+
+
+def in_branch(branch: str, event: RunEvent) -> InBranch:
+    """What happens in a branch, as the agent above it sees it."""
+    if isinstance(event, InBranch):
+        return msgspec.structs.replace(event, depth=event.depth + 1)
+    return InBranch(branch, 1, event)
 
 
 def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:

@@ -455,7 +455,7 @@ class Recursive(Agent):
             found |= {"rlm_query": self._query, "rlm_query_batched": self._query_batched}
         if past is not None:
             own = self.process.name, run.began
-            memory = Past(past, self.process, own, run.sub_calls.note, self.recorded, self._is_readable)
+            memory = Past(past, self.process, own, run.sub_calls, self._is_readable)
             found |= {"memory_search": memory.search, "memory_sessions": memory.sessions, "memory_pages": memory.pages}
         return found | Functions(self.functions, self, run.sub_calls).named
 

@@ -175,6 +175,10 @@ class SubCalls:
         with self._lock:
             return (*self.failures.values(), *(refusal.missing for refusal in self.refusals.values()))
 
+    def known(self, asked: str) -> Known | None:
+        """What this got in the recorded run; None where it is to be asked now."""
+        return self.recorded.answer(asked) if self.recorded is not None else None
+
     def note(self, asked: str, found: str, cites: tuple[Key, ...], known: Known | None = None) -> None:
         """Write down something that the code read elsewhere, such as pages of the past. What it asks from now on may be made of
         it.
@@ -304,7 +308,7 @@ class SubCalls:
         refused = self.allow(prompt)
         if refused:
             return None, refused
-        known = self.recorded.answer(prompt) if self.recorded is not None else None
+        known = self.known(prompt)
         if known is None:
             with self._free:
                 # Others may have spent what was left while this one waited.
