@@ -100,17 +100,3 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     trust: Trust | None = None
     sources: tuple[int, ...] = ()
     cites: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        role: Role,
-        text: str,
-        *,
-        trust: Trust | None = None,
-        sources: tuple[int, ...] = (),
-        cites: tuple[tuple[int, int], ...] = (),
-    ) -> Message:
-        """A message of one text."""
-        part = Part(kind=Kind.TEXT, text=text)
-        return cls(role=role, parts=(part,), trust=trust, sources=sources, cites=cites)

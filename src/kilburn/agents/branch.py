@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
-from kilburn.agents.loop import SPENDING, Agent, Limits, RunEvent, RunResult, Said, Stopped, finished, in_branch, result_of
+from kilburn.agents.loop import Agent, Limits, RunEvent, RunResult, Said, Stopped, finished, in_branch, result_of, said_by
 from kilburn.agents.tool import Tool, text_spec, texts_of
 from kilburn.agents.workspace import open_workspace
 from kilburn.arguments import check_fields, checked
@@ -37,6 +37,7 @@ from kilburn.page import Place
 
 __all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
 
+LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
 TAKEN_BACK = 2
 """Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
 
@@ -268,7 +269,7 @@ class Branching(Agent):
         """How a run in this branch ended, and its result; at a limit it is asked for one."""
         if self.returned is not None:
             return BranchOutcome.RETURNED, self.returned
-        if result.finish not in SPENDING:
+        if result.finish not in LIMITS:
             return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
         above = self.account.above
         if result.steps and not (above is not None and above.ended(below=True)):
@@ -294,7 +295,7 @@ class Branching(Agent):
         steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
         self.process.take_back([page.id for page in own if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
-        self.process.append(Message.of(Role.USER, text, trust=Trust.AGENT))
+        self.process.append(said_by(Role.USER, text, trust=Trust.AGENT))
         reply = finished(self._reply(), self._show)
         for part in reply.calls:
             self._invoke(part, None) if part.name == RETURN.name else None

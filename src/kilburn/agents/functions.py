@@ -49,12 +49,14 @@ class Functions:
 
     Args:
         tools: by name.
-        agent: of the run; its rights say what may be called.
+        agent: of the run. permitted: the values for a call that its rights allow.
         sub_calls: of the run: pays, and writes down what was returned.
     """
 
-    def __init__(self, tools: Mapping[str, Tool], agent: Agent, sub_calls: SubCalls) -> None:
-        self._agent, self._sub_calls = agent, sub_calls
+    def __init__(
+        self, tools: Mapping[str, Tool], agent: Agent, permitted: Callable[[Tool, Part], dict[str, Any]], sub_calls: SubCalls
+    ) -> None:
+        self._agent, self._permitted, self._sub_calls = agent, permitted, sub_calls
         self.named = {name: self._callable(tool) for name, tool in tools.items()}
 
     def _callable(self, tool: Tool) -> Callable[..., Any]:
@@ -92,7 +94,7 @@ class Functions:
     def _carried_out(self, tool: Tool, arguments: str) -> str:
         """What one returned, or why it did not, as JSON."""
         try:
-            values = self._agent.permitted(tool, Part(kind=Kind.CALL, text=arguments, name=tool.name))
+            values = self._permitted(tool, Part(kind=Kind.CALL, text=arguments, name=tool.name))
             self._sub_calls.pay(Tokens())
             before, INSIDE.agents = getattr(INSIDE, "agents", ()), _with_callers(self._agent)
             try:

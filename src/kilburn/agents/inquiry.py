@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.answer import AnswerVariable, RecursiveResult, SubCalled
-from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch
+from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch, said_by
 from kilburn.agents.past import is_of
 from kilburn.agents.recorded import Key, Missing, Recorded, Rerun, note, said_in
 from kilburn.agents.sandbox import Sandbox
@@ -105,7 +105,7 @@ class Inquiry:
         limits = msgspec.to_builtins(self.limits)
         limits["prices"] = {name: price for name, price in limits["prices"].items() if math.isfinite(price)}
         note(process, "asked", asked=first, began=self.began, limits=limits, **said)
-        process.append(Message.of(Role.USER, told, trust=Trust.TOOL, sources=(first,)))
+        process.append(said_by(Role.USER, told, trust=Trust.TOOL, sources=(first,)))
         self._hold(first)
 
     def rejoin(self, known: Recorded) -> None:
@@ -171,7 +171,7 @@ class Inquiry:
     def say(self, text: str) -> None:
         """A word of ours to the model, unless it stands in the record."""
         if not self.rerun.left:
-            self.append(Message.of(Role.USER, text, trust=Trust.AGENT))
+            self.append(said_by(Role.USER, text, trust=Trust.AGENT))
 
     def admit(self, message: Message, code: int) -> int:
         """Append the output of a cell; its page. If it stands in the record, that is what the model saw, and it stays."""

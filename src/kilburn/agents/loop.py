@@ -32,7 +32,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.taint import tainted
-from kilburn.message import Kind, Message, Part, Role
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
 from kilburn.prices import Prices, is_amount
 from kilburn.store import ProcessKind
@@ -42,7 +42,6 @@ from kilburn.wire.compaction import is_compaction
 __all__ = [
     "CALLS",
     "SECONDS",
-    "SPENDING",
     "TOKENS",
     "UNLIMITED",
     "Account",
@@ -60,6 +59,7 @@ __all__ = [
     "in_branch",
     "made_of",
     "result_of",
+    "said_by",
     "set_up",
     "shrink",
 ]
@@ -95,8 +95,6 @@ ADVICE = {
 CALLS, TOKENS, SECONDS = 10_000, 20_000_000, 6 * 3600.0
 """Limits that hold where none is given. They end a run that would never end: the largest run that is measured in the docs and
 has a model to pay for took 1,309 calls."""
-SPENDING = ("steps", "calls", "tokens", "seconds", "money")
-"""What a run spends, by the names of its limits."""
 WHOLE = ("steps", "calls", "tokens", "reply")
 """Of a run's limits, those that are whole numbers."""
 
@@ -151,16 +149,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         found: float | None = getattr(self, name)
         return found
 
-    def reached(self, spent: RunResult, names: Sequence[str] = SPENDING, share: float = 1.0) -> str:
+    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0, share: float = 1.0) -> str:
         """The name of the limit that has been reached, or "".
 
         Args:
-            spent: so far.
-            names: the limits that are looked at.
             share: of each limit, what counts as all of it.
         """
-        most = {name: limit for name in names if (limit := self.most(name)) is not None}
-        return next((name for name, limit in most.items() if getattr(spent, name) >= limit * share), "")
+        spent = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money}
+        return next((name for name, used in spent.items() if (most := self.most(name)) is not None and used >= most * share), "")
 
 
 UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None)
@@ -283,8 +279,16 @@ class Account:
             below: whether a branch asks, which takes no step of this run.
             share: of each limit, what counts as all of it.
         """
-        self.outcome.seconds = self.clock() - self._began
-        return self.limits.reached(self.outcome, SPENDING[1:] if below else SPENDING, share)
+        spent = self.outcome
+        spent.seconds = self.clock() - self._began
+        return self.limits.reached(
+            steps=-1 if below else spent.steps,
+            calls=spent.calls,
+            tokens=spent.tokens,
+            seconds=spent.seconds,
+            money=spent.money,
+            share=share,
+        )
 
     def ended(self, *, below: bool = False) -> str:
         """The name of the limit of this run, or of one above it, that has been reached, or "".
@@ -402,6 +406,14 @@ def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], An
             result: T = end.value
             return result
         show(event)
+
+
+def said_by(
+    role: Role, text: str, *, trust: Trust | None = None, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
+) -> Message:
+    """A message of one text."""
+    part = Part(kind=Kind.TEXT, text=text)
+    return Message(role=role, parts=(part,), trust=trust, sources=sources, cites=cites)
 
 
 def result_of(
@@ -726,7 +738,7 @@ class Agent:
             tool = self.tools.get(name)
             if tool is None:
                 raise ToolError(f"no tool {name!r}", advice=f"there are: {', '.join(spec.name for spec in self.specs) or 'none'}")
-            values, begun = self.permitted(tool, part), True
+            values, begun = self._permitted(tool, part), True
             account, returned = self.account, self.returned
             try:
                 with account.working():
@@ -738,7 +750,7 @@ class Agent:
         # What we say of a call that was not carried out is made from the call: it is no untrusted read.
         return result_of(part, text, failed, sources=() if begun else self._page_of(part)), failed
 
-    def permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
+    def _permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
         """The values for a call of a tool that may be carried out.
 
         Raises:

@@ -17,7 +17,7 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.agents.cap import Cap, clip
-from kilburn.agents.loop import Limits, RunResult, Said, set_up
+from kilburn.agents.loop import Limits, Said, set_up
 from kilburn.effect import Ask
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
@@ -184,7 +184,7 @@ class MementoLoop:
             self.process.append({"role": "user", "content": text})
         outcome = Reasoned()
         began = time.monotonic()
-        while not (spent := self._limit(outcome, time.monotonic() - began)):
+        while not (spent := self.limits.reached(steps=outcome.steps, tokens=outcome.tokens, seconds=time.monotonic() - began)):
             draft = _Draft(parser=Parser())
             yield from self._speak(draft, outcome)
             self._mend(draft)
@@ -195,9 +195,6 @@ class MementoLoop:
         else:
             outcome.finish = spent
         yield Finished(outcome)
-
-    def _limit(self, outcome: Reasoned, seconds: float) -> str:
-        return self.limits.reached(RunResult(steps=outcome.steps, tokens=outcome.tokens, seconds=seconds))
 
     def _speak(self, draft: _Draft, outcome: Reasoned) -> Iterator[Said]:
         """One reply, until it ends or the loop stops it. `draft.finish` stays "" if the reply is to be continued."""

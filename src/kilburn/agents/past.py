@@ -38,7 +38,7 @@ class Past:
         reader: Process,
         own: tuple[str, int],
         sub_calls: SubCalls,
-        readable: Callable[[str], bool] = lambda name: True,
+        readable: Callable[[str], bool],
     ) -> None:
         self._past, self._reader, self._own, self._sub_calls, self._readable = past, reader, own, sub_calls, readable
 

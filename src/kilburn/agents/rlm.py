@@ -30,7 +30,7 @@ from kilburn.agents.answer import EMPTY, AnswerOutcome, AnswerVariable, Recursiv
 from kilburn.agents.briefing import MEMORY, REPL, fenced, instructions, shown
 from kilburn.agents.functions import Functions, is_called_by, tools_of
 from kilburn.agents.inquiry import Inquiry, Watch, taken_up
-from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, Limits, Returned, RunEvent, finished, result_of
+from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, Limits, Returned, RunEvent, finished, result_of, said_by
 from kilburn.agents.past import Past
 from kilburn.agents.recorded import Key, Recorded, note
 from kilburn.agents.sandbox import Bounds, CellOutcome, open_sandbox
@@ -186,12 +186,7 @@ class Recursive(Agent):
             return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
     def _ask(
-        self,
-        messages: Sequence[Any],
-        source: Source | None,
-        past: Process | Hierarchy | None,
-        kind: Any,
-        watch: Watch | None,
+        self, messages: Sequence[Any], source: Source | None, past: Process | Hierarchy | None, kind: Any, watch: Watch | None
     ) -> RecursiveResult:
         found = None if source is None else variable(source, self.process.counter.count)
         if self.recorded is not None:
@@ -261,7 +256,7 @@ class Recursive(Agent):
         said = str(outcome)
         note(process, said, answered=said, limit=limit, page=page, json=not isinstance(content, str), **figures)
         if is_new:
-            process.append(Message.of(Role.ASSISTANT, text, sources=run.last))
+            process.append(said_by(Role.ASSISTANT, text, sources=run.last))
         run.write()
         run.whole.reached()
         spent = run.whole.outcome
@@ -366,7 +361,7 @@ class Recursive(Agent):
             return False
         run.show(Called("", REPL.name, code))
         output, failed, cites = self._cell(code, run.page)
-        said = Message.of(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
+        said = said_by(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
         page = run.admit(said, run.page)
         run.last = (page,)
         run.show(Returned("", self.process.text(page), failed))
@@ -457,7 +452,7 @@ class Recursive(Agent):
             own = self.process.name, run.began
             memory = Past(past, self.process, own, run.sub_calls, self._is_readable)
             found |= {"memory_search": memory.search, "memory_sessions": memory.sessions, "memory_pages": memory.pages}
-        return found | Functions(self.functions, self, run.sub_calls).named
+        return found | Functions(self.functions, self, self._permitted, run.sub_calls).named
 
     def _is_readable(self, session: str) -> bool:
         """Whether code may read another session of the past: where the agent has rights of its own, they must name it."""
@@ -489,7 +484,7 @@ class Recursive(Agent):
             sub_calls.miss(prompt, "it failed")
             return "it failed"
         below = self._run_below(run, recorded)
-        told = Message.of(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
+        told = said_by(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
         watch = None if run.watch is None else partial(run.show_below, below.process.name)
 
         def work() -> tuple[RecursiveResult, str]:

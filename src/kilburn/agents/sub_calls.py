@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kilburn.agents.loop import Account, RunResult, believed
+from kilburn.agents.loop import Account, RunResult, believed, said_by
 from kilburn.agents.recorded import SHOWN, Key, Known, Missing, Recorded, Refusal, limited, note, short
 from kilburn.budget import Budget
 from kilburn.errors import ModelError, RateLimited, ToolError, Unavailable
@@ -389,4 +389,4 @@ class SubCalls:
 
 def _message(role: Role, text: str, *, cites: tuple[Key, ...] = (), sources: tuple[int, ...] = ()) -> Message:
     """A message that code made of the variable: it is trusted no more than that."""
-    return Message.of(role, text, cites=cites, sources=sources, trust=Trust.TOOL)
+    return said_by(role, text, cites=cites, sources=sources, trust=Trust.TOOL)
