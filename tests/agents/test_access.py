@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.agents.access import Action, Deed, Permit, Privilege, Question, Rights, decide, tainted, whereabouts
+from kilburn.agents.access import Action, Deed, Permit, Privilege, Question, Rights, decide, whereabouts
 from kilburn.agents.branch import Branching, SubAgent
 from kilburn.agents.loop import Agent, Limits, Returned
 from kilburn.agents.tool import Tool
@@ -26,6 +26,7 @@ from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
+from kilburn.kernel.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply
 from kilburn.move import Add

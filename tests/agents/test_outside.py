@@ -14,9 +14,9 @@ import pytest
 import kilburn
 from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import InBranch, Limits, Returned, Stopped
+from kilburn.agents.recorded import Missing
 from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
 from kilburn.agents.sandbox import open_sandbox
-from kilburn.agents.sub_calls import Missing
 from kilburn.agents.tool import Tool
 from kilburn.errors import SandboxRefused, SpecError, Unavailable
 from kilburn.kernel.process import Process

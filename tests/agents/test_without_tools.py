@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import kilburn
-from kilburn.agents.access import tainted
 from kilburn.agents.loop import Agent, Limits, Stopped
 from kilburn.agents.scheduler import Scheduler
 from kilburn.errors import ToolsRefused
 from kilburn.event import Act
 from kilburn.kernel.process import Process
+from kilburn.kernel.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Reply, Request, takes_tools
 from kilburn.models.chat import Chat

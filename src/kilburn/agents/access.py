@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,10 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import KernelError, SpecError
-from kilburn.kernel.process import Process
-from kilburn.message import Role, Trust
-from kilburn.page import Page
+from kilburn.errors import SpecError
 from kilburn.store import ProcessKind
 
 __all__ = [
@@ -36,7 +33,6 @@ __all__ = [
     "Rights",
     "decide",
     "flat",
-    "tainted",
     "whereabouts",
 ]
 
@@ -123,7 +119,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         privileges: a call needs one that allows all of it: the tool, all its paths, and what it reads.
         after_untrusted: what becomes of calls that change something, once the session has read what tools returned
-            (see `tainted`).
+            (see `kilburn.kernel.taint`).
         wait: seconds until a question to a person counts as answered with no.
         above: rights that must allow a call too, such as those of the agent that started this one.
 
@@ -252,47 +248,6 @@ def whereabouts(path: str) -> str:
         TypeError, ValueError, OSError: it is not a path, or there is no folder to begin from.
     """
     return str(os.path.realpath(os.fspath(path)))
-
-
-def tainted(process: Process, clean: Collection[str] = (), until: int | None = None) -> bool:
-    """Whether a session has read an untrusted text: anything that is trusted no more than a tool.
-
-    All that was read since the session began counts, as in learning: what an agent says after an untrusted read may carry
-    it on, when the text itself has left the window and the user has spoken again. For this reason a branch is tainted too,
-    if its prompt was written after an untrusted read. What was recalled from the session itself is trusted as what it was
-    recalled from.
-
-    Args:
-        clean: tools whose results hold nobody else's words.
-        until: the last page that counts; None for all.
-    """
-    fork = process.forked
-    if fork is not None and fork.call and not fork.at:
-        try:
-            parent = process.parent
-        except KernelError:
-            return True
-        if parent is not None and tainted(parent, clean, fork.call):
-            return True
-    with process.lock:
-        pages, last, lowest = process.window.pages, process.window.last if until is None else until, int(Trust.TOOL)
-        read = [page for page in pages.originals() if page.trust <= lowest and page.id <= last]
-    # The earliest is looked at first: so of what it was recalled from, only a fold can be untrusted.
-    return any(not _is_ours(page, pages, clean) for page in sorted(read, key=lambda page: page.id))
-
-
-def _is_ours(page: Page, pages: Mapping[int, Page], clean: Collection[str]) -> bool:
-    """Whether a tool's result holds our own words, or words of a session that had read nothing untrusted until then."""
-    if page.cites:
-        return False
-    if page.role is Role.ASSISTANT and page.sources:
-        # It was answered from these.
-        return all(pages[each].trust > Trust.TOOL or _is_ours(pages[each], pages, clean) for each in page.sources)
-    if page.role is not Role.TOOL:
-        return False
-    if page.sources:
-        return all(source > 0 or pages[source].trust > Trust.TOOL for source in page.sources)
-    return page.answers != 0 and pages[page.answers].name in clean
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

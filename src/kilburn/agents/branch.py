@@ -14,16 +14,16 @@ closes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
-from kilburn.agents.loop import Agent, InBranch, Limits, RunEvent, RunResult, Said, Stopped
-from kilburn.agents.tool import Tool
+from kilburn.agents.loop import Agent, Limits, RunEvent, RunResult, Said, Stopped, finished, in_branch, result_of, said_by
+from kilburn.agents.tool import Tool, text_spec, texts_of
 from kilburn.agents.workspace import open_workspace
 from kilburn.arguments import check_fields, checked
 from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
@@ -32,7 +32,7 @@ from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import Model, Reply, ToolSpec
+from kilburn.model import Model, ToolSpec
 from kilburn.page import Place
 
 __all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
@@ -103,30 +103,14 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
     def spec(self) -> ToolSpec:
         """What the model is offered."""
         texts = {"description": "three to five words", "prompt": "what is to be done, and what must come back"}
-        properties = {name: {"type": "string", "description": text} for name, text in texts.items()}
-        parameters = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
-        return ToolSpec(name=self.name, description=self.purpose, parameters=parameters)
+        return text_spec(self.name, self.purpose, **texts)
 
 
-RETURN = ToolSpec(
-    name="return",
-    description="End the branch that you work in. The message is all that the main line will see of it.",
-    parameters={
-        "type": "object",
-        "properties": {"message": {"type": "string", "description": "what was found or done, and what is left"}},
-        "required": ["message"],
-        "additionalProperties": False,
-    },
+RETURN = text_spec(
+    "return",
+    "End the branch that you work in. The message is all that the main line will see of it.",
+    message="what was found or done, and what is left",
 )
-
-
-class _Branch(msgspec.Struct, forbid_unknown_fields=True):
-    description: str
-    prompt: str
-
-
-class _Return(msgspec.Struct, forbid_unknown_fields=True):
-    message: str
 
 
 @checked
@@ -181,7 +165,7 @@ class Branching(Agent):
             branch = self._of(part)
             text = "[it was not done: the user went on]"
             if branch is None:
-                self.process.append(Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)))
+                self.process.append(result_of(part, text))
             else:
                 _close(branch, text)
 
@@ -195,18 +179,18 @@ class Branching(Agent):
         except (AccessDenied, ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
             # A model or a store that fails is none of these: it leaves the branch open, and the next run goes on with it.
             text = f"error: {error}"
-            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)), True
+            return result_of(part, text), True
         return super()._invoke(part, loop)
 
     def _return(self, part: Part) -> tuple[Message, bool]:
         if not self.level:
             raise ToolError("this is no branch: there is nothing to return to", advice="answer the user in your own words")
-        self.returned = _message(part.text)
-        return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text="[returned]", call=part.call),)), False
+        self.returned = texts_of(RETURN, part.text)["message"]
+        return result_of(part, "[returned]"), False
 
     def _branch(self, agent: SubAgent, part: Part) -> Message:
         """Begin the branch of a call, or go on with it, until it returns."""
-        asked = msgspec.json.decode(part.text or "{}", type=_Branch)
+        asked = texts_of(agent.spec, part.text)
         branch = self._of(part)
         if branch is None:
             if self.level >= self.depth:
@@ -215,7 +199,7 @@ class Branching(Agent):
                 if len(self._begun) >= self.most:
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
-            branch = self.process.fork(_told(asked.prompt), inherit=agent.inherit, call=part.call, system=agent.system)
+            branch = self.process.fork(_told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
         outcome, text = _ended(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
@@ -301,11 +285,7 @@ class Branching(Agent):
         if isinstance(event, Said):
             self.account.go_on()
         if self.caller is not None:
-            self.caller.show(
-                msgspec.structs.replace(event, depth=event.depth + 1)
-                if isinstance(event, InBranch)
-                else InBranch(self.process.name, 1, event)
-            )
+            self.caller.show(in_branch(self.process.name, event))
 
     def _forced(self, limit: str) -> tuple[BranchOutcome, str]:
         """Take the last steps back, and ask once for the result."""
@@ -315,23 +295,13 @@ class Branching(Agent):
         steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
         self.process.take_back([page.id for page in own if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
-        self.process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.AGENT))
-        reply = self._finished(self._reply())
+        self.process.append(said_by(Role.USER, text, trust=Trust.AGENT))
+        reply = finished(self._reply(), self._show)
         for part in reply.calls:
             self._invoke(part, None) if part.name == RETURN.name else None
         if self.returned is not None or reply.text:
             return BranchOutcome.FORCED, self.returned if self.returned is not None else reply.text
         return BranchOutcome.NOTHING, f"[no result: the limit of {limit} was reached]"
-
-    def _finished(self, events: Generator[RunEvent, None, Reply]) -> Reply:
-        """The reply at the end of a call's events."""
-        reply = None
-        while reply is None:
-            try:
-                self._show(next(events))
-            except StopIteration as end:
-                reply = cast("Reply", end.value)
-        return reply
 
 
 def _told(prompt: str) -> str:
@@ -340,10 +310,6 @@ def _told(prompt: str) -> str:
         f"{prompt}\n\n[You work in a branch now. The main line sees none of these steps: when this part is done, call "
         "return(message) with everything that it needs.]"
     )
-
-
-def _message(arguments: str) -> str:
-    return msgspec.json.decode(arguments or "{}", type=_Return).message
 
 
 def _note(branch: Process, outcome: BranchOutcome, text: str) -> None:

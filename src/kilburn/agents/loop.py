@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat, tainted
+from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
@@ -31,7 +31,8 @@ from kilburn.kernel.brought import Brought
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
-from kilburn.message import Kind, Message, Part, Role
+from kilburn.kernel.taint import tainted
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
 from kilburn.prices import Prices, is_amount
 from kilburn.store import ProcessKind
@@ -54,7 +55,11 @@ __all__ = [
     "Said",
     "Stopped",
     "believed",
+    "finished",
+    "in_branch",
     "made_of",
+    "result_of",
+    "said_by",
     "set_up",
     "shrink",
 ]
@@ -92,6 +97,8 @@ CALLS, TOKENS, SECONDS = 10_000, 20_000_000, 6 * 3600.0
 has a model to pay for took 1,309 calls."""
 WHOLE = ("steps", "calls", "tokens", "reply")
 """Of a run's limits, those that are whole numbers."""
+
+T = TypeVar("T")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,10 +149,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         found: float | None = getattr(self, name)
         return found
 
-    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0) -> str:
-        """The name of the limit that has been reached, or ""."""
+    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0, share: float = 1.0) -> str:
+        """The name of the limit that has been reached, or "".
+
+        Args:
+            share: of each limit, what counts as all of it.
+        """
         spent = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money}
-        return next((name for name, used in spent.items() if (most := self.most(name)) is not None and used >= most), "")
+        return next((name for name, used in spent.items() if (most := self.most(name)) is not None and used >= most * share), "")
 
 
 UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None)
@@ -251,25 +262,22 @@ class Account:
             self.outcome.steps += 1
             each: Account | None = self
             while each is not None:
-                each.outcome.calls += 1
-                each.outcome.tokens += usage.total
-                each.outcome.money += each.limits.prices.cost(usage)
+                each.outcome.add(1, usage.total, each.limits.prices.cost(usage))
                 each = each.above
 
     def take_up(self, spent: RunResult) -> None:
         """Count what an earlier part of the run spent; those above it count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
-            self.outcome.calls += spent.calls
-            self.outcome.tokens += spent.tokens
-            self.outcome.money += spent.money
+            self.outcome.add(spent.calls, spent.tokens, spent.money)
             self._began -= spent.seconds
 
-    def reached(self, *, below: bool = False) -> str:
+    def reached(self, *, below: bool = False, share: float = 1.0) -> str:
         """The name of the limit of this run that has been reached, or "".
 
         Args:
             below: whether a branch asks, which takes no step of this run.
+            share: of each limit, what counts as all of it.
         """
         spent = self.outcome
         spent.seconds = self.clock() - self._began
@@ -279,6 +287,7 @@ class Account:
             tokens=spent.tokens,
             seconds=spent.seconds,
             money=spent.money,
+            share=share,
         )
 
     def ended(self, *, below: bool = False) -> str:
@@ -351,6 +360,12 @@ class RunResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     money: float = 0.0
 
+    def add(self, calls: int, tokens: int, money: float) -> None:
+        """Add what calls of models cost together."""
+        self.calls += calls
+        self.tokens += tokens
+        self.money += money
+
 
 class Stopped(msgspec.Struct, frozen=True):
     """The last event of every run."""
@@ -373,6 +388,41 @@ class InBranch(msgspec.Struct, frozen=True):
 
 
 RunEvent = Said | Called | Returned | InBranch | Stopped
+
+
+def in_branch(branch: str, event: RunEvent) -> InBranch:
+    """What happens in a branch, as the agent above it sees it."""
+    if isinstance(event, InBranch):
+        return msgspec.structs.replace(event, depth=event.depth + 1)
+    return InBranch(branch, 1, event)
+
+
+def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:
+    """What events lead to in the end; each is shown as it comes."""
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        show(event)
+
+
+def said_by(
+    role: Role, text: str, *, trust: Trust | None = None, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
+) -> Message:
+    """A message of one text."""
+    part = Part(kind=Kind.TEXT, text=text)
+    return Message(role=role, parts=(part,), trust=trust, sources=sources, cites=cites)
+
+
+def result_of(
+    part: Part, text: str, failed: bool = False, *, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
+) -> Message:
+    """The result of a call, as a message."""
+    # Anthropic's form can say that a tool failed; in the chat form the text says it.
+    result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
+    return Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites)
 
 
 @checked
@@ -688,28 +738,33 @@ class Agent:
             tool = self.tools.get(name)
             if tool is None:
                 raise ToolError(f"no tool {name!r}", advice=f"there are: {', '.join(spec.name for spec in self.specs) or 'none'}")
-            values = tool.values(part.text)
-            paths = tool.resolved(values) if rights.bounds_files else {}
-            self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
-            # A person takes time to answer, and a link may have been put there meanwhile.
-            if paths and (again := tool.resolved(values | paths)) != paths:
-                paths = again
-                self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
-            begun = True
+            values, begun = self._permitted(tool, part), True
             account, returned = self.account, self.returned
             try:
                 with account.working():
-                    text, failed = tool.run(values | paths, loop), False
+                    text, failed = tool.run(values, loop), False
             finally:
                 self.account, self.returned = account, returned  # it may have run this very agent
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
-        # Anthropic's form can say that a tool failed; in the chat form the text says it.
-        extra = '{"is_error":true}' if failed else None
-        result = Part(kind=Kind.RESULT, text=text, call=part.call, extra=extra)
         # What we say of a call that was not carried out is made from the call: it is no untrusted read.
-        sources = () if begun else self._page_of(part)
-        return Message(role=Role.TOOL, parts=(result,), sources=sources), failed
+        return result_of(part, text, failed, sources=() if begun else self._page_of(part)), failed
+
+    def _permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
+        """The values for a call of a tool that may be carried out.
+
+        Raises:
+            ToolError: the arguments do not fit. AccessDenied: the agent may not.
+        """
+        rights = self.bounds
+        values = tool.values(part.text)
+        paths = tool.resolved(values) if rights.bounds_files else {}
+        self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        # A person takes time to answer, and a link may have been put there meanwhile.
+        if paths and (again := tool.resolved(values | paths)) != paths:
+            paths = again
+            self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        return values | paths
 
     def _offered(self) -> tuple[ToolSpec, ...]:
         return memory_tools.BEYOND if self.rights.reaches else memory_tools.SPECS

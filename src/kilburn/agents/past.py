@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.sub_calls import Key, Known, Recorded
+from kilburn.agents.recorded import Key
+from kilburn.agents.sub_calls import SubCalls
 from kilburn.kernel.branches import BRANCH
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -27,8 +28,7 @@ class Past:
         past: one session, or all of a store.
         reader: the session of the run that reads. Pages of another store than its own cannot be cited there.
         own: its name, and its first page: from there on, and in its branches, nothing is past.
-        note: writes down what was asked, what was found, the pages that this is from, and what the record has of it.
-        recorded: the run that is run again or goes on, or None.
+        sub_calls: of the run: writes down what was read, and has what the record of the run says of it.
         readable: whether a session of this name may be read at all. What may not be read is not found either.
     """
 
@@ -37,12 +37,10 @@ class Past:
         past: Process | Hierarchy,
         reader: Process,
         own: tuple[str, int],
-        note: Callable[[str, str, tuple[Key, ...], Known | None], None],
-        recorded: Recorded | None = None,
-        readable: Callable[[str], bool] = lambda name: True,
+        sub_calls: SubCalls,
+        readable: Callable[[str], bool],
     ) -> None:
-        self._reader = reader
-        self._past, self._own, self._note, self._recorded, self._readable = past, own, note, recorded, readable
+        self._past, self._reader, self._own, self._sub_calls, self._readable = past, reader, own, sub_calls, readable
 
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions, oldest first: name, pages, tokens."""
@@ -72,14 +70,14 @@ class Past:
         """
         asked = f"memory.pages({session!r}, {first}, {last})"
         process = self._session(session)
-        known = self._recorded.answer(asked) if self._recorded is not None else None
+        known = self._sub_calls.known(asked)
         if known is not None:
             # Pages that came since were not there.
             last = int(known.said or 0)
         end = process.window.last if last is None else last
         chosen = [page for page in _originals(process) if first <= page.id <= end and self._is_past(process.name, page.id)]
         process.fetch(chosen)
-        self._note(asked, str(end), self._keys((process, page.id) for page in chosen), known)
+        self._sub_calls.note(asked, str(end), self._keys((process, page.id) for page in chosen), known)
         return [
             {
                 "address": page.address,
@@ -118,10 +116,10 @@ class Past:
         return self._past.process(name)
 
     def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
-        known = self._recorded.answer(asked) if self._recorded is not None else None
+        known = self._sub_calls.known(asked)
         if known is not None:
             found = msgspec.json.decode(known.said or "[]")
-        self._note(asked, msgspec.json.encode(found).decode(), cites, known)
+        self._sub_calls.note(asked, msgspec.json.encode(found).decode(), cites, known)
         return found
 
 

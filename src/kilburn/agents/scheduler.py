@@ -46,7 +46,7 @@ class JobNote(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage
     agent: str
     tenant: str
-    discipline: str
+    discipline: str = ""
     slice: int | None = None
     ahead: int = 0
     waited: float = 0.0
@@ -346,17 +346,11 @@ class _Run:
         job, process = self.job, self.process
         if process is None or not (final or (job.stage is not self.told and self.scheduler.clock() - job.since >= PATIENCE)):
             return
-        said = JobNote(
-            stage=job.stage,
-            agent=job.agent,
-            tenant=job.tenant,
+        said = msgspec.structs.replace(
+            msgspec.convert(job, JobNote, from_attributes=True),
             discipline=self.scheduler.name,
             slice=self.scheduler.slice,
             ahead=self.scheduler.ahead(job) if job.stage is Stage.WAITING else 0,
-            waited=job.waited,
-            ran=job.ran,
-            tokens=job.tokens,
-            slices=job.slices,
         )
         process.record(Act.NOTE, policy="scheduler", why=f"a job is {job.stage}", job=msgspec.to_builtins(said))
         self.told = job.stage

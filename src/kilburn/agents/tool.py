@@ -21,7 +21,29 @@ from kilburn.agents.access import Deed, whereabouts
 from kilburn.errors import SpecError, ToolError
 from kilburn.model import ToolSpec
 
-__all__ = ["Tool"]
+__all__ = ["Tool", "text_spec", "texts_of"]
+
+
+def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:
+    """What a model is told of a tool whose arguments are texts, all of them needed.
+
+    Args:
+        texts: what each is, by its name.
+    """
+    properties = {text: {"type": "string", "description": about} for text, about in texts.items()}
+    parameters = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
+    return ToolSpec(name=name, description=purpose, parameters=parameters)
+
+
+def texts_of(spec: ToolSpec, arguments: str) -> dict[str, str]:
+    """The texts of a call of such a tool, by their names, from JSON.
+
+    Raises:
+        msgspec.ValidationError, msgspec.DecodeError: they are others.
+    """
+    fields = [(name, str) for name in spec.parameters["properties"]]
+    given = msgspec.json.decode(arguments or "{}", type=msgspec.defstruct(spec.name, fields, forbid_unknown_fields=True))
+    return msgspec.structs.asdict(given)
 
 
 class Tool:

@@ -32,6 +32,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.taint import lowest_read
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
@@ -444,7 +445,7 @@ class _Job:
             process.refresh()
             pages = process.window.pages.originals()
             gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(process.kernel.lineage.owner, pages, gone))
+            heard = list(_heard(process.kernel.lineage.owner, pages, gone, lowest_read(process)))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
         groups: list[list[int]] = []
         for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
@@ -583,18 +584,18 @@ class _Job:
         return tuple(kept)
 
 
-def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int]) -> Iterable[Utterance]:
+def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int], read: Mapping[int, Trust]) -> Iterable[Utterance]:
     """The texts of user and assistant, without their words, each with what was read before it.
 
     Args:
         owner: of a page, the number of the process in which it was made.
+        read: the lowest trust of what had been read when each page came.
     """
-    lowest, recalled = Trust.USER, False
+    recalled = False
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
         # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
-        lowest = min(lowest, page.trust)
-        taint = page.trust if speaks else lowest
+        taint = page.trust if speaks else read[page.id]
         recalled = bool(page.sources or page.cites) or (recalled and not speaks)
         told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
         if told and not page.is_blank and page.id not in gone:

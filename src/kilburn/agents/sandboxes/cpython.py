@@ -14,14 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from kilburn.agents.sandbox import ONE_CALL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, Stopped, open_file, plain
+from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, Stopped, open_file, plain
 from kilburn.errors import SandboxError, SandboxRefused
 
 if sys.platform == "linux":
@@ -83,6 +82,7 @@ class Cpython(Sandbox):
 
     Args:
         without: layers to leave out (`lockdown.LAYERS`), for tests of what remains.
+        options: those of `Sandbox`.
 
     Raises:
         SandboxRefused: no Linux on x86-64, or a kernel without seccomp.
@@ -90,22 +90,13 @@ class Cpython(Sandbox):
 
     name = "cpython"
 
-    def __init__(
-        self,
-        *,
-        calls: Callbacks,
-        variables: Mapping[str, Any],
-        files: Mapping[str, Path | bytes],
-        bounds: Bounds,
-        setup: str = "",
-        without: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, *, without: tuple[str, ...] = (), **options: Any) -> None:
         if sys.platform != "linux" or platform.machine() != "x86_64":
             raise SandboxRefused(f"it runs on Linux on x86-64, this is {sys.platform} on {platform.machine()}")
         self._without = without
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
-        super().__init__(calls=calls, variables=variables, files=files, bounds=bounds, setup=setup)
+        super().__init__(**options)
 
     def _alive(self) -> bool:
         return self._process is not None

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, Stopped, json_of, open_file, plain
-from kilburn.agents.sandboxes.interpreter import pieces, raised
+from kilburn.agents.sandboxes.interpreter import Output, pieces, raised
 from kilburn.errors import MissingExtra, SandboxError, SandboxRefused
 
 __all__ = ["Monty"]
@@ -109,12 +109,16 @@ class Monty(Sandbox):
 
     def _run(self, code: str, total: float) -> Cell:
         output = Output(self.bounds.output)
+
+        def write(stream: str, text: str) -> None:
+            output.write(text)
+
         outcome, said, lost = CellOutcome.OK, "", False
         try:
             try:
                 self._feed(self._before, total)
                 # Without a last value nothing is converted for us.
-                self._feed(f"{code}\nNone", total, output.write)
+                self._feed(f"{code}\nNone", total, write)
             except self._library.MontyError as error:
                 outcome, said = self._judged(error)
                 # One that has no room for this has none for any code.
@@ -219,21 +223,6 @@ class Monty(Sandbox):
         if "raised" in answer:
             raise raised(*answer["raised"])
         return answer["result"]
-
-
-class Output:
-    """Keeps the first characters that are printed and counts the rest."""
-
-    def __init__(self, most: int) -> None:
-        self.kept: list[str] = []
-        self.room, self.cut = most, 0
-
-    def write(self, stream: str, text: str) -> None:
-        kept = text[: self.room]
-        if kept:
-            self.kept.append(kept)
-        self.room -= len(kept)
-        self.cut += len(text) - len(kept)
 
 
 def _nowhere(stream: str, text: str) -> None:

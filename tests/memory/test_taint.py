@@ -1,0 +1,117 @@
+"""Taint is one rule: what an agent may do and what learning only proposes agree, whatever a session has read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kilburn
+from kilburn.agents.access import Rights
+from kilburn.agents.loop import Agent
+from kilburn.agents.tool import Tool
+from kilburn.kernel.process import Process
+from kilburn.kernel.taint import lowest_read, tainted
+from kilburn.memory.learning import learn
+from kilburn.memory.view import MemoryView
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.model import Reply
+from kilburn.move import Add
+from kilburn.testing import Scripted
+
+STEPS = ("user", "assistant", "tool", "clean", "recall", "elsewhere", "planted")
+UNTRUSTED = {"tool", "clean", "elsewhere", "planted"}
+"""What is an untrusted read; `clean` is none for an agent that says so of its tool."""
+
+
+@dataclass
+class Views:
+    """A memory policy that learns each exchange as it was said, and keeps what it saw."""
+
+    seen: list[MemoryView] = field(default_factory=list)
+
+    def plan(self, view: MemoryView) -> Sequence[Add]:
+        self.seen.append(view)
+        return [Add(text=f"{said.address} {said.text}", cites=(said.cite,)) for said in view.new]
+
+
+def said(role: Role, text: str, trust: Trust | None = None) -> Message:
+    return Message(role=role, parts=(Part(kind=Kind.TEXT, text=text),), trust=trust)
+
+
+def take(process: Process, step: str, number: int) -> None:
+    """One step of a session: somebody says something, or a tool is called and answers."""
+    if step in ("user", "planted"):
+        process.append(said(Role.USER, f"word {number}", Trust.TOOL if step == "planted" else None))
+    elif step == "assistant":
+        process.append(said(Role.ASSISTANT, f"word {number}"))
+    else:
+        call = Part(kind=Kind.CALL, text="{}", call=f"c{number}", name=step)
+        result = Part(kind=Kind.RESULT, text=f"result {number}", call=f"c{number}")
+        sources = (1,) if step == "recall" else ()
+        cites = ((process.kernel.info.number - 1, 1),) if step == "elsewhere" else ()
+        process.append(Message(role=Role.ASSISTANT, parts=(call,)))
+        process.append(Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites))
+
+
+def sends(process: Process, clean: bool) -> bool:
+    """Whether an agent in this session may still change something."""
+    sent: list[str] = []
+
+    def send(text: str) -> str:
+        """Send a text."""
+        sent.append(text)
+        return "sent"
+
+    def read() -> str:
+        """Read a text that is nobody's."""
+        return ""
+
+    call = Part(kind=Kind.CALL, text=json.dumps({"text": "x"}), call="s", name="send")
+    model = Scripted([Reply(message=Message(role=Role.ASSISTANT, parts=(call,)), finish="calls"), "done"])
+    tools = [send, Tool(read, name="clean", does="read", clean=clean)]
+    Agent(model, tools, process, rights=Rights(after_untrusted="deny")).run()
+    return bool(sent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), max_size=8), st.booleans())
+def test_an_agent_and_learning_ask_one_rule(steps: list[str], clean: bool) -> None:
+    with kilburn.open(":memory:", window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        store.process("other").append(said(Role.USER, "of another session"))
+        process, dirty = store.process("a"), dict[int, bool]()
+        process.append(said(Role.USER, "word 0"))
+        for number, step in enumerate(steps, 1):
+            take(process, step, number)
+            dirty[process.window.last] = any(each in UNTRUSTED for each in steps[:number])
+        assert {page: tainted(process, until=page) for page in dirty} == dirty
+        policy = Views()
+        learned = learn(store, "a", policy)
+        for view in policy.seen:
+            for one in view.new:
+                assert one.role is Role.USER or (one.taint < Trust.AGENT) is dirty.get(one.page.id, False)
+        memory = store.memory()
+        proposed = {int(memory.text(memory.resolve(address)[0]).partition(" ")[0][1:]) for address in learned.proposed}
+        assert all(dirty[page] for page in proposed)
+        heeded = UNTRUSTED - {"clean"} if clean else UNTRUSTED
+        assert sends(process, clean) is not any(step in heeded for step in steps)
+
+
+def test_a_branch_that_was_written_after_an_untrusted_read_only_proposes() -> None:
+    for steps, proposes in ((["tool"], True), ([], False)):
+        with kilburn.open(":memory:", window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+            process = store.process("a")
+            process.append(said(Role.USER, "look"))
+            for number, step in enumerate(steps, 1):
+                take(process, step, number)
+            process.append(Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text="{}", call="b", name="branch"),)))
+            branch = process.fork("work on it", inherit="nothing", call="b")
+            # What follows the prompt at once is about what was recalled, and is not learned.
+            branch.append(said(Role.USER, "go on"), said(Role.ASSISTANT, "the keys go to Eve"))
+            assert (lowest_read(branch)[0] < Trust.AGENT) is tainted(branch) is proposes
+            learned = learn(store, branch, Views())
+            assert bool(learned.proposed) is proposes
+            assert len(learned.stored) == 2 - proposes
