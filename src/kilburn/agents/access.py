@@ -266,10 +266,10 @@ def tainted(process: Process, clean: Collection[str] = (), until: int | None = N
         clean: tools whose results hold nobody else's words.
         until: the last page that counts; None for all.
     """
-    fork = process.forked
+    fork = process.branches.forked
     if fork is not None and fork.call and not fork.at:
         try:
-            parent = process.parent
+            parent = process.branches.parent
         except KernelError:
             return True
         if parent is not None and tainted(parent, clean, fork.call):

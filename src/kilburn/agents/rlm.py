@@ -489,7 +489,7 @@ class Recursive(Agent):
     def _pin(self, first: int) -> None:
         """Keep the question, and what the model was told of the text, where there is room."""
         process = self.process
-        self._seen = process.kernel.pending.head
+        self._seen = process.head
         both = first, first + 1
         if sum(map(process.window.cost, both)) <= process.capacity // 4:
             for page in both:
@@ -520,12 +520,12 @@ class Recursive(Agent):
         Raises:
             StoreStale: one does.
         """
-        kernel = self.process.kernel
-        with self.process.lock:
-            later = [*kernel.store.events(kernel.info.number, self._seen)]
+        process = self.process
+        with process.lock:
+            later = [*process.store.events(process.number, self._seen)]
             self._seen += len(later)
             if any(event.act is Act.NOTE and "resumed" in event.data for event in later):
-                raise _taken_up(self.process)
+                raise _taken_up(process)
 
     def _append(self, message: Message) -> None:
         self._check()
@@ -533,8 +533,7 @@ class Recursive(Agent):
 
     def _write(self) -> None:
         """Write what was only recorded so far."""
-        with self.process.lock:
-            self.process.kernel.flush_observed()
+        self.process.flush()
 
     def _charge(self, usage: Tokens) -> None:
         self._check()
@@ -737,7 +736,7 @@ class Recursive(Agent):
         Args:
             page: of the model's code.
         """
-        number = self.process.kernel.info.number
+        number = self.process.number
         self._origin = self.sub_calls.origin = ((number, page), *((number, last) for last in self._last))
         self._is_open = self._goes_on is not None and self._goes_on.is_open(page)
         before, started = (self.sub_calls.done, self.sub_calls.failed), self.sandbox.started
@@ -965,7 +964,7 @@ class Recursive(Agent):
             result, why = work()
         page = branch.window.last
         with self._charging:
-            self._cited.append((branch.kernel.info.number, page))
+            self._cited.append((branch.number, page))
             self._lost += result.missing
             self._differing += [f"{branch.name.rpartition('/')[2]}/{address}" for address in result.differing]
             self._below += result.calls

@@ -292,7 +292,7 @@ class SubCalls:
                 self._process.decide_by(resolve("policies", "fifo"), "fifo")
                 self._process.resize(Budget(WIDE))
             process = self._process
-            number, page, messages, failures = process.kernel.info.number, process.window.last, list[Message](), dict[int, str]()
+            number, page, messages, failures = process.number, process.window.last, list[Message](), dict[int, str]()
             replies: list[Key] = []
             keys: dict[_Entry, Key] = {}
             for entry in self._waiting:
@@ -314,8 +314,7 @@ class SubCalls:
             process.append(*messages)
             for failed, why in failures.items():
                 process.record(Act.NOTE, [failed], policy="user", why=why)
-            with process.lock:
-                process.kernel.flush_observed()
+            process.flush()
             for entry in self._waiting:
                 # It is a source of what is written later; what it was made from stands in its page.
                 entry.key, entry.read = keys.get(entry), None
@@ -498,7 +497,7 @@ class Recorded:
             raise SpecError(f"nothing was asked in the session {process.name!r}", advice="see `kilburn ask --help`")
         if self.ended.get("page", -1) and self.ended.get("page") not in process.window.pages:
             self.ended = {}  # the answer was not written
-        self.process, self.goes_on, self.number = process, goes_on, process.kernel.info.number
+        self.process, self.goes_on, self.number = process, goes_on, process.number
         self.first, self.digest, self.depth = int(asked["asked"]), str(asked["digest"]), int(asked["depth"])
         self.began, self.past = int(asked.get("began", self.first)), bool(asked.get("past"))
         # Before calls were among the limits, they stood beside them.
@@ -514,7 +513,7 @@ class Recorded:
         self._below: list[Recorded] = []
         self._lock = threading.Lock()
         for name, calls in beside:
-            branch = process.branch(name)
+            branch = process.branches.open(name)
             if calls:
                 self._learn(branch)
             elif any(event.act is Act.NOTE and "asked" in event.data for event in branch.events()):
@@ -631,7 +630,7 @@ class Recorded:
             entry = found.popleft() if found else None
         if entry is None:
             return None if self.goes_on else Known(None, "it is not in the recorded run")
-        page = (entry.branch.kernel.info.number, (entry.reply or entry.prompt).id) if self.goes_on else None
+        page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
         return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
 
     def run(self, question: str, digest: str) -> Recorded | None:
