@@ -225,7 +225,7 @@ def test_branches_below_one_that_is_closed_are_closed_too() -> None:
         agent.run("go")
     assert agent.run("instead").text == "of course"
     part, deeper = process.branches.open("b1"), process.branches.open("b1/b1")
-    assert [(outcomes(each), bool(each.returned())) for each in (part, deeper)] == [(["abandoned"], True)] * 2
+    assert [(outcomes(each), bool(each.branches.returned())) for each in (part, deeper)] == [(["abandoned"], True)] * 2
     for each in (process, part, deeper):
         validate_chat(each.render())
         check_laws(each)
@@ -252,7 +252,7 @@ def test_a_result_that_a_crash_kept_back_is_not_lost(text: str | None, forgotten
     agent = Branching(scripted, [look], process)
     with pytest.raises(Unavailable):
         agent.run("go")
-    left = next(each for each in map(process.branch, ("b1", "b2")) if outcomes(each))
+    left = next(each for each in map(process.branches.open, ("b1", "b2")) if outcomes(each))
     if forgotten:
         left.forget(f"p{left.window.last}")
     assert agent.run(text).text == "done"

@@ -59,7 +59,8 @@ def undisturbed(work: Callable[[], T]) -> T:
 
 @checked
 class Collection(Segment):
-    """A user's facts or a document, made by `Hierarchy.memory` and `Hierarchy.document`.
+    """A user's facts or a document, made by `Hierarchy.memory` and `Hierarchy.document`. Recall, pins, forgetting and the
+    ledger are in `Segment`.
 
     Safe to use from several threads; calls are serialised.
 

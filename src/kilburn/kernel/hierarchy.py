@@ -239,7 +239,7 @@ class Hierarchy:
             planner.reopen()
         return made
 
-    def begin(self, name: str, user: str, write: Callable[[Process], None]) -> Process | None:
+    def _begin(self, name: str, user: str, write: Callable[[Process], None]) -> Process | None:
         """A new session, which exists when `write` has written into it; None if the name is taken by then."""
         if self.store.process(name, time=0.0, create=False) is not None:
             return None

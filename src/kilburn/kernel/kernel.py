@@ -467,7 +467,7 @@ class Kernel:
             self.pending.pieces |= {page.digest: pieces} if pieces is not None else {}
         return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
-    def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: float) -> None:
+    def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Any) -> None:
         """Pin or unpin pages, or set their importance (`mark`, from 0 to 1), inside the current batch.
 
         Raises:

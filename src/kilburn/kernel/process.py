@@ -80,7 +80,7 @@ class SessionHome(Home, Protocol):
         """The session of that name: created, or reopened where it was left."""
         ...
 
-    def begin(self, name: str, user: str, write: Callable[[Process], None]) -> Process | None:
+    def _begin(self, name: str, user: str, write: Callable[[Process], None]) -> Process | None:
         """A new session, which exists when `write` has written into it; None if the name is taken."""
         ...
 
@@ -91,7 +91,7 @@ class SessionHome(Home, Protocol):
 
 @checked
 class Process(Segment):
-    """One session of one agent, made by `Hierarchy.process`.
+    """One session of one agent, made by `Hierarchy.process`. Recall, pins, forgetting and the ledger are in `Segment`.
 
     Safe to use from several threads; calls are serialised.
     """
@@ -556,7 +556,7 @@ class Process(Segment):
         """`search` for async callers, in a worker thread."""
         return await aside(partial(self.search, query, tokens, limit, record=record, unseen=unseen, among=among))
 
-    def _mark(self, act: Act, address: str, **data: float) -> None:
+    def _mark(self, act: Act, address: str, **data: Any) -> None:
         def change() -> tuple[int, ...]:
             pages = self._kernel.resolve(address)
             if act is Act.PIN:
@@ -942,7 +942,7 @@ class Branches:
             child = None
             while child is None:
                 # Of the names that are taken the next one is tried, however many there are.
-                child = process._home.begin(f"{process.name}/{BRANCH}{process._forks + 1}", process.user, write)
+                child = process._home._begin(f"{process.name}/{BRANCH}{process._forks + 1}", process.user, write)
                 process._forks += 1
             return child
 

@@ -165,7 +165,7 @@ class Segment(ABC):
         self._mark(Act.REMEMBER, address, mark=float(importance))
 
     @abstractmethod
-    def _mark(self, act: Act, address: str, **data: float) -> None:
+    def _mark(self, act: Act, address: str, **data: Any) -> None:
         """Pin or unpin pages, or set their importance (`mark`), in one transaction."""
 
     # Forgetting
