@@ -131,8 +131,8 @@ class Hierarchy:
                 if name not in [info.name for info in self.store.processes()]:
                     raise
             known = self._processes.get(name)
-            opened = known is None or known.stale
-            if known is None or known.stale:
+            opened = known is None or known._kernel.stale
+            if known is None or known._kernel.stale:
                 known = self._processes[name] = self._open(self._info(name, ProcessKind.SESSION, user))
             _check_user(known.info, user)
             opened = opened and name not in self._finishing and not self.store.readonly
@@ -254,7 +254,7 @@ class Hierarchy:
         with self._lock:
             known = self._processes.get(name)
             # Another thread may have opened it by now.
-            if known is None or known.stale or known.number != made.number:
+            if known is None or known._kernel.stale or known.number != made.number:
                 known = self._processes[name] = made
             return known
 

@@ -122,11 +122,6 @@ class Process(Segment):
         return self._kernel.info
 
     @property
-    def stale(self) -> bool:
-        """Whether another writer went on with it while changes here were not written: it has to be opened again."""
-        return self._kernel.stale
-
-    @property
     def head(self) -> int:
         """Number of the last event in its ledger, as this process last saw it."""
         return self._kernel.pending.head
