@@ -300,12 +300,20 @@ def promised() -> dict[str, object]:
     return dict(sorted(found.items()))
 
 
+def members(owner: type, listed: set[int]) -> dict[str, object]:
+    """What a class defines, and what it inherits from classes of ours that are not listed by themselves."""
+    bases = [each for each in owner.__mro__[1:] if each.__module__.startswith("kilburn") and id(each) not in listed]
+    return {name: value for each in (*reversed(bases), owner) for name, value in vars(each).items()}
+
+
 def surface() -> str:
     """A line for each promised name, and for each public method of a promised class."""
-    lines = []
-    for address, thing in promised().items():
+    lines, known = [], promised()
+    listed = set(map(id, known.values()))
+    for address, thing in known.items():
         lines.append(f"{address}{signature(thing)}" if inspect.isclass(thing) or inspect.isroutine(thing) else address)
-        for name, value in sorted(vars(thing).items()) if inspect.isclass(thing) and not issubclass(thing, enum.Enum) else ():
+        plain = inspect.isclass(thing) and not issubclass(thing, enum.Enum)
+        for name, value in sorted(members(thing, listed).items()) if plain else ():
             if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)):
                 lines.append(f"    .{name}{signature(getattr(thing, name))}")
             elif not name.startswith("_") and isinstance(value, property):

@@ -116,7 +116,7 @@ def main(tokens: int) -> None:
             print("one of the sub-calls:", captain.recall(f"{deepest}/p2").splitlines()[0])
 
             memory = store.memory()
-            memory.apply(Add(text=f"{most} had the most storms.", cites=((captain.kernel.info.number, captain.window.last),)))
+            memory.apply(Add(text=f"{most} had the most storms.", cites=((captain.number, captain.window.last),)))
             print("remembered:", store.recall("which harbour had the most storms", where="facts")[0].text)
             print("made from: captain", address)
 

@@ -93,6 +93,23 @@ def test_the_package_imports_no_recipe_and_no_benchmark() -> None:
     assert not found, lines_of(found)
 
 
+def test_only_the_kernel_looks_into_the_kernel_of_a_session() -> None:
+    """What others need of it a session has as a property. Its own tests stand with the kernel."""
+    inside = (ROOT / "src" / "kilburn" / "kernel", ROOT / "tests" / "kernel")
+    beside = [path for folder in ("lab/benchmarks", "lab/recipes", "examples", "docs") for path in (ROOT / folder).rglob("*.py")]
+    found, seen = [], 0
+    for path in [*SOURCES, *TESTS, *beside]:
+        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute) and node.attr == "_kernel"]
+        if any(path.is_relative_to(folder) for folder in inside):
+            seen += len(nodes)
+        else:
+            found += [f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nodes]
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        found += [str(page.relative_to(ROOT))] * ("._kernel" in page.read_text(encoding="utf-8"))
+    assert seen > 10
+    assert not found, lines_of(found)
+
+
 def test_no_comment_is_a_banner() -> None:
     found = []
     for path in SOURCES:

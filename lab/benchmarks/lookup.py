@@ -95,7 +95,8 @@ def measure(pages: int, window: int, policy: str, times: int, lengths: Sequence[
 def _recalls(process: kilburn.Process, bare: Bare, pages: int, times: int) -> list[Row]:
     chance = random.Random(2)
     numbers = [chance.randrange(3, pages) for _ in range(times)]
-    process.kernel.forget_texts(())  # or texts that were just appended would be read from memory
+    with process.batch() as kernel:
+        kernel.forget_texts(())  # or texts that were just appended would be read from memory
     base = _timed(lambda at: bare.read(int(at)), [str(at) for at in numbers])
     once = _timed(lambda at: process.recall(f"p{at}"), [str(at) for at in numbers])
     ranges = _timed(lambda at: process.recall(f"p{at}-p{min(int(at) + 24, pages)}"), [str(at) for at in numbers])

@@ -193,7 +193,7 @@ def measure(files: int, lines: int, window: int, inherit: str, policy: str) -> R
         repository = Repository(Path(folder) / "work", files, lines)
         process = store.process("main")
         result: RunResult = agent_for(repository, process, inherit, Mover(bool(inherit))).run(TASK)
-        every = [process, *(store.process(info.name) for info, _ in process.branches())]
+        every = [process, *(store.process(info.name) for info, _ in process.branches.children())]
         stats = [each.stats() for each in every]
         return {
             "agent": f"{f'branches with the {inherit}' if inherit else 'no branches'}, window {window:,}",

@@ -48,10 +48,17 @@ def plan(policy: Policy, view: View) -> int:
 
 def timed(policy: Policy, process: Process, cause: Cause, wanted: tuple[int, ...] = ()) -> tuple[float, int]:
     """Seconds of one plan with its view, and the number of its moves."""
-    planner = Planner(process.kernel, policy, "benchmark")
-    start = time.thread_time()
-    moves = plan(policy, planner.view(cause, wanted))
-    return time.thread_time() - start, moves
+    with process.batch() as kernel:
+        planner = Planner(kernel, policy, "benchmark")
+        start = time.thread_time()
+        moves = plan(policy, planner.view(cause, wanted))
+        return time.thread_time() - start, moves
+
+
+def rebudget(process: Process, budget: Budget) -> None:
+    """Give a session another budget; its window stays as it is."""
+    with process.batch() as kernel:
+        kernel.rebudget(budget)
 
 
 def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
@@ -84,12 +91,12 @@ def _row(spec: str, policy: Policy, process: Process, source: Iterator[Turn], re
     acts, rests = [], []
     moves = 0
     for _ in range(repeat + 1):
-        process.kernel.budget = Budget(ROOM)
+        rebudget(process, Budget(ROOM))
         before = process.window.last
         process.append(*next(source))
         came = tuple(range(before + 1, process.window.last + 1))
         rests.append(timed(policy, process, Cause.ADMIT, came)[0])
-        process.kernel.budget = Budget(process.use - 100)  # from here on the window is over its capacity
+        rebudget(process, Budget(process.use - 100))  # from here on the window is over its capacity
         seconds, moves = timed(policy, process, Cause.ADMIT, came)
         acts.append(seconds)
     return {

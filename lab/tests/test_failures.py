@@ -85,15 +85,15 @@ def test_facts_with_an_origin_are_attributed(store: Hierarchy) -> None:
     process = store.process("s")
     process.append(user("Ana lives in Porto."))
     lives(store, "Porto")
-    lives(store, "Porto", cites=((process.kernel.info.number, 1),))
+    lives(store, "Porto", cites=((process.number, 1),))
     assert unattributed(store.memory()) == []
 
 
 def test_a_fact_that_lost_its_origin(store: Hierarchy) -> None:
     process, memory = store.process("s"), store.memory()
     process.append(user("Ana lives in Porto."))
-    lives(store, "Porto", cites=((process.kernel.info.number, 1),))
-    lost = LosesPages(memory, process.kernel.info.number)
+    lives(store, "Porto", cites=((process.number, 1),))
+    lost = LosesPages(memory, process.number)
     (failure,) = unattributed(lost)  # type: ignore[arg-type]
     assert failure.kind is Failing.UNATTRIBUTED
     assert failure.address == "f1"
@@ -175,7 +175,7 @@ def test_what_was_learned_from_recalled_text_is_contaminated(store: Hierarchy, c
     process = store.process("s")
     process.append(user("Ana lives in Porto."), assistant("I see."))
     process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="Ana lives in Porto."),), sources=(1,)))
-    number = process.kernel.info.number
+    number = process.number
     lives(store, "Porto", cites=((number, 1),))
     lives(store, "Porto", cites=((number, 3),))
     assert [(failure.address, failure.why) for failure in contaminated(store.memory(), clock.now)] == [

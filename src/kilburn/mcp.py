@@ -191,7 +191,7 @@ class _Door:
             within(self.quota, memory, [add], self.store.clock())
             session = self._fresh("auto").process(self.notes, self.user)
             session.append({"role": "assistant", "content": text})
-            cites = ((session.kernel.info.number, session.window.last),)
+            cites = ((session.number, session.window.last),)
             made = memory.apply(msgspec.structs.replace(add, cites=cites), policy="mcp", cause="mcp", tainted=not self.in_force)
         page, state = memory.read(memory.resolve(made[0])[0])
         row = describe(memory, page, state)

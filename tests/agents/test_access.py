@@ -745,7 +745,7 @@ def test_a_sub_agent_may_not_do_more_than_its_caller() -> None:
         one.run("go")
         assert post.sent == sent
         if sent:
-            assert "this agent may not call page" in answers(one.process.branch("b1"))[-2]
+            assert "this agent may not call page" in answers(one.process.branches.open("b1"))[-2]
 
 
 def test_rights_that_the_caller_loses_are_lost_in_its_branches() -> None:
@@ -771,7 +771,7 @@ def test_branches_ask_through_the_same_hook_and_the_ledger_of_the_branch_has_it(
     one = branching([branch(), calls(("send", {"text": "x"})), returning(), "end"], tools, confirm=answer)
     one.run("go")
     assert (post.sent, seen) == (["x"], ["a/b1"])
-    assert [note["consent"] for note in notes(one.process.branch("b1"))] == ["yes"]
+    assert [note["consent"] for note in notes(one.process.branches.open("b1"))] == ["yes"]
     assert notes(one.process) == []
 
 

@@ -129,10 +129,10 @@ def test_odd_arguments_of_a_session(store: Hierarchy, name: str, odd: str) -> No
 @pytest.mark.parametrize(("name", "odd"), [*methods(Process)], ids=":".join)
 def test_odd_arguments_of_a_branch(store: Hierarchy, name: str, odd: str) -> None:
     for value in ODD:
-        if not store.process("a").branches():
+        if not store.process("a").branches.children():
             store.process("a").fork("again")
-        branch = store.process("a").branches()[-1][0].name.removeprefix("a/")
-        _check(store, store.process("a").branch(branch), name, odd, value)
+        branch = store.process("a").branches.children()[-1][0].name.removeprefix("a/")
+        _check(store, store.process("a").branches.open(branch), name, odd, value)
     check_laws(store.process("a"))
 
 
@@ -179,7 +179,7 @@ def test_a_branch_is_begun_and_returned_from_with_text(store: Hierarchy, value: 
     process, before = store.process("a"), state(store)
     with pytest.raises(SpecError, match=r"Process.fork: prompt="):
         process.fork(value)
-    branch = process.branch("b1")
+    branch = process.branches.open("b1")
     with pytest.raises(SpecError, match=r"Process.exit: text="):
         branch.exit(value)
     assert state(store) == before
@@ -265,7 +265,7 @@ def test_pages_that_are_not_there(store: Hierarchy, page: int) -> None:
     for ask in (store.process("a").drop, store.process("a").made_from):
         with pytest.raises(UnknownAddress):
             ask([page])
-    number = store.process("a").kernel.info.number
+    number = store.process("a").number
     with pytest.raises(UnknownAddress):
         store.forget_pages({number: [page]})
     assert state(store) == before

@@ -77,13 +77,13 @@ def test_the_main_window_has_only_what_a_branch_returned() -> None:
     assert "a line of it" not in json.dumps(process.render())
     assert process.render()[-2]["content"].startswith("all three are fine\n[b1: b1/p3-p")
     assert "a line of it" in process.recall("b1/p7")
-    assert outcomes(process.branch("b1")) == ["returned"]
+    assert outcomes(process.branches.open("b1")) == ["returned"]
     # The branch's prompts begin with those of the main line, byte for byte.
     first, inside = scripted.requests[0], scripted.requests[1]
     assert list(inside.messages)[:1] == list(first.messages)
     assert inside.tools == first.tools
     check_laws(process)
-    check_laws(process.branch("b1"))
+    check_laws(process.branches.open("b1"))
 
 
 def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
@@ -102,10 +102,10 @@ def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
     )
     result = Branching(scripted, [look], process, depth=2).run("go")
     assert (result.text, result.steps, result.calls) == ("done", 2, 6)
-    names = [info.name for info, _ in process.branches()]
+    names = [info.name for info, _ in process.branches.children()]
     assert names == ["work/b1", "work/b2"]
-    below = [process.branch(name.removeprefix("work/")) for name in names]
-    deep = next(branch.branch("b1") for branch in below if branch.branches())
+    below = [process.branches.open(name.removeprefix("work/")) for name in names]
+    deep = next(branch.branches.open("b1") for branch in below if branch.branches.children())
     assert outcomes(deep) == ["said"]
     assert json.dumps(process.render()).count("fine") == 2
     for each in (process, *below, deep):
@@ -129,9 +129,9 @@ def test_what_a_model_may_not_do_is_an_error_that_it_can_act_on() -> None:
     assert [text.startswith("error:") for text in texts] == [True] * 3
     assert "this is no branch" in texts[0]
     assert "1 branches were begun" in texts[2]
-    inside = json.dumps(process.branch("b1").messages())
+    inside = json.dumps(process.branches.open("b1").messages())
     assert "cannot branch again" in inside
-    assert outcomes(process.branch("b1")) == ["returned"]
+    assert outcomes(process.branches.open("b1")) == ["returned"]
     with pytest.raises(SpecError, match="the same name"):
         Branching(scripted, [look], opened(), agents=[SubAgent(name="look")])
 
@@ -145,7 +145,7 @@ def test_at_its_limit_a_branch_is_rolled_back_and_told_to_return() -> None:
     agents = [SubAgent(limits=Limits(steps=4))]
     result = Branching(scripted, [look], process, agents=agents).run("go")
     assert (result.steps, result.calls) == (2, 7)
-    assert outcomes(process.branch("b1")) == ["forced"]
+    assert outcomes(process.branches.open("b1")) == ["forced"]
     asked = json.dumps(scripted.requests[-2].messages)
     assert ["file0" in asked, "file1" in asked, "file2" in asked, "file3" in asked] == [True, True, False, False]
     assert "two are left" in process.render()[-2]["content"]
@@ -160,7 +160,7 @@ def test_where_nothing_is_left_to_spend_a_branch_has_no_result(own: Limits, of_a
     result = Branching(scripted, [look], process, agents=[SubAgent(limits=own)], limits=of_all).run("go")
     assert result.finish == ("stop" if own.steps == 0 else "calls")
     assert result.calls == (2 if own.steps == 0 else 3)
-    assert outcomes(process.branch("b1")) == ["nothing"]
+    assert outcomes(process.branches.open("b1")) == ["nothing"]
     assert f"no result: the limit of {'steps' if own.steps == 0 else 'calls'}" in json.dumps(process.render())
 
 
@@ -195,7 +195,7 @@ def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
     shown = json.dumps(again.render())
     assert "left is fine" in shown
     assert "right is fine" in shown
-    assert len(again.branches()) == 2
+    assert len(again.branches.children()) == 2
     assert not again.window.open
     check_laws(again)
 
@@ -207,7 +207,7 @@ def test_a_branch_that_was_left_open_is_closed_when_the_user_goes_on(tmp_path: P
     with pytest.raises(Unavailable):
         agent.run("go")
     assert agent.run("instead").text == "of course"
-    assert outcomes(process.branch("b1")) == ["abandoned"]
+    assert outcomes(process.branches.open("b1")) == ["abandoned"]
     assert "the user went on" in json.dumps(process.render())
     validate_chat(process.render())
 
@@ -224,8 +224,8 @@ def test_branches_below_one_that_is_closed_are_closed_too() -> None:
     with pytest.raises(Unavailable):
         agent.run("go")
     assert agent.run("instead").text == "of course"
-    part, deeper = process.branch("b1"), process.branch("b1/b1")
-    assert [(outcomes(each), bool(each.returned())) for each in (part, deeper)] == [(["abandoned"], True)] * 2
+    part, deeper = process.branches.open("b1"), process.branches.open("b1/b1")
+    assert [(outcomes(each), bool(each.branches.returned())) for each in (part, deeper)] == [(["abandoned"], True)] * 2
     for each in (process, part, deeper):
         validate_chat(each.render())
         check_laws(each)
@@ -237,7 +237,9 @@ def test_a_result_that_a_crash_kept_back_is_not_lost(text: str | None, forgotten
     process, ended = opened(), threading.Event()
 
     def fails(_: Request) -> Unavailable:
-        while not any(outcomes(process.branch(info.name.removeprefix("work/"))) for info, _ in process.branches()):
+        while not any(
+            outcomes(process.branches.open(info.name.removeprefix("work/"))) for info, _ in process.branches.children()
+        ):
             ended.wait(0.01)
         return Unavailable("down")
 
@@ -250,7 +252,7 @@ def test_a_result_that_a_crash_kept_back_is_not_lost(text: str | None, forgotten
     agent = Branching(scripted, [look], process)
     with pytest.raises(Unavailable):
         agent.run("go")
-    left = next(each for each in map(process.branch, ("b1", "b2")) if outcomes(each))
+    left = next(each for each in map(process.branches.open, ("b1", "b2")) if outcomes(each))
     if forgotten:
         left.forget(f"p{left.window.last}")
     assert agent.run(text).text == "done"
@@ -286,7 +288,7 @@ async def test_branches_of_a_run_that_is_cancelled_take_no_further_step() -> Non
     assert len(scripted.requests) == 2
     # The branch stays open, and the next run goes on with it.
     assert (await agent.arun()).text == "done"
-    assert outcomes(process.branch("b1")) == ["returned"]
+    assert outcomes(process.branches.open("b1")) == ["returned"]
     check_laws(process)
 
 
@@ -311,7 +313,7 @@ def test_after_a_ctrl_c_branches_take_no_further_step() -> None:
         agent.run("go")
     assert len(scripted.requests) == 2
     assert agent.run("instead").text == "of course"
-    assert outcomes(process.branch("b1")) == ["abandoned"]
+    assert outcomes(process.branches.open("b1")) == ["abandoned"]
 
 
 def test_another_agent_looks_like_a_function() -> None:
@@ -338,4 +340,4 @@ def test_another_agent_looks_like_a_function() -> None:
     assert [message["content"].split("\n")[0] for message in asked.messages] == ["Be exact.", "Find how many"]
     assert "look" not in {spec.name for spec in asked.tools}
     assert process.window.pages[process.window.last - 1].trust is Trust.TOOL
-    check_laws(process.branch("b1"))
+    check_laws(process.branches.open("b1"))

@@ -110,7 +110,7 @@ def test_code_calls_functions_of_the_caller() -> None:
     assert (result.content, book.sent) == ([3.0, 1.5], ["EUR 2", "EUR 1"])
     told = process.messages()[0]["content"]
     assert "rate(currency: str, day: int = 1) -> float: The rate of a currency on a day." in told
-    notes = process.branch("b1")
+    notes = process.branches.open("b1")
     assert [message["content"] for message in notes.messages()][1:3] == ['rate({"currency":"EUR","day":2})', '{"value":3.0}']
     pages = originals(notes)
     assert {page.trust for page in pages if page.id > 1} == {Trust.TOOL}
@@ -262,7 +262,7 @@ def test_functions_are_there_in_runs_below_and_in_a_subset_of_python() -> None:
     below = 'answer["content"] = rate("EUR")' + READY
     above = 'answer["content"] = rlm_query("q", context)' + READY
     assert ask(cell(above), cell(below), functions={"rate": book.rate}, depth=2, process=process).content == 1.5
-    assert "rate(currency" in process.branch("b1").messages()[0]["content"]
+    assert "rate(currency" in process.branches.open("b1").messages()[0]["content"]
     pytest.importorskip("pydantic_monty")
     assert ask(cell(below), functions={"rate": book.rate}, sandbox="monty").content == 1.5
 
@@ -359,7 +359,7 @@ def test_refused_calls_are_one_note_and_no_pages() -> None:
     result = ask(*script, process=process, sub=sub, limits=Limits(calls=50))
     assert result.content == len(sub.asked) == 44
     assert result.missing == (Missing(prompt="call 44", why="the limit of calls is reached", count=10_000 - 44),)
-    assert len(originals(process.branch("b1"))) == 1 + 2 * 44
+    assert len(originals(process.branches.open("b1"))) == 1 + 2 * 44
     notes = [event for event in process.events() if "refused" in event.data]
     assert [(note.data["refused"], note.data["limit"]) for note in notes] == [(10_000 - 44, "calls")]
     assert f"44 sub-calls answered, {10_000 - 44:,} gave nothing" in said(process)
@@ -379,7 +379,7 @@ def test_refused_calls_of_many_threads_and_runs_below_are_counted() -> None:
     assert 89 <= len(sub.asked) < 90 + 8
     (missing,) = result.missing
     assert missing.count == 3000 - len(sub.asked) + 40
-    assert len(process.branches()) == 1, "no run was begun"
+    assert len(process.branches.children()) == 1, "no run was begun"
     assert replay(process, opened(), TEXT).content == result.content
     check_laws(process)
 

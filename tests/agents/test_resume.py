@@ -111,7 +111,7 @@ def go_on(process: Process, root: Any, sub: Any, text: Any = TEXT, **options: An
 
 
 def below(process: Process) -> list[Process]:
-    return [process.branch(info.name.removeprefix(f"{process.name}/")) for info in process.below()]
+    return [process.branches.open(info.name.removeprefix(f"{process.name}/")) for info in process.branches.below()]
 
 
 def written(process: Process) -> set[str]:
@@ -261,7 +261,7 @@ def test_a_run_within_a_run_that_was_killed_goes_on(root_dies_at: int, sub_dies_
         assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [MANY // 2, MANY // 2], 2 * MANY)
         assert root.asked == 5 - replies
         assert Counter([*paid, *sub.asked[len(before) :]]) == Counter(text.splitlines())
-        assert [info.name for info, _ in process.branches()] == ["a/b1", "a/b2"]
+        assert [info.name for info, _ in process.branches.children()] == ["a/b1", "a/b2"]
         check_all(process)
 
 
@@ -402,7 +402,7 @@ def test_code_that_is_not_the_same_again_is_told(tmp_path: Path) -> None:
     assert next(event.text for event in events if isinstance(event, Returned)) == process.recall(address) == seen
     assert f"{address} came out otherwise" in json.dumps(list(root.requests[0].messages))
     last = next(page for page, _ in reversed(process.pages()) if page.kind is Kind.RESULT)
-    assert [process.branch("b2").text(page) for _, page in last.cites] == [result.content.upper()]
+    assert [process.branches.open("b2").text(page) for _, page in last.cites] == [result.content.upper()]
     check_all(process)
 
 
@@ -427,7 +427,7 @@ def test_only_the_same_question_goes_on(tmp_path: Path) -> None:
 def test_what_was_forgotten_is_not_made_again(tmp_path: Path) -> None:
     process, sub = process_of(), Answering(tmp_path / "log")
     cut(process, cell(LOOK), sub=sub)
-    process.branch("b1").forget("p2")
+    process.branches.open("b1").forget("p2")
     with pytest.raises(Forgotten):
         go_on(process, Scripted(), sub)
     assert sub.asked == ["first"]

@@ -135,14 +135,14 @@ def test_sub_calls_are_pages_with_sources() -> None:
     output = process.window.pages[process.window.last - 1]
     assert process.text(output.id).startswith("3: ODD")
     assert len(output.cites) == 20
-    calls = process.branch("b1")
-    assert {process for process, _ in output.cites} == {calls.kernel.info.number}
+    calls = process.branches.open("b1")
+    assert {process for process, _ in output.cites} == {calls.number}
     replies = [calls.window.pages[page] for _, page in output.cites]
     prompts = [calls.window.pages[reply.sources[0]] for reply in replies]
     assert sorted(calls.text(page.id) for page in prompts) == sorted(TEXT.splitlines())
     assert {page.trust for page in (output, *replies, *prompts)} == {Trust.TOOL}
     code = next(page for page, _ in process.pages() if page.kind is Kind.CALL)
-    number, told = process.kernel.info.number, code.id - 1
+    number, told = process.number, code.id - 1
     assert {page.cites for page in prompts} == {((number, code.id), (number, told))}
     assert process.recall(f"b1/{replies[0].address}") == calls.text(replies[0].id)
     check_laws(process)
@@ -152,7 +152,7 @@ def test_sub_calls_are_pages_with_sources() -> None:
 def test_forgetting_a_prompt_forgets_what_was_made_of_it() -> None:
     process = opened().process("a")
     result = ask(cell(ASK_ALL), process=process)
-    process.branch("b1").forget("p2")
+    process.branches.open("b1").forget("p2")
     with pytest.raises(Forgotten):
         process.recall(result.address)
 
@@ -441,9 +441,9 @@ def test_runs_within_runs_are_charged_to_the_run_above() -> None:
     result = agent.ask("how many are odd in each half?", TEXT)
     assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [5, 5], 20)
     assert result.tokens > 20_000
-    below = [process.branch("b1"), process.branch("b2")]
-    assert [info.name for info, _ in process.branches()] == ["a/b1", "a/b2"]
-    assert all(len(branch.branches()) == 1 for branch in below)
+    below = [process.branches.open("b1"), process.branches.open("b2")]
+    assert [info.name for info, _ in process.branches.children()] == ["a/b1", "a/b2"]
+    assert all(len(branch.branches.children()) == 1 for branch in below)
     output = next(page for page, _ in process.pages() if page.kind is Kind.RESULT)
     assert len(output.cites) == 2
     for branch in below:
@@ -470,7 +470,7 @@ def test_an_error_of_the_root_leaves_all_that_came_before() -> None:
     process = opened().process("a")
     with pytest.raises(Unavailable):
         ask(cell(ASK_ALL.replace(READY, "")), Unavailable("gone"), process=process)
-    assert len(process.branch("b1").messages()) == 41
+    assert len(process.branches.open("b1").messages()) == 41
     validate_chat(process.render())
 
 
@@ -483,7 +483,7 @@ def test_what_was_paid_for_before_an_interruption_is_kept() -> None:
     process = opened().process("a")
     with pytest.raises(KeyboardInterrupt):
         ask(cell("for n in range(5): llm_query(str(n))"), sub=Answering(stop), process=process)
-    assert [message["content"] for message in process.branch("b1").messages()][1:] == ["0", "0", "1", "1"]
+    assert [message["content"] for message in process.branches.open("b1").messages()][1:] == ["0", "0", "1", "1"]
 
 
 # Running a run again
@@ -684,7 +684,7 @@ def test_many_reads_and_calls_by_turns_cite_what_was_read_once() -> None:
     process = store.process("a")
     code = "for n in range(1, 21):\n    memory.pages('past', n, n)\n    llm_query(str(n))\n"
     ask(cell(code + 'answer["content"] = 1' + READY), text=None, past=store, process=process)
-    calls = process.branch("b1")
+    calls = process.branches.open("b1")
     assert max(len(page.sources) + len(page.cites) for page, _ in calls.pages()) <= 4
     past.forget("p20")
     assert "3" in [calls.text(page.id) for page, state in calls.pages() if state.at is not Place.DROPPED]

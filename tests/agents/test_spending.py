@@ -297,9 +297,9 @@ def test_closing_the_stream_stops_the_branches_which_stay_open() -> None:
     pieces = model.pieces
     assert model.closed >= 1
     assert len(process.window.open) == 2
-    for info, _ in process.branches():
-        below = process.branch(info.name.removeprefix("work/"))
-        assert not below.returned()
+    for info, _ in process.branches.children():
+        below = process.branches.open(info.name.removeprefix("work/"))
+        assert not below.branches.returned()
         check_laws(below)
     second = by_task(go=["done"], PART=[returned("one"), returned("two")])
     result = Branching(second, [look], process).run()

@@ -427,7 +427,7 @@ def test_branches_of_an_agent_write_side_by_side_in_folders_of_their_own(made: M
     )
     assert (root / "one").read_text() == "one"
     for name in ("b1", "b2"):
-        inside = [message["content"] for message in one.process.branch(name).messages() if message["role"] == "tool"]
+        inside = [message["content"] for message in one.process.branches.open(name).messages() if message["role"] == "tool"]
         assert "peek may only go to" in inside[2], "a declared path cannot leave the working folder"
     check_laws(one.process)
 

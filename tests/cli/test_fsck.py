@@ -206,7 +206,7 @@ def test_forgetting_what_is_not_there_exits_2(db: Path, address: str) -> None:
 def remembered(db: Path) -> Path:
     """A user's memory: an original that is superseded, a fact from a session, and one that is proposed."""
     with package.open(str(db), window=20_000, policy="fifo") as store:
-        number = store.process("light").kernel.info.number
+        number = store.process("light").number
         memory = store.memory("ana")
         memory.add("Ana lives in Lisbon")
         memory.apply(Add(text="Ana lives in Porto", cites=((number, 2),)), Retire((1,), by=-1, until=7.0))

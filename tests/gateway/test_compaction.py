@@ -185,7 +185,7 @@ def test_all_earlier_sessions_together_bring_half_of_the_window(tmp_path: Path) 
         for process in (now, *others):
             for number in range(20):
                 process.append(user(f"{process.name}: the zebra number {number} has {number * 7} stripes\n" * 4))
-        session = Session(now, "s", [process.kernel.info.number for process in others])
+        session = Session(now, "s", [process.number for process in others])
         call = Part(kind=Kind.CALL, name="search_memory", text='{"query": "zebra stripes"}', call="c")
         (found,) = answered(store, session, [call], over=False)
         assert {number for number, _ in found.cites} == {session.earlier[0]}, "the newest first"
@@ -203,6 +203,6 @@ def test_what_a_search_brings_from_branches_is_forgotten_with_them(tmp_path: Pat
         call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": "{}"}}
         now.append({"role": "assistant", "content": None, "tool_calls": [call]})
         part = Part(kind=Kind.CALL, name="search_memory", text='{"query": "canary"}', call="c")
-        (found,) = answered(store, Session(now, "now", [old.kernel.info.number]), [part], over=False)
+        (found,) = answered(store, Session(now, "now", [old.number]), [part], over=False)
         assert found.parts[0].text.count("a canary") == 2
-        assert {number for number, _ in found.cites} >= {process.branch("b1").kernel.info.number for process in (now, old)}
+        assert {number for number, _ in found.cites} >= {process.branches.open("b1").number for process in (now, old)}

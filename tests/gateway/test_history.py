@@ -431,7 +431,7 @@ def test_other_words_over_the_window_are_a_branch(tmp_path: Path, recalls: bool)
             pages = store.process(f"{name}~2").window.pages.originals()
             [result] = [page for page in pages if page.kind is Kind.RESULT]
             assert result.sources == (1,)
-            assert result.cites == ((store.process(name).kernel.info.number, 1),)
+            assert result.cites == ((store.process(name).number, 1),)
         for path in (name, f"{name}~2"):
             check_laws(store.process(path))
 

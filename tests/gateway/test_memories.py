@@ -327,7 +327,7 @@ def learned(setup: Any, session: str) -> bool:
     """Whether all of a session was learned from."""
     with kilburn.open(str(setup.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
         process, memory = store.process(session), store.memory("")
-        notes = [event.data for event in memory.events() if event.data.get("learned") == process.kernel.info.number]
+        notes = [event.data for event in memory.events() if event.data.get("learned") == process.number]
         return bool(notes) and notes[-1]["upto"] == process.window.last
 
 

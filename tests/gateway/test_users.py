@@ -131,7 +131,8 @@ def compacted(it: House, path: str = CHAT, /, **headers: str) -> tuple[int, ...]
     answer = it.ask(path, {"messages": [*talked[-4:], open_("Go on.")]}, **headers)
     assert answer.status_code == 200, answer.text
     with it.store() as store:
-        return tuple(store.process(answer.headers["x-kilburn-session"], store_user(headers)).origin().get("continues", ()))
+        process = store.process(answer.headers["x-kilburn-session"], store_user(headers))
+        return tuple(process.branches.origin().get("continues", ()))
 
 
 def store_user(headers: Json) -> str:
@@ -165,7 +166,7 @@ def test_a_named_session_goes_on_from_itself_alone(house: Callable[..., House]) 
     for name in ({"session": "other"}, {}):
         answer = it.ask(CHAT, {"messages": [*talked[-2:], open_("Go on.")]}, **name)
         with it.store() as store:
-            assert store.process(answer.headers["x-kilburn-session"]).origin().get("continues", []) == []
+            assert store.process(answer.headers["x-kilburn-session"]).branches.origin().get("continues", []) == []
 
 
 def test_links_that_are_switched_off_later_are_not_followed(house: Callable[..., House]) -> None:
@@ -410,7 +411,7 @@ def test_no_user_gets_anything_of_another(house: Callable[..., House], seed: int
     assert found
     assert untold or refused
     with it.store() as store:
-        linked = [info.name for info in store.processes() if store.process(info.name).origin().get("continues")]
+        linked = [info.name for info in store.processes() if store.process(info.name).branches.origin().get("continues")]
         assert bool(linked) is not untold
         facts = [collection.user for collection in store.collections() if collection.info.pages]
         assert untold or len(facts) > 1

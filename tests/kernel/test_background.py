@@ -303,7 +303,7 @@ def test_a_question_without_a_purpose_comes_too_late_too() -> None:
         process = store.process("a")
         process.append(*(words(number) for number in range(4)))
         assert gate.asked.wait(600)
-        process.abandon()
+        process.close()
         gate.go_on.set()
         assert process.receipts()[-1].outcome == "late"
 

@@ -113,7 +113,7 @@ def test_a_branch_is_the_same_after_reopening(opener: Opener) -> None:
     nested = branch.fork("deeper")
     reads(nested, 40, 50, "deep")
     reads(parent, 60, 80, "later")
-    again = opener().process("work").branch("b1/b1")
+    again = opener().process("work").branches.open("b1/b1")
     assert again.render() == nested.render()
     assert again.window.states == nested.window.states
     check_laws(again)
@@ -130,19 +130,19 @@ def test_the_return_stands_for_the_branch_and_can_be_opened(opener: Opener) -> N
     validate_chat(branch.render())
     validate_messages(branch.render("messages"))
     reads(branch, 20, 24, "canary")
-    assert branch.returned() is None
+    assert branch.branches.returned() is None
     address = branch.exit("the lexer drops a line")
-    assert branch.returned() == address
+    assert branch.branches.returned() == address
     page = parent.window.pages[parent.window.last]
     assert page.trust is Trust.TOOL
-    assert {process for process, _ in page.cites} == {branch.kernel.info.number}
+    assert {process for process, _ in page.cites} == {branch.number}
     assert parent.render()[-1]["content"] == "the lexer drops a line\n[b1: b1/p28-p37]"
     assert "canary 21" in parent.recall("b1/p28-p37")
     hits = parent.search("canary 22")
     assert hits[0].session == "work/b1"
     told = memory_tools.call(parent, "search_memory", '{"query": "canary 22"}')
     assert f"b1/{hits[0].address} " in told.text
-    assert (branch.kernel.info.number, int(hits[0].address[1:])) in told.cites
+    assert (branch.number, int(hits[0].address[1:])) in told.cites
     check_laws(parent)
     with pytest.raises(KernelError, match="returned already"):
         branch.exit("again")
@@ -184,7 +184,7 @@ def test_parallel_branches_return_in_any_order(opener: Opener) -> None:
     second.exit("right is fine")
     first.exit("left is fine")
     validate_chat(parent.render())
-    assert [info.name for info, _ in parent.branches()] == ["work/b1", "work/b2"]
+    assert [info.name for info, _ in parent.branches.children()] == ["work/b1", "work/b2"]
     check_laws(parent)
 
 
@@ -217,11 +217,11 @@ def test_pages_of_a_branch_are_forgotten_by_the_address_that_recalls_them(opener
     reads(branch, 20, 24, "other")
     nested = branch.fork("deeper")
     reads(nested, 30, 31, "third")
-    one, two, three = (f"b1/p{branch.forked.known + at}" for at in (3, 5, 6))  # type: ignore[union-attr]
+    one, two, three = (f"b1/p{branch.branches.forked.known + at}" for at in (3, 5, 6))  # type: ignore[union-attr]
     deep = f"b1/b1/p{nested.window.last}"
     assert "other 20" in parent.recall(one)
-    assert one[3:] in [page.address for page in parent.closure(one)]
-    assert {name for name, _ in parent.reach(one)} == {"work/b1", "work/b1/b1"}
+    assert ("work/b1", one[3:]) in [(name, page.address) for name, page in parent.closure(one)]
+    assert {name for name, _ in parent.closure(one)} == {"work/b1", "work/b1/b1"}
     assert {f"work/b1 {one[3:]}", f"work/b1/b1 {one[3:]}"} <= {*parent.forget(one)}
     assert f"{two[3:]}-{three[3:]}" in store.forget(session="work", address=f"{two}-{three[3:]}").pages["work/b1"]
     assert f"work/b1/b1 {deep[6:]}" in parent.forget(deep)
@@ -271,7 +271,7 @@ def test_a_branch_outlives_its_parent_with_a_typed_error(opener: Opener) -> None
     parent.append(tool("x", "never mind"))
     with pytest.raises(OrphanResult):
         branch.exit("late")
-    assert branch.returned() is None
+    assert branch.branches.returned() is None
     store.forget(session="work")
     with pytest.raises(KilburnError):
         branch.exit("later")
@@ -286,11 +286,11 @@ def test_what_cannot_be_forked_leaves_nothing_behind(opener: Opener) -> None:
     with pytest.raises(SpecError):
         parent.fork("look", inherit="everything")
     with pytest.raises(UnknownAddress):
-        parent.branch("b1")
+        parent.branches.open("b1")
     store.process("work/b1").append(user("another session, which is no branch"))
     for path in ("b1", "../work", "b1/p1", ""):
         with pytest.raises(UnknownAddress):
-            parent.branch(path)
+            parent.branches.open(path)
     assert parent.fork("look").name == "work/b2"
     with pytest.raises(KernelError):
         parent.exit("it is no branch")
@@ -348,7 +348,7 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
             process.append(assistant(None, call_of(f"c{said}")), tool(f"c{said}", f"line {said}\n" * number))
         elif what == "fork" and len(names) < 6:
             process.fork(f"part {said}", inherit=["history", "history", "task", "nothing"][number % 4])
-        elif what == "exit" and process.forked is not None and process.returned() is None:
+        elif what == "exit" and process.branches.forked is not None and process.branches.returned() is None:
             process.exit(f"result {said}")
         elif what == "pin":
             with suppress(Forgotten, LawBroken):
@@ -394,7 +394,7 @@ class Meeting(Memory):
 def two_programs() -> tuple[Meeting, Hierarchy, Hierarchy]:
     kept = Meeting()
     first, second = (Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()) for _ in range(2))
-    begun(first).kernel.flush()
+    begun(first)._kernel.flush()
     return kept, first, second
 
 
@@ -405,7 +405,7 @@ def test_a_page_that_goes_while_a_branch_begins_is_gone_in_the_branch() -> None:
     with pytest.raises(Forgotten):
         branch.recall("p4")
     check_laws(branch)
-    assert [info.number for info, _ in first.process("work").branches()] == [branch.kernel.info.number]
+    assert [info.number for info, _ in first.process("work").branches.children()] == [branch.number]
 
 
 def test_a_branch_that_begins_while_a_page_goes_loses_it_too() -> None:
@@ -413,7 +413,7 @@ def test_a_branch_that_begins_while_a_page_goes_loses_it_too() -> None:
     kept.before_commit = lambda: second.process("work").fork("look")
     first.process("work").forget("p4")
     for store in (first, second, Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())):
-        branch = store.process("work").branch("b1")
+        branch = store.process("work").branches.open("b1")
         with pytest.raises(Forgotten):
             branch.recall("p4")
         check_laws(branch)
@@ -448,20 +448,20 @@ def test_a_branch_takes_the_next_name_if_another_program_took_its_own() -> None:
     kept, first, second = two_programs()
     kept.before_commit = lambda: second.process("work/b1").append(user("mine"))
     assert first.process("work").fork("look").name == "work/b2"
-    assert [info.name for info, _ in second.process("work").branches()] == ["work/b2"]
+    assert [info.name for info, _ in second.process("work").branches.children()] == ["work/b2"]
 
 
 def test_a_branch_begins_however_often_other_programs_take_its_name() -> None:
     kept, first, second = two_programs()
 
     def fork_first() -> None:
-        taken = len(second.process("work").branches())
+        taken = len(second.process("work").branches.children())
         second.process("work").fork("mine")
         kept.before_commit = fork_first if taken < 9 else None
 
     kept.before_commit = fork_first
     assert first.process("work").fork("look").name == "work/b11"
-    assert len(second.process("work").branches()) == 11
+    assert len(second.process("work").branches.children()) == 11
 
 
 def test_no_cache_keeps_what_was_forgotten() -> None:
@@ -473,7 +473,7 @@ def test_no_cache_keeps_what_was_forgotten() -> None:
         parent.append(user(text))
         digests.append(parent.window.pages[parent.window.last].digest)
     # The cache is full: another table takes its place.
-    parent.kernel.contents._limit = 0
+    parent._kernel.contents._limit = 0
     parent.append(user("and now?"))
     parent.forget(f"p{parent.window.last - 2}")
     second.process("work").forget(f"p{parent.window.last - 1}")
@@ -481,7 +481,7 @@ def test_no_cache_keeps_what_was_forgotten() -> None:
     for process in (branch, parent):
         for digest in digests:
             with pytest.raises(StoreCorrupt):
-                process.kernel.contents.get(digest)
+                process._kernel.contents.get(digest)
 
 
 def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
@@ -500,7 +500,7 @@ def test_what_was_begun_and_let_go_is_freed_at_once() -> None:
     store = Hierarchy(Memory(), Budget(600), "fifo", tokenizer="chars/4")
     branch = begun(store).fork("look")
     branch.exit("fine")
-    kernel = weakref.ref(branch.kernel)
+    kernel = weakref.ref(branch._kernel)
     gc.disable()
     try:
         del branch
@@ -539,9 +539,9 @@ def test_branches_are_found_beside_one_that_is_gone(opener: Opener) -> None:
     for number in range(3):
         reads(parent.fork("look"), 20 + number, 21 + number, "heron")
     store.forget(session="work/b1")
-    assert [info.name for info, _ in parent.branches()] == ["work/b2", "work/b3"]
+    assert [info.name for info, _ in parent.branches.children()] == ["work/b2", "work/b3"]
     assert {hit.session for hit in parent.search("heron")} == {"work/b2", "work/b3"}
-    assert {info.name for info in opener().process("work").below()} == {"work/b2", "work/b3"}
+    assert {info.name for info in opener().process("work").branches.below()} == {"work/b2", "work/b3"}
 
 
 def test_a_branch_returns_once_even_if_its_first_page_is_gone(opener: Opener) -> None:
@@ -550,7 +550,7 @@ def test_a_branch_returns_once_even_if_its_first_page_is_gone(opener: Opener) ->
     branch.append(assistant("looked"))
     branch.forget(f"p{parent.window.last + 1}")
     address = branch.exit("it is fine")
-    assert branch.returned() == address
+    assert branch.branches.returned() == address
     with pytest.raises(KernelError, match="returned already"):
         branch.exit("it is still fine")
 
@@ -589,7 +589,7 @@ def test_the_receipt_names_the_places_and_the_exports_of_branches_too(opener: Op
     erased: list[int] = []
     branch.erasers["spill"] = erased.extend
     branch.record(Act.NOTE, policy="user", export="copy.jsonl", last=branch.window.last)
-    branch.kernel.flush()
+    branch._kernel.flush()
     receipt = store.forget(session="work", address="p4")
     assert (receipt.told, [export.to for export in receipt.exports]) == (("spill",), ["copy.jsonl"])
     assert erased == [4]
@@ -600,7 +600,7 @@ def test_the_task_has_the_whole_system_prompt_of_which_the_parent_shows_an_excer
     parent.append({"role": "system", "content": "You fix bugs. " * 200}, user("Fix the parser."))
     branch = parent.fork("look", inherit="task")
     assert branch.recall("p1") == "You fix bugs. " * 200
-    assert branch.window.pages[1].cites == ((parent.kernel.info.number, 1),)
+    assert branch.window.pages[1].cites == ((parent.number, 1),)
     check_laws(branch)
 
 
@@ -647,8 +647,8 @@ def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:
     store = Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
     parent = begun(store)
     parent.fork("look")
-    kept.commit(parent.kernel.info.number, Batch(head=parent.kernel.pending.head, erase=[*parent.window.pages]))
-    kept.erase(parent.kernel.info.number)
+    kept.commit(parent.number, Batch(head=parent.head, erase=[*parent.window.pages]))
+    kept.erase(parent.number)
     with pytest.raises(StoreCorrupt, match="what session 'work/b1' forked from is gone"):
         Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock()).process("work/b1")
 

@@ -66,7 +66,7 @@ def session(store: kilburn.Hierarchy) -> kilburn.Process:
 
 
 def number(process: kilburn.Process) -> int:
-    return process.kernel.info.number
+    return process.number
 
 
 def texts(memory: Collection, **asked: Any) -> list[str]:
@@ -376,7 +376,7 @@ def test_forgetting_a_message_reaches_all_that_was_made_from_it(store: kilburn.H
     hers.apply(Add(text="Ana lives in Portugal.", sources=(-1,)))
     ours.apply(Add(text="Somebody lives in Portugal.", cites=((hers.number, -2),)))
     ours.add("Tea is hot.")
-    assert {(name, page.address) for name, page in session.reach("p1")} == {
+    assert {(name, page.address) for name, page in session.closure("p1")} == {
         ("s", "p1"),
         ("@memory/ana", "p1"),
         ("@memory/ana", "f1"),
@@ -475,14 +475,14 @@ def test_observations_wait_for_a_commit(store: kilburn.Hierarchy) -> None:
     memory.add("one")
     for _ in range(10):
         memory.recall("p1")
-    memory.note("nothing new", "said before", checked=3)
+    memory.record(Act.NOTE, outcome="nothing new", why="said before", checked=3)
     assert memory.head == 1
     assert [event.act for event in memory.events()] == [Act.ADMIT, *[Act.FAULT] * 10, Act.NOTE]
     memory.add("two")
     assert memory.head == 13
     assert [event.number for event in memory.events()] == list(range(1, 14))
     with pytest.raises(KernelError):
-        memory.observe(Act.RETIRE, [1])
+        memory.record(Act.RETIRE, [1])
     check_collection(memory)
 
 

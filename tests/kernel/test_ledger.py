@@ -203,7 +203,7 @@ def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> 
         process.append(*(user(f"message {number} " + "word " * 30) for number in range(6)))
         process.apply(Fold(pages=(2, 3), text="the first two in short"))
         process.apply(Fold(pages=(2, 3, 4), text="all three in short"))
-        kernel = process.kernel
+        kernel = process._kernel
         events = list(kernel.store.events(kernel.info.number))
         spelt = list(events)
         for at, event in enumerate(events):

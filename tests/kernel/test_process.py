@@ -317,7 +317,7 @@ def test_what_is_taken_back_goes_with_what_comes_in_its_place(tmp_path: Path) ->
         process = store.process("s")
         process.append(user("Fix the parser."), assistant("Which one?"), user("The old one."))
         process.pin("p3")
-        before, head = process.render(), process.kernel.info.head
+        before, head = process.render(), process._kernel.info.head
         with pytest.raises(OrphanResult):
             process.append(tool("none", "text"), instead_of=[3])
         assert process.render() == before

@@ -19,7 +19,7 @@ from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.kernel import GATHERED
+from kilburn.kernel.pending import GATHERED
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
 from kilburn.stores.sqlite import Sqlite
@@ -87,8 +87,8 @@ def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
         process = two.process("a")
 
         def look_in_the_middle() -> None:
-            with process.kernel.batch():
-                process.kernel.carry(Evict(pages=(2,)))
+            with process._kernel.batch():
+                process._kernel.carry(Evict(pages=(2,)))
                 one.process("a").append(user("meanwhile"))
                 process.render()
 
@@ -129,7 +129,7 @@ def test_reading_goes_on_where_nothing_can_be_written(tmp_path: Path, why: str) 
     assert process.render()
     assert process.search("needle")
     assert process.messages()
-    assert len(process.kernel.pending.events) <= GATHERED
+    assert len(process._kernel.pending.events) <= GATHERED
     process.stats()
     assert any("lost" in event.data for event in process.events())
     if why == "locked":
@@ -210,8 +210,8 @@ def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, v
         begun, done = threading.Event(), threading.Event()
 
         def change() -> None:
-            with contextlib.suppress(ZeroDivisionError), process.kernel.batch():
-                process.kernel.take_in([Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=CANARY),))])
+            with contextlib.suppress(ZeroDivisionError), process._kernel.batch():
+                process._kernel.take_in([Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=CANARY),))])
                 begun.set()
                 done.wait(0.3)
                 raise ZeroDivisionError

@@ -357,7 +357,7 @@ def test_forgetting_what_another_tokenizer_counted(tmp_path: Path, tokenizer: st
             process.append({"role": "user", "content": f"{number} " + "word " * chance.randint(5, 60)})
         process.fork("look at it")
     with kilburn.open(path, window=700, policy="lru", tokenizer=tokenizer, embedder=None) as store:
-        process, branch = store.process("a"), store.process("a").branch("b1")
+        process, branch = store.process("a"), store.process("a").branches.open("b1")
         for page in chance.sample(range(1, 13), 3):
             process.forget(f"p{page}")
             process.append({"role": "user", "content": "and then"})
@@ -371,4 +371,4 @@ def test_forgetting_what_another_tokenizer_counted(tmp_path: Path, tokenizer: st
     for other in ("chars/4", tokenizer):
         with kilburn.open(path, window=700, policy="lru", tokenizer=other, embedder=None) as store:
             check_laws(store.process("a"))
-            check_laws(store.process("a").branch("b1"))
+            check_laws(store.process("a").branches.open("b1"))

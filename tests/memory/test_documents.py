@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kilburn
 from kilburn.errors import MissingExtra, SecretFound, SpecError, StoreReadOnly
+from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.documents import Ingested, documents, in_order, ingest, ingest_text, name_of, text_of
 from kilburn.message import Trust
@@ -85,7 +86,7 @@ def test_without_its_note_a_document_is_still_whole_and_heals(store: Hierarchy) 
     ingest_text(store, changed, "log.md")
     document = store.document("log.md")
     right = [page.id for page in in_order(document)]
-    document.note("ordered", chunks=[])
+    document.record(Act.NOTE, outcome="ordered", chunks=[])
     assert [page.id for page in in_order(document)] == sorted(right) != right
     assert ingest_text(store, changed, "log.md").added <= 1
     assert text_of(document) == changed

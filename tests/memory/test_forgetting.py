@@ -38,7 +38,7 @@ def fill(store: Hierarchy) -> None:
     ana.apply(Fold(pages=(1,), text="canarysummary", why="canarywhy"))
     ana.search("canaryquery")
     ana.record(Act.NOTE, policy="learner", why="canarynote", canarykey="canarydata")
-    number = ana.kernel.info.number
+    number = ana.number
     memory, shared = store.memory("canaryuser"), store.memory()
     claim = Claim(subject="canarysubject", relation="canaryrelation", object="canaryobject")
     memory.apply(
@@ -48,7 +48,7 @@ def fill(store: Hierarchy) -> None:
     )
     memory.add("canarytold", claim=claim, importance=0.5, why="canarywhy")
     memory.apply(Add(text="canarynewer", sources=(-1,), why="canarywhy"), Retire(pages=(-1,), refers=0, why="canarywhy"))
-    memory.note("canaryoutcome", "canarywhy", figure="canaryfigure")
+    memory.record(Act.NOTE, outcome="canaryoutcome", why="canarywhy", figure="canaryfigure")
     shared.apply(Add(text="canaryshared", cites=((number, 1), (number, -1)), why="canarywhy"))
     shared.apply(Add(text="canaryfromtool", cites=((number, 4),), why="canarywhy"), policy="learner")
     ingest_text(store, "canarychunk one. " * 80, "canaryfolder/canaryfile.md", "canaryuser")
@@ -356,7 +356,7 @@ def test_a_reason_that_quotes_what_superseded_a_fact_goes_with_it(tmp_path: Path
     with kilburn.open(str(place), tokenizer="chars/4") as store:
         session, memory = store.process("s"), store.memory("ana")
         session.append({"role": "user", "content": "hello"})
-        cites = ((session.kernel.info.number, 1),)
+        cites = ((session.number, 1),)
         memory.add("old")
         moved = Add(text="canarynew", cites=cites)
         memory.apply(moved, Retire((1,), refers=0, why="canaryreason"), policy="learner")

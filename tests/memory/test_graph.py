@@ -76,7 +76,7 @@ def test_two_stages_give_entities_and_edges_made_from_them(store: Hierarchy) -> 
     edge = rows["Ana lives in Porto"]
     assert [rows[name].kind for name in ("Ana", "Porto")] == [Kind.ENTITY, Kind.ENTITY]
     assert set(edge.sources) == {rows["Ana"].id, rows["Porto"].id}
-    assert edge.cites == ((store.process("s").kernel.info.number, 1),)
+    assert edge.cites == ((store.process("s").number, 1),)
     assert len(learned.stored) == 3
     assert edges(store, "ana") == edges(store, "PORTO") == [("Ana", "lives in", "Porto")]
     assert edges(store, "Lyon") == []
@@ -398,7 +398,7 @@ def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
     with opened(clock) as store:
         session, memory = store.process("s"), store.memory("ana")
         session.append({"role": "user", "content": "hello"})
-        cites = ((session.kernel.info.number, 1),)
+        cites = ((session.number, 1),)
         for town in ("Porto", "Braga"):
             named = Claim(subject="Ana", relation="likes", object=town, many=True)
             memory.apply(Add(text=f"Ana likes {town}.", claim=named, cites=cites), policy="graph", tainted=True)

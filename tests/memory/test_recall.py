@@ -187,7 +187,7 @@ def test_meaning_is_found_and_entries_that_are_gone_are_not() -> None:
         store.vectors = near = Near()
         process = store.process("s")
         process.append(said("Ana", "a walrus"), said("Ana", "a car"))
-        passage: Passage = store.store.entries([(process.kernel.info.number, 2)])[process.kernel.info.number, 2][0]
+        passage: Passage = store.store.entries([(process.number, 2)])[process.number, 2][0]
         near.entry = passage.entry
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})

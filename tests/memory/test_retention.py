@@ -106,7 +106,7 @@ def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Hierarc
 def test_what_is_proposed_counts_and_is_not_evicted(store: Hierarchy) -> None:
     session = store.process("s")
     session.append({"role": "user", "content": "hello"})
-    cites = ((session.kernel.info.number, 1),)
+    cites = ((session.number, 1),)
     store.memory("ana").apply(Add(text="planted", cites=cites), policy="learner", tainted=True)
     assert facts(store) == []
     with pytest.raises(QuotaExceeded):

@@ -70,7 +70,7 @@ def make(path: Path, *, memory: bool = True) -> None:
 
 def remember(store: kilburn.Hierarchy) -> None:
     """Facts from two sessions, and a vector of each passage but two."""
-    light, fog = (store.process(name).kernel.info.number for name in ("light", "fog"))
+    light, fog = (store.process(name).number for name in ("light", "fog"))
     kept = store.memory("ana")
     kept.add("Ana keeps the light")
     kept.apply(Add(text="Ana keeps the bell", cites=((light, 1), (fog, 1))), Retire((1,), by=-1))

@@ -55,7 +55,7 @@ def test_work_goes_on_in_a_converted_file(store: Path) -> None:
         work.append({"role": "user", "content": "go on"})
         gone = work.forget("p5")
         assert "p5" in gone
-        assert work.branch("b1").window.at(5) == "dropped"
+        assert work.branches.open("b1").window.at(5) == "dropped"
     assert run_cli("fsck", "--db", str(store)).status == 0
 
 

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -189,7 +190,8 @@ def examine(store: Hierarchy, user: str = "", *, stale: float = STALE, embedder:
         if info.user == user and not info.damaged:
             found += not_triggered(store.process(info.name), memory)
     figures = Counter(str(failure.kind) for failure in found)
-    memory.note("examined", "failures", policy="failures", **{kind.replace(" ", "_"): figures[kind] for kind in Failing})
+    noted: dict[str, Any] = {kind.replace(" ", "_"): figures[kind] for kind in Failing}
+    memory.record(Act.NOTE, policy="failures", outcome="examined", why="failures", **noted)
     return found
 
 

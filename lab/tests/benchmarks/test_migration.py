@@ -39,7 +39,7 @@ def test_forty_files_are_migrated_by_branches_through_crashes(tmp_path: Path) ->
         process = store.process("main")
         assert agent_for(repository, process, "history", script).run().text == "It is done."
         assert (repository.moved(), repository.right()) == (40, 40)
-        assert len(process.branches()) == 40, "a crash begins no branch twice"
+        assert len(process.branches.children()) == 40, "a crash begins no branch twice"
         assert process.stats().peak < 5000
         # What a branch read is in no prompt of the main line, and can be read.
         assert not any("notes on module" in str(message) for message in process.render())

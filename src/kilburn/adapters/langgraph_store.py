@@ -143,7 +143,7 @@ class KilburnStore(BaseStore):
         rows = rows[op.offset :][: op.limit]
         for memory in memories if op.query else ():
             if hits := [row.page.id for row in rows if row.memory is memory]:
-                memory.observe(Act.SEARCH, hits, cause="fault")
+                memory.record(Act.SEARCH, hits, cause="fault")
         found = self._items(rows, SearchItem)
         for item, row in zip(found, rows, strict=True):
             item.score = scores.get((row.memory.number, row.page.id))

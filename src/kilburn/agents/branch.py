@@ -204,15 +204,15 @@ class Branching(Agent):
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
             _note(branch, outcome, text)
-        said = branch.returning(text)
+        said = branch.branches.returning(text)
         branch.release()
         return said
 
     def _of(self, part: Part) -> Process | None:
         """The branch that was begun for a call, if there is one."""
         page = self.process.window.calls.get(part.call or "")
-        found = next((info.name for info, fork in self.process.branches() if fork.call == page), None)
-        return self.process.branch(found.removeprefix(f"{self.process.name}/")) if found else None
+        found = next((info.name for info, fork in self.process.branches.children() if fork.call == page), None)
+        return self.process.branches.open(found.removeprefix(f"{self.process.name}/")) if found else None
 
     def _work_in(self, agent: SubAgent, branch: Process) -> tuple[BranchOutcome, str]:
         """Work in a branch to its end, and merge its working folder, if it has one and a result."""
@@ -289,7 +289,7 @@ class Branching(Agent):
 
     def _forced(self, limit: str) -> tuple[BranchOutcome, str]:
         """Take the last steps back, and ask once for the result."""
-        fork, pages = self.process.forked, self.process.window.pages
+        fork, pages = self.process.branches.forked, self.process.window.pages
         assert fork is not None
         own = [page for number, page in pages.items() if number > fork.known]
         steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
@@ -323,9 +323,9 @@ def _close(branch: Process, text: str) -> None:
     its branches that are open."""
     outcome, said = _ended(branch)
     if outcome is None:
-        for info, fork in branch.branches():
+        for info, fork in branch.branches.children():
             if fork.call in branch.window.waiting():
-                _close(branch.branch(info.name.removeprefix(f"{branch.name}/")), text)
+                _close(branch.branches.open(info.name.removeprefix(f"{branch.name}/")), text)
         _note(branch, BranchOutcome.ABANDONED, text)
     branch.exit(text if outcome is None else said)
 

@@ -121,7 +121,7 @@ class Inquiry:
         """Keep the question, and what the model was told of the text, in the window where there is room."""
         process, both = self.process, (first, first + 1)
         self.last = (first + 1,)
-        self._seen = process.kernel.pending.head
+        self._seen = process.head
         if sum(map(process.window.cost, both)) <= process.capacity // 4:
             for page in both:
                 process.pin(f"p{page}")
@@ -155,12 +155,12 @@ class Inquiry:
         Raises:
             StoreStale: one does.
         """
-        kernel = self.process.kernel
-        with self.process.lock:
-            later = [*kernel.store.events(kernel.info.number, self._seen)]
+        process = self.process
+        with process.lock:
+            later = [*process.store.events(process.number, self._seen)]
             self._seen += len(later)
             if any("resumed" in said_in(event) for event in later):
-                raise taken_up(self.process)
+                raise taken_up(process)
 
     def append(self, message: Message) -> int:
         """Append a message of one part; its page."""
@@ -193,8 +193,7 @@ class Inquiry:
 
     def write(self) -> None:
         """Write what was only recorded so far."""
-        with self.process.lock:
-            self.process.kernel.flush_observed()
+        self.process.flush()
 
     def fork(self, prompt: str, *, system: str = "", calls: bool) -> Process:
         """A branch for the sub-calls, or for a run below."""
@@ -206,7 +205,7 @@ class Inquiry:
     def end_below(self, branch: Process, result: RecursiveResult) -> None:
         """A run below is over; several may be at the same time."""
         with self._below:
-            self._cited.append((branch.kernel.info.number, branch.window.last))
+            self._cited.append((branch.number, branch.window.last))
             self.missing += result.missing
             self.rerun.differing += [f"{branch.name.rpartition('/')[2]}/{address}" for address in result.differing]
             self.calls += result.calls

@@ -809,8 +809,7 @@ class Agent:
             **({"consent": str(consent)} if consent else {}),
         )
         if consent is Consent.YES:
-            with self.process.lock:
-                self.process.kernel.flush_observed()
+            self.process.flush()
             return
         said = f"; {REFUSALS[consent]}" if consent else ""
         raise AccessDenied(decision.why + said, cause=decision.cause, advice=ADVICE.get(decision.cause, ""))

@@ -96,7 +96,7 @@ class Past:
         for process, page in read:
             if process.name not in known:
                 known[process.name] = is_of(self._reader, process)
-            key = (process.kernel.lineage.owner(page), page)
+            key = (process.owner(page), page)
             if known[process.name]:
                 keys[key] = None
         return tuple(keys)
@@ -129,5 +129,5 @@ def _originals(process: Process) -> list[Page]:
 
 def is_of(process: Process, other: Process) -> bool:
     """Whether another session is of the store of this one, so that its pages can be cited here."""
-    found = process.kernel.store.process(other.name, time=0.0, create=False)
-    return found is not None and (found.number, found.created) == (other.kernel.info.number, other.kernel.info.created)
+    found = process.store.process(other.name, time=0.0, create=False)
+    return found is not None and (found.number, found.created) == (other.number, other.info.created)

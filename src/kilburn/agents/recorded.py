@@ -138,7 +138,7 @@ class Recorded:
     _branches: list[tuple[str, bool]]
 
     def __init__(self, process: Process, *, goes_on: bool = False, given: Mapping[str, Any] | None = None) -> None:
-        self.process, self.goes_on, self.number = process, goes_on, process.kernel.info.number
+        self.process, self.goes_on, self.number = process, goes_on, process.number
         self._lock = threading.Lock()
         asked, began, before = self._read_ledger()
         self.first, self.digest, self.depth = int(asked["asked"]), str(asked["digest"]), int(asked["depth"])
@@ -238,7 +238,7 @@ class Recorded:
         self._runs: dict[tuple[str, str], deque[Recorded]] = {}
         self._below: list[Recorded] = []
         for name, calls in self._branches:
-            branch = self.process.branch(name)
+            branch = self.process.branches.open(name)
             if calls:
                 entries += self._entries_of(branch)
             elif any("asked" in said_in(event) for event in branch.events()):
@@ -302,7 +302,7 @@ class Recorded:
             entry = found.popleft() if found else None
         if entry is None:
             return None if self.goes_on else Known(None, "it is not in the recorded run")
-        page = (entry.branch.kernel.info.number, (entry.reply or entry.prompt).id) if self.goes_on else None
+        page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
         return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
 
     def run(self, question: str, digest: str) -> Recorded | None:

@@ -404,7 +404,7 @@ class Recursive(Agent):
             page: of the model's code.
         """
         run = self.inquiry
-        sub_calls, sandbox, number = run.sub_calls, run.sandbox, self.process.kernel.info.number
+        sub_calls, sandbox, number = run.sub_calls, run.sandbox, self.process.number
         sub_calls.origin = tuple((number, each) for each in (page, *run.last))
         before, started = (sub_calls.done, sub_calls.failed), sandbox.started
         try:

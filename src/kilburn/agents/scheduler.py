@@ -355,5 +355,4 @@ class _Run:
         process.record(Act.NOTE, policy="scheduler", why=f"a job is {job.stage}", job=msgspec.to_builtins(said))
         self.told = job.stage
         if job.stage is not Stage.DONE:  # else the append of the reply writes it
-            with process.lock:
-                process.kernel.flush_observed()
+            process.flush()

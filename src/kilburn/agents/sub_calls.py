@@ -265,7 +265,7 @@ class SubCalls:
                 self._process.decide_by(resolve("policies", "fifo"), "fifo")
                 self._process.resize(Budget(WIDE))
             process = self._process
-            number, page, messages, failures = process.kernel.info.number, process.window.last, list[Message](), dict[int, str]()
+            number, page, messages, failures = process.number, process.window.last, list[Message](), dict[int, str]()
             replies: list[Key] = []
             keys: dict[_Entry, Key] = {}
             for entry in self._waiting:
@@ -287,8 +287,7 @@ class SubCalls:
             process.append(*messages)
             for failed, why in failures.items():
                 note(process, why, [failed])
-            with process.lock:
-                process.kernel.flush_observed()
+            process.flush()
             for entry in self._waiting:
                 # It is a source of what is written later; what it was made from stands in its page.
                 entry.key, entry.read = keys.get(entry), None

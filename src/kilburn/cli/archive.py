@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kilburn.errors import InvalidMessage, KilburnError, SpecError
+from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.process import Process
@@ -357,11 +358,11 @@ def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
 
 def _restore(kernel: Kernel, state: _State) -> None:
     """Restore which pages are retired or pinned, and their importance."""
-    kernel.unpin(sorted(kernel.window.pins))
+    kernel.mark(Act.UNPIN, sorted(kernel.window.pins))
     retired = [page for address in state.retired for page in kernel.resolve(address)]
     if retired:
         kernel.carry(Retire(pages=tuple(retired)))
     for address in state.pinned:
-        kernel.pin(kernel.resolve(address))
+        kernel.mark(Act.PIN, kernel.resolve(address))
     for address, mark in state.marks.items():
-        kernel.remember(kernel.resolve(address), mark)
+        kernel.mark(Act.REMEMBER, kernel.resolve(address), mark=mark)

@@ -62,14 +62,14 @@ def export(
         with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
             damaged, forked = [], 0
-            left = len(store.process(name).below()) if name is not None else 0
+            left = len(store.process(name).branches.below()) if name is not None else 0
             for info in infos:
                 try:
                     if info.damaged:
                         raise StoreCorrupt(f"session {info.name!r}: {info.damaged}", advice="run `kilburn fsck`")
                     process = store.process(info.name)
                     lines = list(write(process, info))
-                    forked += process.forked is not None
+                    forked += process.branches.forked is not None
                 except StoreCorrupt as error:
                     if name is not None:
                         raise

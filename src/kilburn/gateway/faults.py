@@ -132,7 +132,7 @@ def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryR
 
 def _cites(process: Process, said: MemoryReply) -> tuple[tuple[int, int], ...]:
     """What a reply from another session is from: pages of that one, and of its branches."""
-    owner = process.kernel.lineage.owner
+    owner = process.owner
     return (*((owner(page), page) for page in said.sources), *said.cites)
 
 

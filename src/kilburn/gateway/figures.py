@@ -35,7 +35,7 @@ class Figures:
 
     def begin(self, exchange: Exchange, session: Session) -> None:
         """The request's new messages are in the session."""
-        now = _stats(session.process)
+        now = session.process.figures
         known = self._known.get(session)
         if known is None:
             # A session that is new has no prompt yet; of one that was read again only what comes is known.
@@ -48,18 +48,13 @@ class Figures:
 
     def hide(self, session: Session, before: int) -> None:
         """What was appended since the session had seen so many tokens is none of the client's."""
-        self._known[session].hidden += session.process.kernel.ledger.stats.tokens_seen - before
+        self._known[session].hidden += session.process.figures.tokens_seen - before
 
     def end(self, exchange: Exchange, session: Session) -> None:
         """The request is over; its session is still its own."""
         known = self._known[session]
-        exchange.after = known.stats = _stats(session.process)
+        exchange.after = known.stats = session.process.figures
         known.used = time.time()
-
-
-def _stats(process: Process) -> Stats:
-    """The figures without what waits to be written: nothing is written for their sake."""
-    return process.kernel.ledger.report(use=process.use, window=process.capacity)
 
 
 def _hidden(process: Process) -> int:

@@ -158,7 +158,7 @@ class Histories:
         """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
         process, key = session.process, _key(reply)
         process.record(Act.NOTE, policy="gateway", reply=key, turn=session.turn, calls=session.heard)
-        process.kernel.flush_observed()
+        process.flush()
         with self._lock:
             self._note(key, process.name, session.number, session.turn, session.heard)
 
@@ -482,7 +482,7 @@ class Histories:
     ) -> None:
         """Write into a new session's ledger where it is from, and what of it another one has, and append what is kept of that."""
         shared = sum(len(message.parts) for message in known)
-        number = origin.kernel.info.number
+        number = origin.number
         process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
         try:
             if kept:
@@ -568,7 +568,7 @@ class Histories:
 
     def _opened(self, name: str, root: str, user: str) -> Session:
         process = self.hierarchy.process(name, user)
-        session = Session(process, root, process.origin().get("continues", ()))
+        session = Session(process, root, process.branches.origin().get("continues", ()))
         session.last = last_reply(process)
         return session
 

@@ -466,7 +466,7 @@ class _Turn:
                 self._relay.learners.learn(self._relay.histories.hierarchy, session.process, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(message)), session.process.kernel.ledger.stats.tokens_seen
+        said, seen = work.heard(hidden(message)), session.process.figures.tokens_seen
         self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)], more=goes_on)
         self._relay.figures.hide(session, seen)
         if not goes_on:

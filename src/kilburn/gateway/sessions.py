@@ -116,12 +116,12 @@ class Session:
     @property
     def number(self) -> int:
         """The number of its process."""
-        return self.process.kernel.info.number
+        return self.process.number
 
     @property
     def user(self) -> str:
         """Whose it is."""
-        return self.process.kernel.info.user
+        return self.process.user
 
     @property
     def own_pages(self) -> bool:
@@ -265,7 +265,7 @@ def copy_of(process: Process, turn: int) -> list[Message]:
 def brought_over(messages: Iterable[Message], process: Process, turn: int) -> list[Message]:
     """Messages that cite pages of a process, as another one with its messages up to a turn has them: they cite these pages there
     too."""
-    window, number = process.window, process.kernel.info.number
+    window, number = process.window, process.number
     live = _live(process)
     ids = {each.id: at for at, each in enumerate((each for each in live if each.message <= turn), 1)}
     there = {each.id for each in live}

@@ -94,8 +94,8 @@ def bring(process: Process, tokens: int, earlier: Sequence[Process] = ()) -> Bro
 
 def _hits(process: Process, query: str, tokens: int, earlier: Sequence[Process], request: set[int]) -> list[tuple[Key, Found]]:
     """The passages that match, with the pages that they are of."""
-    own, owner = process.name, process.kernel.lineage.owner
-    numbers = {info.name: info.number for info in (*process.below(), *(other.kernel.info for other in earlier))}
+    own, owner = process.name, process.owner
+    numbers = {info.name: info.number for info in (*process.branches.below(), *(other.info for other in earlier))}
     found: list[tuple[Key, Found]] = []
     for hit in process.search(query, tokens, LIMIT, unseen=True):
         page = parse_address(hit.address)[0]
@@ -107,8 +107,8 @@ def _hits(process: Process, query: str, tokens: int, earlier: Sequence[Process],
         left = tokens - sum(hit.tokens for _, hit in found)
         if left <= 0 or len(found) >= LIMIT:
             break
-        hits = other.search(query, left, LIMIT - len(found), among=[other.kernel.info])
-        found += [((other.kernel.info.number, parse_address(hit.address)[0]), hit) for hit in hits]
+        hits = other.search(query, left, LIMIT - len(found), among=[other.info])
+        found += [((other.number, parse_address(hit.address)[0]), hit) for hit in hits]
     return found
 
 
@@ -175,7 +175,7 @@ def keep(process: Process, message: Message, pages: Sequence[Key], *more: Messag
         while True:
             first = process.window.last + 1
             try:
-                process.append(citing(message, there, process.kernel.info.number), *more)
+                process.append(citing(message, there, process.number), *more)
             except InvalidMessage:
                 left = _left(process, there)
                 if left == there:
@@ -197,5 +197,5 @@ def citing(message: Message, pages: Sequence[Key], own: int) -> Message:
 
 def _left(process: Process, pages: Sequence[Key]) -> list[Key]:
     """Those of the pages that are not forgotten."""
-    rows = process.kernel.store.read(pages)
+    rows = process.store.read(pages)
     return [key for key in pages if key in rows and rows[key][1].at is not Place.DROPPED]

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from kilburn.arguments import checked
 from kilburn.budget import Counter
-from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
-from kilburn.kernel.collecting import LARGEST, Change, Collecting, as_changes, held_of, is_true, keys_of
-from kilburn.kernel.drive import aside
-from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
-from kilburn.kernel.recalled import Recalled
+from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
+from kilburn.kernel.forgetting import Home, forget
+from kilburn.kernel.pending import GATHERED, Pending
+from kilburn.kernel.segment import Segment
 from kilburn.kernel.versions import Version, Versions
 from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, address_of, parse_address
-from kilburn.store import Batch, ProcessInfo, ProcessKind, State, Store
+from kilburn.store import Batch, ProcessInfo, State
 
 __all__ = ["Collection", "undisturbed"]
 
@@ -37,9 +37,6 @@ READ = 500
 
 TRIES = 50
 """How often a change is tried again because another writer was faster; each of them has then written something."""
-
-GATHERED = 256
-"""Observations that wait for a commit at most."""
 
 MOST = 10_000
 """Pages that one address may name here."""
@@ -61,76 +58,55 @@ def undisturbed(work: Callable[[], T]) -> T:
 
 
 @checked
-class Collection:
-    """A user's facts or a document, made by `Hierarchy.memory` and `Hierarchy.document`.
+class Collection(Segment):
+    """A user's facts or a document, made by `Hierarchy.memory` and `Hierarchy.document`. Recall, pins, forgetting and the
+    ledger are in `Segment`.
 
     Safe to use from several threads; calls are serialised.
 
     Args:
-        opener: opens any process of the tenant by its number, for what is forgotten with pages of this one.
         clock: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        info: ProcessInfo,
-        counter: Counter,
-        clock: Callable[[], float],
-        opener: Callable[[int], Holder],
-    ) -> None:
-        self.store, self.info, self.counter, self.clock = store, info, counter, clock
-        self.lock = threading.RLock()
-        self._opener = opener
+    def __init__(self, home: Home, info: ProcessInfo, counter: Counter, clock: Callable[[], float]) -> None:
+        super().__init__(home, threading.RLock(), counter)
+        self._info, self.clock = info, clock
         # Its originals, of so many pages in all, as last counted.
         self._originals = self._counted = 0
-        self._observed: list[Event] = []
+        self._pending = Pending(info.head)
 
     def __repr__(self) -> str:
         """What was last read of it: nothing is read for this, and no text of a page is in it."""
-        return f"<Collection {self.name!r} of tenant {self.store.tenant!r}: {self.info.pages} pages>"
+        return f"<Collection {self.name!r} of tenant {self.tenant!r}: {self.info.pages} pages>"
 
     @property
-    def name(self) -> str:
-        """The name of the process."""
-        return self.info.name
-
-    @property
-    def number(self) -> int:
-        """The number of the process in the store."""
-        return self.info.number
-
-    @property
-    def kind(self) -> ProcessKind:
-        """What it holds: facts, or a document."""
-        return self.info.kind
-
-    @property
-    def user(self) -> str:
-        """The user of the tenant whose it is; "" for all users."""
-        return self.info.user
-
-    @property
-    def readonly(self) -> bool:
-        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
-        return self.store.readonly
+    def info(self) -> ProcessInfo:
+        """Its row in the store, as it was last read."""
+        return self._info
 
     @property
     def head(self) -> int:
         """Number of the last event in its ledger now; see `apply(seen=...)`."""
         with self.lock:
-            self._refresh()
+            self.refresh()
             return self.info.head
 
-    def _refresh(self) -> None:
-        """Read what other writers have done to the counters; no page is read."""
-        found = self.store.process(self.name, time=0.0, create=False)
-        if found is None or found.number != self.number:
-            raise StoreStale(f"collection {self.name!r} is not what it was", advice="open it again")
-        self.info = found
-        if found.pages != self._counted:
-            self._originals = self._count(found.pages)
-            self._counted = found.pages
+    def refresh(self) -> bool:
+        """Read what other writers have done to the counters; no page is read. Returns whether they did anything.
+
+        Raises:
+            StoreStale: it is gone, or another has its name.
+        """
+        with self.lock:
+            found, head = self.store.process(self.name, time=0.0, create=False), self._pending.head
+            if found is None or found.number != self.number:
+                raise StoreStale(f"collection {self.name!r} is not what it was", advice="open it again")
+            self._info = found
+            if found.pages != self._counted:
+                self._originals = self._count(found.pages)
+                self._counted = found.pages
+            self._pending.continue_from(found.head)
+            return found.head != head
 
     def _count(self, pages: int) -> int:
         """The number of originals among so many pages. Both kinds are numbered without holes and never removed. So a
@@ -210,7 +186,7 @@ class Collection:
             raise KernelError("a Drop beside other changes", advice="forget on its own: it may reach other processes")
         self._check_writable()
         known = [page for page in changes[0].pages if self.read(page)]
-        forget(self.store, self._opener, {self.number: known}, changes[0].why)
+        forget(self._home, {self.number: known}, changes[0].why)
         return []
 
     def _carried(
@@ -226,13 +202,13 @@ class Collection:
         """Write what `collect` makes of what is there now, with the observations that wait."""
         self._check_writable()
         for left in reversed(range(TRIES)):
-            self._refresh()
+            self.refresh()
             if seen is not None and any(event.act in STATE for event in self.store.events(self.number, seen)):
                 break
             made = collect()
             try:
                 if made.events:
-                    self._write(made.batch(self.info.head, self._observed))
+                    self._write(made.batch(self._pending.head, self._pending.events))
             except StoreStale:
                 if not left:
                     raise
@@ -244,11 +220,7 @@ class Collection:
 
     def _write(self, batch: Batch) -> None:
         self.store.commit(self.number, batch)
-        self._observed.clear()
-
-    def _check_writable(self) -> None:
-        if self.readonly:
-            raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+        self._pending = Pending(self._pending.head + len(batch.events))
 
     def accept(self, address: str, why: str = "") -> list[str]:
         """Put proposed pages in force, as a person: with what they are to supersede, and with the entities that they need.
@@ -324,21 +296,7 @@ class Collection:
         found = [Version(page=page, state=state, events=tuple(told[page.id])) for page, state in rows.values()]
         return sorted(found, key=lambda one: one.events[0].number if one.events else 0)
 
-    def remember(self, address: str, importance: float = 1.0) -> None:
-        """Set the importance of pages, 0 to 1."""
-        if not 0.0 <= importance <= 1.0:
-            raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what matters most")
-        self._set(Act.REMEMBER, address, mark=float(importance))
-
-    def pin(self, address: str) -> None:
-        """Pin pages: no policy retires them until they are unpinned (law 3)."""
-        self._set(Act.PIN, address)
-
-    def unpin(self, address: str) -> None:
-        """Let pages be retired again."""
-        self._set(Act.UNPIN, address)
-
-    def _set(self, act: Act, address: str, **data: float) -> None:
+    def _mark(self, act: Act, address: str, **data: float) -> None:
         def made() -> Collecting:
             pages = self.resolve(address)
             rows = self.store.read((self.number, page) for page in pages)
@@ -354,56 +312,34 @@ class Collection:
         rows = self.store.read((self.number, page) for page in pages)
         return [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
 
-    def drop(self, pages: Iterable[int], why: str = "") -> list[int]:
-        """Forget pages of this collection alone; `forget` reaches what other processes made from them first.
+    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
+        """Forget pages of this collection alone; `forget` reaches what other segments made from them first.
 
         Returns:
             The pages that are gone by this.
 
         Raises:
-            StoreStale: a page of another process still cites one of them.
+            StoreStale: a page of another segment still cites one of them.
         """
-        wanted, gone = list(pages), list[int]()
+        gone = list[int]()
         with self.lock:
             self._check_writable()
-            self._refresh()
+            self.refresh()
             for left in reversed(range(TRIES)):
-                gone = self.made_from(wanted)
+                gone = self.made_from(pages)
                 if not gone:
                     break
                 event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
-                head = self.info.head
-                events = [msgspec.structs.replace(one, number=head + at) for at, one in enumerate([*self._observed, event], 1)]
+                events = [*self._pending.events, msgspec.structs.replace(event, number=self._pending.next)]
+                states = dict.fromkeys(gone, State(Place.DROPPED))
                 try:
-                    self._write(Batch(head=head, events=events, states=dict.fromkeys(gone, State(Place.DROPPED)), erase=gone))
+                    self._write(Batch(head=self._pending.head, events=events, states=states, erase=gone))
                     break
                 except StoreStale:
-                    self._refresh()
                     # Nobody has written here, so one of them is cited; or somebody always does.
-                    if self.info.head == head or not left:
+                    if not self.refresh() or not left:
                         raise
             return gone
-
-    def forget(self, address: str, why: str = "") -> list[str]:
-        """Forget pages and everything that was made from them, in every process of the tenant.
-
-        Returns:
-            What was forgotten: addresses here, and those of other processes after the name of the process.
-
-        Raises:
-            UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
-        """
-        self._check_writable()
-        gone = forget(self.store, self._opener, {self.number: self.resolve(address)}, why)
-        return addresses(self._opener, gone, self.number)
-
-    def closure(self, address: str) -> list[tuple[str, Page]]:
-        """All pages that forgetting this address would forget, with the names of their processes.
-
-        Raises:
-            UnknownAddress, Forgotten.
-        """
-        return named_closure(self.store, self._opener, self.number, self.resolve(address))
 
     # What is in it
 
@@ -420,7 +356,7 @@ class Collection:
             limit: how many at most.
         """
         with self.lock:
-            self._refresh()
+            self.refresh()
             time = max(self.clock(), self.info.used) if at is None else at
             originals, derived = self._last
         numbers = range(after + 1, originals + 1) if after >= 0 else range(0)
@@ -472,10 +408,14 @@ class Collection:
         Raises:
             UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
         """
-        first, last = parse_address(address)
         with self.lock:
-            self._refresh()
-            originals, derived = self._last
+            self.refresh()
+            return [page.id for page in self._named(address)]
+
+    def _named(self, address: str) -> list[Page]:
+        """The pages that an address names."""
+        first, last = parse_address(address)
+        originals, derived = self._last
         if not derived <= first <= originals or last > originals:
             kinds = [(kind, count) for kind, count in (("p", originals), ("f", -derived)) if count]
             known = " and ".join(f"{kind}1" if count == 1 else f"{kind}1-{kind}{count}" for kind, count in kinds)
@@ -485,91 +425,48 @@ class Collection:
         rows = self.store.read((self.number, page) for page in range(first, last + 1))
         if missing := [page for page in range(first, last + 1) if (self.number, page) not in rows]:
             raise StoreCorrupt(f"{address_of(missing[0])} of {self.name!r} is missing", advice="run `kilburn fsck`")
-        found = [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
+        found = [page for page, state in rows.values() if state.at is not Place.DROPPED]
         if not found:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
         return found
 
-    def recall(self, address: str) -> Recalled:
-        """The exact text at an address, of pages that are not in force too.
-
-        Raises:
-            UnknownAddress, Forgotten, StoreCorrupt.
-        """
-        numbers = self.resolve(address)
-        pages = tuple(self.read(page)[0] for page in numbers)
+    def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
+        pages = self._named(address)
         texts = self.store.texts({page.digest for page in pages})
-        self.observe(Act.FAULT, numbers, cause="fault", missed=numbers)
-        return Recalled(pages, tuple(texts[page.digest] for page in pages), self)
-
-    async def arecall(self, address: str) -> Recalled:
-        """`recall` for async callers, in a worker thread."""
-        return await aside(partial(self.recall, address))
+        return pages, [texts[page.digest] for page in pages], [page.id for page in pages]
 
     # The ledger
 
-    def note(self, outcome: str, why: str = "", *, policy: str = "user", **figures: Any) -> None:
-        """Write an outcome and figures into the ledger; it is written with the next change, or when there are many."""
-        self.observe(Act.NOTE, policy=policy, why=why, outcome=outcome, **figures)
-
-    def observe(
-        self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Any
-    ) -> None:
-        """Record an observation, such as that a search found pages; it is written with the next change, or when there are
-        many. A reader neither waits nor fails if it cannot be written. If the store was opened for reading, nothing happens.
-
-        Raises:
-            KernelError: an act that changes state.
-        """
-        if act in STATE:
-            raise KernelError(f"{act} changes the state of pages", advice="give a change to `apply`")
-        if self.readonly:
-            return
-        with self.lock:
-            self._observed.append(self._event(act, pages, policy=policy, cause=cause, why=why, data=data))
-            if len(self._observed) >= GATHERED and not self.flush():
-                old, self._observed = self._observed[: GATHERED // 2], self._observed[GATHERED // 2 :]
-                lost = sum(int(event.data.get("lost", 1)) for event in old)
-                self._observed.insert(0, self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}))
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Any) -> None:
+        self._pending.add([self._event(act, pages, policy=policy, cause=cause, why=why, data=data)])
+        if len(self._pending.events) >= GATHERED and not self.flush():
+            lost, kept = self._pending.halve()
+            self._pending.add([self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}), *kept])
 
     def flush(self) -> bool:
-        """Write the observations that wait, if that is possible at once."""
+        """Write the observations that wait, if that is possible at once; whether none waits any more."""
         with self.lock:
-            for _ in range(TRIES if self._observed else 0):
+            for _ in range(TRIES if self._pending.events else 0):
                 try:
-                    self._refresh()
-                    head = self.info.head
-                    events = [msgspec.structs.replace(event, number=head + at) for at, event in enumerate(self._observed, 1)]
-                    self._write(Batch(head=head, events=events, wait=False))
+                    self.refresh()
+                    self._write(Batch(head=self._pending.head, events=self._pending.events, wait=False))
                 except StoreStale:
                     continue
                 except KilburnError:
                     return False
                 break
-            return not self._observed
+            return not self._pending.events
 
-    def events(self, after: int = 0) -> Iterator[Event]:
-        """The ledger after event `after`, oldest first; at its end, observations that are not written yet."""
-        with self.lock:
-            self._refresh()
-            head = self.info.head
-            waiting = [msgspec.structs.replace(event, number=head + at) for at, event in enumerate(self._observed, 1)]
-        written = self.store.events(self.number, max(-LARGEST, min(after, LARGEST)))
-        return (event for events in (written, waiting) for event in events)
+    def close(self) -> None:
+        """Write the observations that wait; called when the store closes."""
+        if not self.flush():
+            warnings.warn(f"observations of {self.name!r} are not in its ledger", stacklevel=3)
+
+    def _waiting(self) -> Sequence[Event]:
+        return self._pending.events
 
     def _event(
         self, act: Act, pages: Iterable[int], *, policy: str = "user", cause: str = "user", why: str = "", data: Any
     ) -> Event:
-        return writable(
-            Event(
-                number=0,
-                act=act,
-                time=self.clock(),
-                pages=tuple(pages),
-                boundary="database",
-                policy=policy,
-                cause=cause,
-                why=why,
-                data=data,
-            )
-        )
+        event = Event(number=0, act=act, time=self.clock(), pages=tuple(pages), boundary="database", data=data)
+        return writable(msgspec.structs.replace(event, policy=policy, cause=cause, why=why))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act
 from kilburn.kernel.branches import fork_of, named_in, origin_in
-from kilburn.kernel.forgetting import Holder, Key, forget
+from kilburn.kernel.forgetting import Home, Key, forget
 from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.receipts import ranges
 from kilburn.message import Kind
@@ -106,14 +106,14 @@ def made_by(store: Store, tool: str) -> dict[int, list[int]]:
     return found
 
 
-def erasure_of(store: Store, opener: Callable[[int], Holder], keys: Sequence[Key], receipt: Erasure) -> Erasure:
+def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
     """The receipt of forgetting these pages; nothing is changed.
 
     Args:
         keys: all that goes; see `closure`.
         receipt: what is said already.
     """
-    places = Counter[str]()
+    store, places = home.store, Counter[str]()
     pages: dict[int, list[int]] = {}
     # What a branch inherited has its row above it.
     touched: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ def erasure_of(store: Store, opener: Callable[[int], Holder], keys: Sequence[Key
     places["index entries"] = sum(map(len, store.entries(keys).values()))
     cited = {process for known, _ in rows.values() for process, _ in known.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
-    told = {name for number in touched for name in getattr(opener(number), "erasers", ())}
+    told = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
     exports = [export for number in sorted(touched) for export in _exports(store, number, names[number], touched[number])]
     return msgspec.structs.replace(
         receipt,
@@ -198,45 +198,38 @@ def _exports(store: Store, number: int, name: str, pages: list[int]) -> Iterable
             yield Export(session=name, to=str(event.data["export"]), time=event.time)
 
 
-def erase(
-    store: Store,
-    opener: Callable[[int], Holder],
-    roots: Mapping[int, Iterable[int]],
-    keys: Sequence[Key],
-    whole: Iterable[int],
-    why: str,
-) -> None:
+def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], whole: Iterable[int], why: str) -> None:
     """Forget pages, of which `keys` are the closure, and processes as a whole.
 
     Raises:
         StoreError: others keep adding to a process, or the disk fails; trying again goes on.
     """
-    with store.erasing():
-        forget(store, opener, roots, why, keys)
-        names = {info.number: info.name for info in store.processes()}
+    with home.store.erasing():
+        forget(home, roots, why, keys)
+        names = {info.number: info.name for info in home.store.processes()}
         for number in whole:
-            _erase(store, opener, number, names[number], why)
+            _erase(home, number, names[number], why)
 
 
-def _erase(store: Store, opener: Callable[[int], Holder], number: int, name: str, why: str) -> None:
+def _erase(home: Home, number: int, name: str, why: str) -> None:
     """Forget a process as a whole, with the branches that it has by now."""
     for left in reversed(range(TRIES)):
-        _erase_branches(store, opener, number, name, why)
-        some = [page.id for page, state in store.pages(number) if state.at is not Place.DROPPED]
+        _erase_branches(home, number, name, why)
+        some = [page.id for page, state in home.store.pages(number) if state.at is not Place.DROPPED]
         if some:
-            forget(store, opener, {number: some}, why)
+            forget(home, {number: some}, why)
         try:
-            store.erase(number)
+            home.store.erase(number)
             break
         except StoreError:
             if not left:
                 raise
     # One may have begun just before that; from now on none can.
-    _erase_branches(store, opener, number, name, why)
+    _erase_branches(home, number, name, why)
 
 
-def _erase_branches(store: Store, opener: Callable[[int], Holder], number: int, name: str, why: str) -> None:
-    for info in named_in(store, name).get(name, ()):
-        fork = fork_of(origin_in(store.events(info.number)))
+def _erase_branches(home: Home, number: int, name: str, why: str) -> None:
+    for info in named_in(home.store, name).get(name, ()):
+        fork = fork_of(origin_in(home.store.events(info.number)))
         if fork is not None and fork.forked == number:
-            _erase(store, opener, info.number, info.name, why)
+            _erase(home, info.number, info.name, why)

@@ -7,7 +7,7 @@ everything is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Store
 
-__all__ = ["Holder", "Key", "addresses", "closure", "forget", "named_closure"]
+__all__ = ["Holder", "Home", "Key", "addresses", "closure", "forget", "named_closure"]
 
 Key = tuple[int, int]
 """A page of the tenant: (number of the process, page id)."""
@@ -27,11 +27,11 @@ TRIES = 20
 
 
 class Holder(Protocol):
-    """A process that can forget its own pages."""
+    """A segment that can forget its own pages."""
 
     @property
     def name(self) -> str:
-        """The name of the process."""
+        """Its name."""
         ...
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
@@ -43,16 +43,24 @@ class Holder(Protocol):
         ...
 
 
-Opener = Callable[[int], Holder]
+class Home(Protocol):
+    """What a segment needs of the store that it is in: what lies below it, and the other segments of the tenant."""
+
+    store: Store
+
+    def segment(self, number: int) -> Holder:
+        """The segment of that number."""
+        ...
+
+
 Roots = Mapping[int, Iterable[int]]
 """Number of a process -> ids of its pages."""
 
 
-def forget(store: Store, opener: Opener, roots: Roots, why: str, known: Sequence[Key] | None = None) -> list[Key]:
+def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = None) -> list[Key]:
     """Forget pages of processes and everything that was made from them; returns what went.
 
     Args:
-        opener: opens a process by its number.
         known: their `closure`, if it was just found.
 
     Raises:
@@ -61,43 +69,43 @@ def forget(store: Store, opener: Opener, roots: Roots, why: str, known: Sequence
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
     for left in reversed(range(TRIES)):
         try:
-            with store.erasing():
-                for number, some in _steps(store, known if known is not None else closure(store, opener, wanted)):
-                    gone += [(number, page) for page in opener(number).drop(some, why)]
+            with home.store.erasing():
+                for number, some in _steps(home.store, known if known is not None else closure(home, wanted)):
+                    gone += [(number, page) for page in home.segment(number).drop(some, why)]
         except StoreStale:
             if not left:
                 raise
             known = None
         else:
             # A branch may have begun meanwhile, with pages that are gone by now.
-            known = closure(store, opener, wanted)
+            known = closure(home, wanted)
             if not known or not left:
                 break
     return gone
 
 
-def addresses(opener: Opener, keys: Iterable[Key], own: int) -> list[str]:
+def addresses(home: Home, keys: Iterable[Key], own: int) -> list[str]:
     """The addresses of pages: `p3` of the process `own`, which come first, `NAME p3` of any other."""
     ordered = sorted(keys, key=lambda key: (key[0] != own, key[0], abs(key[1]), key[1]))
-    names = {number: "" if number == own else f"{opener(number).name} " for number in {number for number, _ in ordered}}
+    names = {number: "" if number == own else f"{home.segment(number).name} " for number in {number for number, _ in ordered}}
     return [f"{names[number]}{address_of(page)}" for number, page in ordered]
 
 
-def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
+def closure(home: Home, roots: Roots) -> list[Key]:
     """All pages that forgetting these would forget, in any process. A page that branches inherited is forgotten where it was
     made and in each of them, whichever of them names it.
 
     An entity is only a name, and is held by what was made from it: it goes with the last of these.
     """
-    by_process: dict[int, set[int]] = {}
+    store, by_process = home.store, dict[int, set[int]]()
     heirs: dict[int, list[tuple[int, Fork]]] = {}
     fresh: dict[int, set[int]] = {}
     for number, pages in roots.items():
-        for owner, some in _made_in(store, opener, number, pages):
+        for owner, some in _made_in(home, number, pages):
             fresh.setdefault(owner, set()).update(some)
     while fresh:
         number, some = fresh.popitem()
-        holder = opener(number)
+        holder = home.segment(number)
         if number not in heirs:
             heirs[number] = heirs_in(store, number, holder.name)
         known = by_process.setdefault(number, set())
@@ -118,21 +126,21 @@ def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
     return sorted(found, key=lambda key: (key[0], abs(key[1])))
 
 
-def _made_in(store: Store, opener: Opener, number: int, pages: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
+def _made_in(home: Home, number: int, pages: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
     """The processes in which pages of a process were made, with these: itself, and those that a branch inherited from."""
     left = set(pages)
-    while left and (fork := fork_of(origin_in(store.events(number))) if above_of(opener(number).name) else None):
+    while left and (fork := fork_of(origin_in(home.store.events(number))) if above_of(home.segment(number).name) else None):
         inherited = {page for page in left if fork.derived <= page <= fork.known}
         yield number, left - inherited
         number, left = fork.forked, inherited
     yield number, left
 
 
-def named_closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) -> list[tuple[str, Page]]:
+def named_closure(home: Home, process: int, pages: Iterable[int]) -> list[tuple[str, Page]]:
     """The pages of `closure`, each with the name of its process."""
-    found = closure(store, opener, {process: pages})
-    names = {number: opener(number).name for number in {number for number, _ in found}}
-    rows = store.read(found)
+    found = closure(home, {process: pages})
+    names = {number: home.segment(number).name for number in {number for number, _ in found}}
+    rows = home.store.read(found)
     # A page that a branch inherited is in its parent's row alone.
     return [(names[key[0]], rows[key][0]) for key in found if key in rows]
 

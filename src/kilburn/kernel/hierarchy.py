@@ -15,20 +15,21 @@ from typing import Any
 
 from kilburn.arguments import checked
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
-from kilburn.kernel.forgetting import Holder, closure
+from kilburn.kernel.forgetting import closure
 from kilburn.kernel.found import DamageWarning, Found, Recollection
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
+from kilburn.kernel.segment import Segment
 from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
@@ -130,18 +131,18 @@ class Hierarchy:
                 if name not in [info.name for info in self.store.processes()]:
                     raise
             known = self._processes.get(name)
-            opened = known is None or known.kernel.stale
-            if known is None or known.kernel.stale:
+            opened = known is None or known._kernel.stale
+            if known is None or known._kernel.stale:
                 known = self._processes[name] = self._open(self._info(name, ProcessKind.SESSION, user))
-            _check_user(known.kernel.info, user)
-            opened = opened and bool(known.kernel.lineage.shares) and name not in self._finishing and not self.store.readonly
+            _check_user(known.info, user)
+            opened = opened and name not in self._finishing and not self.store.readonly
             if opened:
                 self._finishing.add(name)
         if not opened:
             return known
         try:
             # Other processes are opened and locked for this, and this one is perhaps opened again.
-            known.finish()
+            known.branches.finish()
         finally:
             self._finishing.discard(name)
         with self._lock:
@@ -151,8 +152,8 @@ class Hierarchy:
         """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
         with self._lock:
             known = self._processes.pop(name, None)
-        if known is not None and not self.store.readonly:
-            self._flush(known)
+        if known is not None:
+            known.close()
 
     def memory(self, user: str = "") -> Collection:
         """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
@@ -207,11 +208,15 @@ class Hierarchy:
         """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
         known = self._collections.get(info.name)
         if known is None or known.number != info.number:
-            known = self._collections[info.name] = Collection(self.store, info, self.counter, self.clock, self._holder)
+            known = self._collections[info.name] = Collection(self, info, self.counter, self.clock)
         return known
 
-    def _holder(self, number: int) -> Holder:
-        """The process of that number, whatever its kind."""
+    def segment(self, number: int) -> Segment:
+        """The session, memory or document of that number.
+
+        Raises:
+            StoreCorrupt: there is none.
+        """
         name = self._names.get(number, "")
         info = self.store.process(name, time=0.0, create=False) if name else None
         if info is None or info.number != number:
@@ -228,36 +233,29 @@ class Hierarchy:
         kernel = Kernel(self.store, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
         answer = answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
-        made = Process(kernel, planner, answer)
-        made.opener, made.relative, made.sibling = self._holder, self._relative, self._new
-        made.keep = self._keep
-        made.release = partial(self.release, info.name)
+        made = Process(self, kernel, planner, answer)
         if not self.store.readonly and not new:
-            if kernel.lineage.shares:
-                made.catch_up()
+            made.branches.catch_up()
             planner.reopen()
         return made
 
-    def _relative(self, name: str) -> Process | None:
-        """The session of that name, or None."""
-        with self._lock:
-            known = self._processes.get(name)
-            if (known is None or known.kernel.stale) and self.store.process(name, time=0.0, create=False) is None:
-                return None
-        return self.process(name)
-
-    def _new(self, name: str, user: str) -> Process | None:
-        """A session that is not written yet; None if the name is taken."""
+    def _begin(self, name: str, user: str, write: Callable[[Process], None]) -> Process | None:
+        """A new session, which exists when `write` has written into it; None if the name is taken by then."""
         if self.store.process(name, time=0.0, create=False) is not None:
             return None
-        return self._open(ProcessInfo(number=0, name=name, created=self.clock(), user=user), new=True)
-
-    def _keep(self, made: Process) -> Process:
-        """A session that has just been written, or what another thread has opened it as."""
+        made = self._open(ProcessInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+        try:
+            write(made)
+        except StoreStale:
+            # Another program may have taken the name meanwhile.
+            if self.store.process(name, time=0.0, create=False) is None:
+                raise
+            return None
         with self._lock:
-            known = self._processes.get(made.name)
-            if known is None or known.kernel.stale or known.kernel.info.number != made.kernel.info.number:
-                known = self._processes[made.name] = made
+            known = self._processes.get(name)
+            # Another thread may have opened it by now.
+            if known is None or known._kernel.stale or known.number != made.number:
+                known = self._processes[name] = made
             return known
 
     def processes(self) -> list[ProcessInfo]:
@@ -370,7 +368,7 @@ class Hierarchy:
         for name, found in pages.items():
             info = self.store.process(name, time=0.0, create=False)
             if info is not None and not info.damaged:
-                self.memory(info.user).observe(Act.SEARCH, found, cause="fault")
+                self.memory(info.user).record(Act.SEARCH, found, cause="fault")
 
     def forget(
         self,
@@ -436,12 +434,12 @@ class Hierarchy:
             whole=tuple(info.name for info in going),
             left=tuple((info.name, info.damaged) for info in whole if info.damaged),
         )
-        keys = closure(self.store, self._holder, everything)
-        receipt = erasure_of(self.store, self._holder, keys, receipt)
+        keys = closure(self, everything)
+        receipt = erasure_of(self, keys, receipt)
         if not dry:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
-            erase(self.store, self._holder, everything, keys, [info.number for info in going], why)
+            erase(self, everything, keys, [info.number for info in going], why)
             with self._lock:
                 for info in going:
                     self._processes.pop(info.name, None)
@@ -464,7 +462,7 @@ class Hierarchy:
             return made_from(self.store, found), []
         if address is None:
             return {}, sorted([*self._below(found), found], key=_depth_of)
-        return self._resolved(found, address), []
+        return self.segment(found.number).forgettable(address), []
 
     def _below(self, info: ProcessInfo) -> list[ProcessInfo]:
         """The branches of a session, and those that are damaged, too."""
@@ -473,41 +471,18 @@ class Hierarchy:
         damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
         return [each for each in under if each.number in below | damaged]
 
-    def _resolved(self, info: ProcessInfo, address: str) -> dict[int, list[int]]:
-        if info.kind is ProcessKind.SESSION:
-            process, there = self.process(info.name).located(address)
-            return {process.kernel.info.number: process.forgettable(there)}
-        return {info.number: self._collection(info.name, info.kind, info.user).resolve(address)}
-
     def close(self) -> None:
         """Write the waiting observations, and release the file; idempotent."""
         if self._closed:
             return
         self._closed = True
         try:
-            for process in self._processes.values():
-                if not self.store.readonly:
-                    self._flush(process)
-            for collection in self._collections.values():
-                if not collection.flush():
-                    warnings.warn(f"observations of {collection.name!r} are not in its ledger", stacklevel=2)
+            for segment in (*self._processes.values(), *self._collections.values()):
+                segment.close()
         finally:
             if self.vectors is not None:
                 self.vectors.close()
             self.store.close()
-
-    @staticmethod
-    def _flush(process: Process) -> None:
-        process.abandon()
-        try:
-            process.kernel.flush(closing=True)
-        except StoreStale:
-            # Another writer continued this session; only observations are left here.
-            process.kernel.undo()
-        except StoreError as error:
-            # Reading a session must not fail because the reading cannot be recorded.
-            count = len(process.kernel.pending.events)
-            warnings.warn(f"{count} observations of session {process.name!r} are not in its ledger: {error.what}", stacklevel=4)
 
     def __enter__(self) -> Hierarchy:
         return self

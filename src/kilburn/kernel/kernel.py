@@ -46,7 +46,7 @@ from kilburn.kernel.laws import (
     known,
 )
 from kilburn.kernel.pages import finder_of, reader_of
-from kilburn.kernel.pending import START, Pending, Savepoint
+from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import RANKING, Search
@@ -57,7 +57,7 @@ from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, Store
 
-__all__ = ["GATHERED", "LEAST", "Kernel"]
+__all__ = ["LEAST", "Kernel"]
 
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
@@ -72,9 +72,6 @@ that what checkpoints cost does not grow with the session."""
 
 SHORT = 64
 """The same when the session is released, or a branch begins from it."""
-
-GATHERED = 256
-"""Observations that wait for a commit at most."""
 
 NAMED = 5
 """Pages that an error names."""
@@ -470,27 +467,17 @@ class Kernel:
             self.pending.pieces |= {page.digest: pieces} if pieces is not None else {}
         return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
-    def pin(self, pages: Sequence[int], why: str = "") -> None:
-        """Pin pages inside the current batch.
+    def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Any) -> None:
+        """Pin or unpin pages, or set their importance (`mark`, from 0 to 1), inside the current batch.
 
         Raises:
             PinsExceedWindow: the pins would not fit; the caller undoes. UnknownAddress, Forgotten, StoreCorrupt.
         """
-        self._set(Act.PIN, pages, why=why)
-        self.check_pins()
-
-    def unpin(self, pages: Sequence[int]) -> None:
-        """Let pages move again, inside the current batch."""
-        self._set(Act.UNPIN, pages)
-
-    def remember(self, pages: Sequence[int], importance: float) -> None:
-        """Set the importance of pages, from 0 to 1, inside the current batch."""
-        self._set(Act.REMEMBER, pages, mark=importance)
-
-    def _set(self, act: Act, pages: Sequence[int], **data: Any) -> None:
         for page in pages:
             self.text(page)
-        self.record(act, pages, policy="user", cause="user", **data)
+        self.record(act, pages, policy="user", cause="user", why=why, **data)
+        if act is Act.PIN:
+            self.check_pins()
 
     def rebudget(self, budget: Budget) -> None:
         """Take another budget, as a part of the batch."""
@@ -500,8 +487,11 @@ class Kernel:
     # The batch
 
     @contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self, *, undone: bool = False) -> Iterator[None]:
         """All changes inside are written together at the end, or undone.
+
+        Args:
+            undone: whether they are undone in any case: what they would lead to is to be seen.
 
         Raises:
             KernelError: within another batch.
@@ -511,7 +501,7 @@ class Kernel:
             try:
                 self.begin()
                 yield
-                self.flush()
+                self.undo() if undone else self.flush()
                 self.end()
             except BaseException as error:
                 self.fail(error)
@@ -702,7 +692,9 @@ class Kernel:
         """
         self.record(act, pages, policy=policy, cause=cause, **data)
         if len(self.pending.events) >= GATHERED and not self.flush_observed():
-            self._lose_observed()
+            lost, kept = self.pending.halve()
+            self.record(Act.NOTE, lost=lost)
+            self.pending.add(kept)
 
     def flush_observed(self) -> bool:
         """Write the observations, if that is possible at once; not inside a batch."""
@@ -713,13 +705,6 @@ class Kernel:
         except StoreError:
             return False
         return True
-
-    def _lose_observed(self) -> None:
-        pending = self.pending
-        old, kept = pending.events[: GATHERED // 2], pending.events[GATHERED // 2 :]
-        pending.events = []
-        self.record(Act.NOTE, lost=sum(int(event.data.get("lost", 1)) if event.act is Act.NOTE else 1 for event in old))
-        pending.add(kept)
 
 
 def _by_place(at: dict[int, Place]) -> dict[Place, list[int]]:

@@ -200,7 +200,9 @@ def _kind_of(name: str) -> tuple[ProcessKind, str]:
 
 def _is_own(process: Process, name: str) -> bool:
     """Whether this is the session itself, or a branch below it."""
-    return name == process.name or (name.startswith(f"{process.name}/") and any(info.name == name for info in process.below()))
+    if name.startswith(f"{process.name}/"):
+        return any(info.name == name for info in process.branches.below())
+    return name == process.name
 
 
 def _away(process: Process, address: str) -> tuple[str, str] | None:
@@ -227,7 +229,7 @@ def _recall(process: Process, arguments: str, call_id: str | None, reach: Reach)
     if away and not _is_own(process, away[0]):
         info = _process_of(process, away[0], reach)
         rows = _rows(process, info, away[1])
-        texts = process.kernel.store.texts({page.digest for page, _ in rows})
+        texts = process.store.texts({page.digest for page, _ in rows})
         pieces, kept, left = _cut(
             asked, process.capacity, [(_heading(info, page, state), texts[page.digest]) for page, state in rows]
         )
@@ -271,7 +273,7 @@ def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tupl
 
 def _process_of(process: Process, name: str, reach: Reach) -> ProcessInfo:
     """Another process of the tenant; one that may not be read is as good as absent."""
-    info = process.kernel.store.process(name, time=0.0, create=False) if reach(*_kind_of(name)) else None
+    info = process.store.process(name, time=0.0, create=False) if reach(*_kind_of(name)) else None
     if info is None or info.kind != _kind_of(name)[0]:
         raise UnknownAddress(f"nothing called {name[:80]!r} can be read here", advice="see what search_memory finds")
     return info
@@ -282,7 +284,7 @@ def _rows(process: Process, info: ProcessInfo, address: str) -> list[tuple[Page,
     first, last = parse_address(address)
     if last - first >= MOST:
         raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
-    rows = process.kernel.store.read((info.number, page) for page in range(first, last + 1))
+    rows = process.store.read((info.number, page) for page in range(first, last + 1))
     found = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
     if not found:
         raise UnknownAddress(
@@ -304,8 +306,8 @@ def _below(process: Process, name: str) -> str:
 def _reply(process: Process, text: str, pages: Sequence[tuple[Process, int]]) -> MemoryReply:
     """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
     sources = [page for owner, page in pages if owner is process]
-    cites = [(owner.kernel.lineage.owner(page), page) for owner, page in pages if owner is not process]
-    here = process.kernel.info.number
+    cites = [(owner.owner(page), page) for owner, page in pages if owner is not process]
+    here = process.number
     sources += [page for number, page in cites if number == here]
     return MemoryReply(
         text=text,
@@ -349,7 +351,7 @@ def _search(process: Process, arguments: str, call_id: str | None, reach: Reach)
     found: list[tuple[Process, int]] = []
     for hit in hits:
         below = _below(process, hit.session)
-        where = process.branch(below[:-1]) if below else process
+        where = process.branches.open(below[:-1]) if below else process
         number = parse_address(hit.address)[0]
         if number not in where.window.pages:
             # Another program has just added it to the branch.
@@ -368,7 +370,7 @@ def _search_away(process: Process, query: str, session: str, tokens: int, reach:
         kind, name = _kind_of(info.name)
         return info.kind == kind and (_is_own(process, info.name) or reach(kind, name))
 
-    known = process.kernel.store.processes()
+    known = process.store.processes()
     infos = [info for info in known if session in (EVERYWHERE, info.name) and readable(info)]
     if not infos:
         raise UnknownAddress(f"nothing called {session[:80]!r} can be read here", advice="search for * or leave `session` out")

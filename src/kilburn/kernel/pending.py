@@ -16,7 +16,10 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.store import Batch, Pieces, State
 
-__all__ = ["START", "Pending", "Savepoint"]
+__all__ = ["GATHERED", "START", "Pending", "Savepoint"]
+
+GATHERED = 256
+"""Observations that wait for a commit at most."""
 
 INDEXED = frozenset({Kind.TEXT, Kind.RESULT, Kind.CALL, Kind.REASONING})
 NOT_INDEXED = frozenset({"recall", "search_memory", "pin"})
@@ -66,6 +69,17 @@ class Pending:
         """Append events, with the next numbers."""
         for event in events:
             self.events.append(msgspec.structs.replace(event, number=self.next))
+
+    def continue_from(self, head: int) -> None:
+        """Continue the ledger after this event instead: another writer went on, and there are only observations here."""
+        if head != self.head:
+            self.head, waiting, self.events = head, self.events, []
+            self.add(waiting)
+
+    def halve(self) -> tuple[int, list[Event]]:
+        """Remove the events, all of them observations: how many were lost by losing the older half, and the newer half."""
+        old, kept, self.events = self.events[: GATHERED // 2], self.events[GATHERED // 2 :], []
+        return sum(int(event.data.get("lost", 1)) if event.act is Act.NOTE else 1 for event in old), kept
 
     def undo(self, point: Savepoint, turn: int) -> list[Page]:
         """Undo to a savepoint. Returns the pages that are gone.

@@ -223,7 +223,7 @@ class Planner:
             if all(window.pages[before].role is Role.SYSTEM for before in range(1, number)) and self._shorten(
                 page, kernel.capacity // 4
             ):
-                kernel.pin([window.last_derived], why="the system prompt is too long to pin whole")
+                kernel.mark(Act.PIN, [window.last_derived], why="the system prompt is too long to pin whole")
 
     def _hold_request(self) -> None:
         """Keep the user's latest message in the window: whole, or its head and tail if it takes more than its share.

@@ -4,40 +4,36 @@ What is appended stays: in the window while there is room, and in the store for 
 the public interface. The policy decides, the kernel does the work, and each change is one batch. Each answer follows
 the current ledger: if another writer continued the session (or a person forgot a page), everything is read again
 first. Reads are recorded in the ledger, unless the store was opened for reading; no read waits or fails because of
-that.
+that. What a process has in common with a memory and a document is in `segment`; its branches are in `Branches` here.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.budget import Budget, Counter
+from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask
 from kilburn.errors import (
     Forgotten,
     KernelError,
     KilburnError,
     SpecError,
-    StoreCorrupt,
     StoreError,
-    StoreReadOnly,
     StoreStale,
     UnknownAddress,
 )
-from kilburn.event import STATE, Act, Event
+from kilburn.event import Act, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
-from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.drive import answerer, arun, aside, run
-from kilburn.kernel.forgetting import Holder, addresses, closure, forget, named_closure
+from kilburn.kernel.forgetting import Home, closure, forget
 from kilburn.kernel.found import Found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
@@ -46,6 +42,7 @@ from kilburn.kernel.prompts import Prompts
 from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
+from kilburn.kernel.segment import Segment
 from kilburn.kernel.window import GONE, Window
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
@@ -58,7 +55,7 @@ from kilburn.wire.form import dump, parse
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["HitRateWarning", "Process", "Recalled"]
+__all__ = ["Branches", "HitRateWarning", "Process", "Recalled", "SessionHome"]
 
 READ = 500
 """Pages whose texts are read at a time."""
@@ -76,87 +73,85 @@ class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
+class SessionHome(Home, Protocol):
+    """What a session needs of the store that it is in: also the other sessions, by name."""
+
+    def process(self, name: str, user: str = "") -> Process:
+        """The session of that name: created, or reopened where it was left."""
+        ...
+
+    def _begin(self, name: str, user: str, write: Callable[[Process], None]) -> Process | None:
+        """A new session, which exists when `write` has written into it; None if the name is taken."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Keep a session in memory no longer."""
+        ...
+
+
 @checked
-class Process:
-    """One session of one agent, made by `Hierarchy.process`.
+class Process(Segment):
+    """One session of one agent, made by `Hierarchy.process`. Recall, pins, forgetting and the ledger are in `Segment`.
 
     Safe to use from several threads; calls are serialised.
     """
 
-    def __init__(self, kernel: Kernel, planner: Planner, answer: Callable[[Ask], Answer]) -> None:
-        self.kernel = kernel
+    _home: SessionHome
+
+    def __init__(self, home: SessionHome, kernel: Kernel, planner: Planner, answer: Callable[[Ask], Answer]) -> None:
+        super().__init__(home, kernel.lock, kernel.counter)
+        self._kernel = kernel
         self._planner = planner
         self._answer = answer
         self._prompts = Prompts(kernel)
         self._warned = False
-        # Branches that are known to exist.
+        # How many branches are known to exist, and forks by the number of the branch.
         self._forks = 0
-        self._forked: Fork | None = None
         self._known: dict[int, Fork] = {}
-        # Opens any process of the tenant by its number, for what is forgotten with pages of this one.
-        self.opener: Callable[[int], Holder] = lambda _: self
-        # Opens another session of the tenant by its name; prepares one by its name and user, and keeps it when it is written.
-        # None where that cannot be.
-        self.relative: Callable[[str], Process | None] = lambda _: None
-        self.sibling: Callable[[str, str], Process | None] = lambda *_: None
-        self.keep: Callable[[Process], Process] = lambda made: made
-        # Writes what waits, and keeps this session in memory no longer than its callers do.
-        self.release: Callable[[], None] = lambda: None
         # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
     def __repr__(self) -> str:
         """What is known in memory: nothing is read, and no text of a page is in it."""
-        window, budget = self.kernel.window, self.kernel.budget
-        known = f"{len(window.pages)} pages, {window.use} of {budget.capacity} tokens"
+        known = f"{len(self.window.pages)} pages, {self.window.use} of {self.budget.capacity} tokens"
         return f"<Process {self.name!r} of tenant {self.tenant!r}: {known}>"
 
     @property
-    def name(self) -> str:
-        """The session's name."""
-        return self.kernel.info.name
+    def info(self) -> ProcessInfo:
+        """Its row in the store, as it was when the session was opened."""
+        return self._kernel.info
 
     @property
-    def tenant(self) -> str:
-        """The tenant of the store that it lives in."""
-        return self.kernel.store.tenant
+    def head(self) -> int:
+        """Number of the last event in its ledger, as this process last saw it."""
+        return self._kernel.pending.head
 
     @property
-    def readonly(self) -> bool:
-        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
-        return self.kernel.store.readonly
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Hold it to read several things of the same state; every call here holds it."""
-        return self.kernel.lock
+    def branches(self) -> Branches:
+        """The session that it is a branch of, and its own branches."""
+        return Branches(self)
 
     @property
     def window(self) -> Window:
         """What is in the window, where and at what cost, as this process last saw it. Only the kernel changes it."""
-        return self.kernel.window
+        return self._kernel.window
 
     @property
     def budget(self) -> Budget:
         """What its window may hold."""
-        return self.kernel.budget
-
-    @property
-    def counter(self) -> Counter:
-        """Counts its tokens."""
-        return self.kernel.counter
+        return self._kernel.budget
 
     @property
     def capacity(self) -> int:
         """Tokens that the pages of a prompt may take: the budget's, corrected by what providers reported."""
         with self.lock:
-            return self.kernel.capacity
+            return self._kernel.capacity
 
     @property
     def use(self) -> int:
         """Tokens that the prompt takes now."""
         with self.lock:
-            return self.kernel.use
+            return self._kernel.use
 
     @property
     def excess(self) -> int:
@@ -164,18 +159,18 @@ class Process:
         wait for results, need. Then it can be read and mended, by `unpin`, `forget` or a larger window; `render` and `append`
         raise `PinsExceedWindow`."""
         with self.lock:
-            return self.kernel.excess
+            return self._kernel.excess
 
     @property
     def shipped(self) -> int | None:
         """Tokens that the last prompt might take; None before the first prompt."""
         with self.lock:
-            return self.kernel.ledger.stats.window or None
+            return self._kernel.ledger.stats.window or None
 
     @property
     def turn(self) -> int:
         """Number of the message that was admitted last; 0 before the first."""
-        return self.kernel.window.turn
+        return self._kernel.window.turn
 
     @contextmanager
     def _current(self) -> Iterator[Kernel]:
@@ -184,20 +179,22 @@ class Process:
         Raises:
             StoreStale: another writer went on while changes here are not written.
         """
-        with self.kernel.lock:
-            self.kernel.check_free()
+        with self.lock:
             self.refresh()
-            yield self.kernel
+            yield self._kernel
 
-    def refresh(self) -> None:
-        """Read what other writers have done; every read here begins with this.
+    def refresh(self) -> bool:
+        """Read what other writers have done; every read here begins with this. Returns whether they did anything.
 
         Raises:
             StoreStale: another writer went on while changes here are not written.
         """
-        with self.kernel.lock:
-            if self.kernel.refresh():
+        with self.lock:
+            self._kernel.check_free()
+            found = self._kernel.refresh()
+            if found:
                 self._renewed()
+            return found
 
     def _renewed(self) -> None:
         """Everything was read again: drop what is known of the old state."""
@@ -247,7 +244,7 @@ class Process:
         def admit() -> tuple[int, ...]:
             if instead_of:
                 self._take_back(instead_of)
-            first, last = self.kernel.take_in(parsed, time)
+            first, last = self._kernel.take_in(parsed, time)
             return tuple(range(first, last + 1))
 
         admitted = yield from self._settling(admit, Cause.ADMIT)
@@ -256,7 +253,7 @@ class Process:
     def take_back(self, pages: Iterable[int]) -> None:
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
         Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
-        with self.kernel.batch():
+        with self._kernel.batch():
             self._take_back(pages)
             self._planner.enforce(eases=True)
 
@@ -265,12 +262,12 @@ class Process:
         left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
         if waiting := [window.pages[page].call for page in left if page in window.open]:
             results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
-            first, last = self.kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+            first, last = self._kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
             left += range(first, last + 1)
         if pinned := [page for page in left if page in window.pins]:
-            self.kernel.unpin(pinned)
+            self._kernel.mark(Act.UNPIN, pinned)
         if left:
-            self.kernel.carry(Retire(pages=tuple(left), why="taken back"))
+            self._kernel.carry(Retire(pages=tuple(left), why="taken back"))
 
     def idle(self) -> None:
         """Tell the policy that the caller has time: a good moment for work that may wait."""
@@ -287,8 +284,8 @@ class Process:
             The events in the ledger: its moves, and last `COMPACT` with the outcome. Empty if there was nothing to
                 do.
         """
-        before = self.kernel.pending.next - 1
-        run(self._settling(tuple, Cause.IDLE, planner=Planner(self.kernel, policy, name)), answerer(model))
+        before = self._kernel.pending.next - 1
+        run(self._settling(tuple, Cause.IDLE, planner=Planner(self._kernel, policy, name)), answerer(model))
         return [event for event in self.events(before) if event.policy == name]
 
     @contextmanager
@@ -300,8 +297,8 @@ class Process:
         Raises:
             KernelError: within another change.
         """
-        with self.kernel.batch():
-            yield self.kernel
+        with self._kernel.batch():
+            yield self._kernel
 
     def _settling(
         self,
@@ -313,7 +310,7 @@ class Process:
         eases: bool = False,
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
         """One batch: a change, then the policy's moves; `change` says which pages it is about."""
-        kernel, planner = self.kernel, planner or self._planner
+        kernel, planner = self._kernel, planner or self._planner
         with kernel.lock:
             kernel.check_free()
             try:
@@ -340,15 +337,37 @@ class Process:
         Args:
             name: its name in the ledger.
         """
-        with self.kernel.lock:
-            self.kernel.check_free()
+        with self._kernel.lock:
+            self._kernel.check_free()
             self._planner.abandon()
-            self._planner = Planner(self.kernel, policy, name, self._answer)
+            self._planner = Planner(self._kernel, policy, name, self._answer)
 
-    def abandon(self) -> None:
-        """Give up a question that a model is still answering; called when the store closes."""
-        with self.kernel.lock:
+    def release(self) -> None:
+        """Write what waits, and keep this session in memory no longer than its callers do."""
+        self._home.release(self.name)
+
+    def flush(self) -> bool:
+        """Write the observations that wait, if that is possible at once and this is no moment within a change; whether that
+        worked."""
+        with self.lock:
+            return self._kernel.flush_observed()
+
+    def close(self) -> None:
+        """Give up a question that a model is still answering, and write what waits; called when the store closes, or
+        releases the session."""
+        if self.readonly:
+            return
+        with self.lock:
             self._planner.abandon()
+        try:
+            self._kernel.flush(closing=True)
+        except StoreStale:
+            # Another writer continued this session; only observations are left here.
+            self._kernel.undo()
+        except StoreError as error:
+            # Reading a session must not fail because the reading cannot be recorded.
+            count = len(self._waiting())
+            warnings.warn(f"{count} observations of session {self.name!r} are not in its ledger: {error.what}", stacklevel=4)
 
     def resize(self, budget: Budget) -> None:
         """Give this process another budget from now on; pages that no longer fit leave.
@@ -359,9 +378,9 @@ class Process:
         over = self.excess > 0
 
         def change() -> tuple[int, ...]:
-            self.kernel.rebudget(budget)
+            self._kernel.rebudget(budget)
             if not over:
-                self.kernel.check_pins()
+                self._kernel.check_pins()
             return ()
 
         run(self._settling(change, Cause.PRESSURE, eases=over), self._answer)
@@ -375,7 +394,7 @@ class Process:
         Returns:
             Whether the numbers are plausible.
         """
-        kernel = self.kernel
+        kernel = self._kernel
         with kernel.lock:
             if not (is_count(counted) and usage.sound and is_plausible(counted, usage.prompt)):
                 kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
@@ -400,16 +419,9 @@ class Process:
                 return self._prompts.render(format)
             # The session has a larger window, and nothing may be written: it is made to fit in memory, and this is
             # undone.
-            try:
-                kernel.begin()
+            with kernel.batch(undone=True):
                 self._planner.enforce()
-                prompt = self._prompts.render_once(format)
-                kernel.undo()
-                kernel.end()
-            except BaseException as error:
-                kernel.fail(error)
-                raise
-            return prompt
+                return self._prompts.render_once(format)
 
     def render_from(self, turn: int, messages: Sequence[Message] = (), format: str = "chat") -> Prompt:
         """The prompt as it would be if these messages had come after a turn, and not what did. Nothing is appended or moved, and
@@ -421,19 +433,13 @@ class Process:
         with self._current() as kernel:
             window = self.window
             last = window.last
-            try:
-                kernel.begin()
+            with kernel.batch(undone=True):
                 self._take_back([page.id for page in window.pages.originals() if page.message > turn])
                 if messages:
                     kernel.take_in(messages)
                 self._planner.enforce()
                 prompt = self._prompts.render_once(format)
                 added = [*range(last + 1, window.last + 1)]
-                kernel.undo()
-                kernel.end()
-            except BaseException as error:
-                kernel.fail(error)
-                raise
             # Their numbers are given again.
             self._prompts.forget(added)
             return prompt
@@ -449,59 +455,23 @@ class Process:
             if not self.readonly:
                 self._prompts.sent_whole()
 
-    def recall(self, address: str) -> Recalled:
-        """The exact text at an address, from whichever level has it: a fault if it is not in the window.
-
-        Args:
-            address: of a page here, such as `p17`, or of a branch, such as `b1/p17`.
-
-        Raises:
-            UnknownAddress, Forgotten, StoreCorrupt.
-        """
-        whose, address = self.located(address)
-        if whose is not self:
-            return whose.recall(address)
-        with self._current() as kernel:
-            try:
-                numbers, recalled = self._read(address)
-            except StoreCorrupt:
-                # It may have been forgotten between the two reads of the store.
-                if not kernel.refresh():
-                    raise
-                self._renewed()
-                numbers, recalled = self._read(address)
-            if not kernel.store.readonly:
-                kernel.observe(
-                    Act.FAULT,
-                    numbers,
-                    policy="user",
-                    cause=Cause.FAULT,
-                    missed=[n for n in numbers if kernel.window.at(n) != Place.IN],
-                )
-            return recalled
-
-    def located(self, address: str) -> tuple[Process, str]:
-        """The session that an address names, this one or a branch of it, and the address there.
-
-        Raises:
-            UnknownAddress: there is no such branch.
-        """
+    def _located(self, address: str) -> tuple[Process, str]:
         if not (isinstance(address, str) and "/" in address):
             return self, address
         path, _, rest = address.strip().rpartition("/")
-        return self.branch(path), rest
+        return self.branches.open(path), rest
 
-    async def arecall(self, address: str) -> Recalled:
-        """`recall` for async callers, in a worker thread."""
-        return await aside(partial(self.recall, address))
-
-    def _read(self, address: str) -> tuple[list[int], Recalled]:
-        kernel = self.kernel
+    def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
+        kernel, window = self._kernel, self.window
         numbers = kernel.resolve(address)
-        kernel.window.pages.fetch(numbers)
-        pages = tuple(kernel.window.pages[number] for number in numbers)
+        window.pages.fetch(numbers)
+        pages = [window.pages[number] for number in numbers]
         kernel.contents.fetch(page.digest for page in pages)
-        return numbers, Recalled(pages, tuple(map(kernel.text_of, pages)), self)
+        return pages, [kernel.text_of(page) for page in pages], [page for page in numbers if window.at(page) != Place.IN]
+
+    def owner(self, page: int) -> int:
+        """The number of the session in which a page was made: a branch inherits pages. `cites` takes both numbers."""
+        return self._kernel.lineage.owner(page)
 
     def resolve(self, address: str) -> list[int]:
         """The ids of the pages that an address names, those that were retired included.
@@ -510,34 +480,12 @@ class Process:
             UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
         """
         with self.lock:
-            return self.kernel.resolve(address)
-
-    def closure(self, address: str) -> list[Page]:
-        """All pages of this process, or of the branch that the address names, that forgetting it would forget: these, and what
-        was derived or recalled from them; `reach` also has those of other processes.
-
-        Raises:
-            UnknownAddress, Forgotten.
-        """
-        whose, address = self.located(address)
-        if whose is not self:
-            return whose.closure(address)
-        with self.lock:
-            return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
-
-    def reach(self, address: str) -> list[tuple[str, Page]]:
-        """All pages that forgetting this address would forget in any process of the tenant, with the names of the processes.
-
-        Raises:
-            UnknownAddress, Forgotten.
-        """
-        whose, address = self.located(address)
-        return named_closure(self.kernel.store, self.opener, whose.kernel.info.number, whose.resolve(address))
+            return self._kernel.resolve(address)
 
     def fetch(self, pages: Iterable[Page]) -> None:
         """Cache the texts of pages in one read of the store; forgotten pages have none."""
         with self.lock:
-            self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
+            self._kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
 
     def text(self, page: int) -> str:
         """The exact text of a page, by its id. Unlike `recall` it records nothing.
@@ -546,7 +494,7 @@ class Process:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
         with self.lock:
-            return self.kernel.text(page)
+            return self._kernel.text(page)
 
     def part(self, page: Page) -> tuple[Part, str | None]:
         """The message part that a page came from; with the first part, also the leftovers of its message.
@@ -554,7 +502,7 @@ class Process:
         Raises:
             StoreCorrupt.
         """
-        contents = self.kernel.contents
+        contents = self._kernel.contents
         with self.lock:
             return part_of(page, contents.get(page.digest), contents.get(page.extra))
 
@@ -581,11 +529,11 @@ class Process:
             among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
+            search = kernel.searching(self.branches.below() if among is None else among, alone=among is not None)
             now = kernel.clock()
             ranked = search.ranked(query, now, tokens, unseen=unseen)
             hits = search.found(ranked, kernel.counter, tokens, now, limit, apart=True)
-            if record and not kernel.store.readonly:
+            if record and not self.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
                 kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
         return hits
@@ -603,43 +551,19 @@ class Process:
         """`search` for async callers, in a worker thread."""
         return await aside(partial(self.search, query, tokens, limit, record=record, unseen=unseen, among=among))
 
-    def pin(self, address: str) -> None:
-        """Keep pages in the window, byte-identical, until they are unpinned; pages that are out come back first.
-
-        Raises:
-            UnknownAddress, Forgotten. PinsExceedWindow: nothing was pinned.
-        """
-
-        def pin(pages: list[int]) -> None:
-            self._planner.bring(pages)
-            self.kernel.pin(pages)
-
-        self._advise(address, pin)
-
-    def unpin(self, address: str) -> None:
-        """Let pages move again. It also works where a session was opened with a smaller window than its pins need, one pin
-        after the other."""
-        self._advise(address, self.kernel.unpin, eases=True)
-
-    def remember(self, address: str, importance: float = 1.0) -> None:
-        """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
-        if not 0.0 <= importance <= 1.0:
-            raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
-        self._advise(address, lambda pages: self.kernel.remember(pages, importance), eases=True)
-
-    def _advise(self, address: str, advise: Callable[[list[int]], None], *, eases: bool = False) -> None:
-        """Change what is known of pages' worth, and let the policy use the occasion."""
-
+    def _mark(self, act: Act, address: str, **data: Any) -> None:
         def change() -> tuple[int, ...]:
-            pages = self.kernel.resolve(address)
-            advise(pages)
+            pages = self._kernel.resolve(address)
+            if act is Act.PIN:
+                self._planner.bring(pages)
+            self._kernel.mark(act, pages, **data)
             return tuple(pages)
 
-        run(self._settling(change, Cause.ADVICE, eases=eases), self._answer)
+        run(self._settling(change, Cause.ADVICE, eases=act is not Act.PIN), self._answer)
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
         """The view that a policy at the window would get now: frozen, and valid until the next change."""
-        with self.kernel.lock:
+        with self._kernel.lock:
             return self._planner.view(cause, wanted)
 
     def apply(self, *moves: Move) -> list[str]:
@@ -648,51 +572,30 @@ class Process:
         Raises:
             LawBroken, KernelError: a move is illegal; nothing changed.
         """
-        with self.kernel.batch():
-            made = [self.kernel.carry(move) for move in moves]
+        with self._kernel.batch():
+            made = [self._kernel.carry(move) for move in moves]
             self._planner.enforce()
         return [address_of(page) for page in made if page is not None]
 
-    def forget(self, address: str, why: str = "") -> list[str]:
-        """Forget pages and everything that was made from them, in every place and in every process of the tenant. What a
-        branch inherited is forgotten where it was made, too.
-
-        All places that registered in `erasers` (a folder of spilled keys and values) are called, even if one fails.
-        Its error is raised afterwards, and the pages are forgotten here all the same.
-
-        Not reached are providers' caches, file-system snapshots, and exports.
-
-        Args:
-            address: of pages here, such as `p17` or `p17-p20`, or of a branch, such as `b1/p17`.
-
-        Returns:
-            What was forgotten: addresses here, and those of other processes after the name of the process.
+    def forgettable(self, address: str) -> dict[int, list[int]]:
+        """The pages that an address names, for `forget`: the number of the session that has them, this one or a branch of it
+        -> their ids. What is forgotten there is among them: if an earlier forgetting broke off, others may still have it.
 
         Raises:
-            UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
+            UnknownAddress. Forgotten: all of it was forgotten, everywhere.
         """
-        with self._current() as kernel:
-            if kernel.store.readonly:
-                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
-        whose, there = self.located(address)
-        gone = forget(kernel.store, self.opener, {whose.kernel.info.number: whose.forgettable(there)}, why)
-        return addresses(self.opener, gone, kernel.info.number)
-
-    def forgettable(self, address: str) -> list[int]:
-        """The ids of the pages that an address names, for `forget`. What is forgotten here is among them: if an earlier
-        forgetting broke off, other processes may still have it.
-
-        Raises:
-            UnknownAddress. Forgotten: all of it was forgotten, in every process.
-        """
+        whose, address = self._located(address)
+        if whose is not self:
+            return whose.forgettable(address)
         with self._current() as kernel:
             first, last = parse_address(address)
+            roots = {self.number: list(range(first, last + 1))}
             try:
                 kernel.resolve(address)
             except Forgotten:
-                if not closure(kernel.store, self.opener, {kernel.info.number: range(first, last + 1)}):
+                if not closure(self._home, roots):
                     raise
-            return list(range(first, last + 1))
+            return roots
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages and all that were derived or recalled from them here, without those that are forgotten.
@@ -722,10 +625,10 @@ class Process:
             gone = self.made_from(pages)
             if not gone:
                 return []
-            with self.kernel.batch():
-                self.kernel.carry(Drop(pages=tuple(gone), why=why))
+            with self._kernel.batch():
+                self._kernel.carry(Drop(pages=tuple(gone), why=why))
                 self._planner.enforce(eases=True)
-            self.kernel.forget_texts(gone)
+            self._kernel.forget_texts(gone)
             self._prompts.forget(gone)
         failures = []
         for erase in list(self.erasers.values()):
@@ -737,15 +640,19 @@ class Process:
             raise failures[0]
         return gone
 
+    @property
+    def figures(self) -> Stats:
+        """The ledger's figures without what waits to be written: nothing is read or written for their sake."""
+        return self._kernel.ledger.report(use=self.use, window=self.capacity)
+
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
 
         Observations that cannot be written yet (a full disk, another writer) are counted once they are written.
         """
-        with self._current() as kernel:
-            if not kernel.store.readonly:
-                kernel.flush_observed()
-            stats = kernel.ledger.report(use=kernel.use, window=kernel.capacity)
+        with self._current():
+            self.flush()
+            stats = self.figures
         low = next((warning for warning in stats.warnings if warning.startswith("hit rate")), None)
         if low is not None and not self._warned:
             self._warned = True
@@ -754,50 +661,15 @@ class Process:
 
     def pages(self) -> list[tuple[Page, State]]:
         """All pages with where they are, as this process last saw them: originals in order, then derived ones."""
-        with self.kernel.lock:
+        with self._kernel.lock:
             pages, states = self.window.pages, self.window.states
             return [(pages[page], states[page]) for page in sorted(pages, key=lambda page: (page < 0, abs(page)))]
 
-    def record(self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", **data: Any) -> None:
-        """Write an observation into the ledger, such as what left another level; it waits for the next commit.
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Any) -> None:
+        self._kernel.observe(act, pages, policy=policy, cause=cause, why=why, **data)
 
-        If the store was opened for reading, nothing happens.
-
-        Args:
-            data: what is particular to the act, as plain JSON; `why` in words.
-
-        Raises:
-            KernelError: an act that changes state, or data named `new` or `texts`.
-        """
-        if act in STATE:
-            raise KernelError(f"{act} changes the state of pages", advice="give a move to `apply`")
-        if taken := data.keys() & {"new", "texts"}:
-            raise KernelError(f"{min(taken)!r} is the kernel's own name", advice="give this part of the data another name")
-        with self.lock:
-            if not self.readonly:
-                self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
-
-    def events(self, after: int = 0, act: Act | None = None) -> Iterator[Event]:
-        """The ledger after event `after`, oldest first; at its end, observations that are not written yet.
-
-        Args:
-            act: only the events of this act; None for all.
-        """
-        with self._current() as kernel:
-            if not kernel.store.readonly:
-                kernel.flush_observed()
-            waiting = [event for event in kernel.pending.events if event.number > after and act in (None, event.act)]
-            written = kernel.store.events(kernel.info.number, max(-LARGEST, min(after, LARGEST)), act)
-        return (event for events in (written, waiting) for event in events)
-
-    def origin(self) -> dict[str, Any]:
-        """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
-
-        `forked` is the number of that session's process, `known` the last page here that the other one has too.
-        """
-        return origin_in(self.kernel.store.events(self.kernel.info.number, 0))
-
-    # Branches
+    def _waiting(self) -> Sequence[Event]:
+        return self._kernel.pending.events
 
     def fork(
         self, prompt: str, *, inherit: Inherit | str = Inherit.HISTORY, call: str | None = None, system: str = ""
@@ -814,7 +686,7 @@ class Process:
             system: a system message before all others; not beside the history, which has its own.
 
         Returns:
-            The branch. `exit` returns from it; `branch` finds it again.
+            The branch. `exit` returns from it; `branches.open` finds it again.
 
         Raises:
             SpecError: nothing that can be inherited has this name.
@@ -827,197 +699,8 @@ class Process:
         for _ in range(TRIES - 1):
             # Another program may go on with this session meanwhile.
             with suppress(StoreStale):
-                return self._fork(prompt, Inherit(inherit), call, system)
-        return self._fork(prompt, Inherit(inherit), call, system)
-
-    def _fork(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Process:
-        with self._current() as kernel:
-            if self.readonly:
-                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to fork")
-            window = kernel.window
-            # Where nothing is left the branch does not lean on a ledger that is about to go, too.
-            whole = inherit is Inherit.HISTORY and any(window.at(page) is not Place.DROPPED for page in window.pages)
-            asked = window.calls.get(call or "", 0)
-            if call is not None and asked not in window.open:
-                raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
-            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
-                kernel.flush(closing=True)
-            fork = Fork(
-                forked=kernel.info.number,
-                inherit=inherit,
-                at=kernel.pending.head if whole else 0,
-                known=window.last if whole else 0,
-                derived=window.last_derived if whole else 0,
-                call=asked,
-            )
-            first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
-            said = [*first, *self._first_of(fork, prompt)]
-            while True:
-                child = self._new()
-                child.kernel.fork(kernel, fork)
-                try:
-                    # The branch is created by the transaction that writes its first messages.
-                    child._begin(said)
-                except StoreStale:
-                    # Another program may have taken the name meanwhile: then the next one is tried, however often.
-                    if kernel.store.process(child.name, time=0.0, create=False) is None:
-                        raise
-                else:
-                    break
-            self._forks += 1
-            return self.keep(child)
-
-    def catch_up(self) -> None:
-        """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
-        window = self.window
-        lost = [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]
-        # What it returned of them stands in the way until `finish`.
-        with suppress(StoreError):
-            self.drop(lost, "forgotten where it was inherited from")
-
-    def finish(self) -> None:
-        """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
-        and not here. What was made from it goes too, in any process."""
-        with self.kernel.lock:
-            window, owns, number = self.window, self.kernel.lineage.owns, self.kernel.info.number
-            here = {page for page in window.gone if window.at(page) is Place.DROPPED and not owns(page)}
-            begun = sorted(here ^ self._gone_above())
-        if begun:
-            try:
-                forget(self.kernel.store, self.opener, {number: begun}, "the rest of a forgetting that broke off")
-            except KilburnError as error:
-                # The next time it is opened, or asked to forget them, goes on.
-                log.warning("session %s: forgetting broke off and could not be finished: %s", self.name, error)
-
-    def _gone_above(self) -> set[int]:
-        """The pages that this branch inherited and that are forgotten where they were made."""
-        lineage = self.kernel.lineage
-        owners = [share.process for share in lineage.shares]
-        return {page for owner in owners for page in self.kernel.store.forgotten(owner) if lineage.owner(page) == owner}
-
-    def _new(self) -> Process:
-        """A session for a branch, not written yet, with the next name that is free."""
-        while True:
-            made = self.sibling(f"{self.name}/{BRANCH}{self._forks + 1}", self.kernel.info.user)
-            if made is not None:
-                return made
-            self._forks += 1
-
-    def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
-        """The first own messages of a branch."""
-        window, owner, said = self.window, self.kernel.lineage.owner, list[Message]()
-        if fork.at:
-            for number in window.waiting():
-                text = "[you are in the branch now]" if number == fork.call else "[this is done in another place]"
-                result = Part(kind=Kind.RESULT, text=text, call=window.pages[number].call)
-                said.append(Message(role=Role.TOOL, parts=(result,)))
-        elif fork.inherit is Inherit.TASK:
-            # Of a long one an excerpt may be in its place.
-            shown = [page for page in window.resident() if page.role is Role.SYSTEM and page.message]
-            systems = [page.id if page.id > 0 else page.sources[0] for page in shown]
-            for number in (*systems, *window.request):
-                page = window.pages[number]
-                if window.at(number) not in GONE:
-                    part = Part(kind=Kind.TEXT, text=self.kernel.text(number))
-                    said.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
-        sources = (fork.call,) if fork.call and fork.at else ()
-        cites = ((owner(fork.call), fork.call),) if fork.call and not fork.at else ()
-        return [*said, Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=prompt),), sources=sources, cites=cites)]
-
-    def _begin(self, said: Sequence[Message]) -> None:
-        def admit() -> tuple[int, ...]:
-            first, last = self.kernel.take_in(said)
-            if self.window.cost(last) <= self.kernel.capacity // 4:
-                self.kernel.pin([last], why="what the branch is to do")
-            return tuple(range(first, last + 1))
-
-        run(self._settling(admit, Cause.ADMIT), self._answer)
-
-    @property
-    def forked(self) -> Fork | None:
-        """Where this branch forked from; None if this session is no branch."""
-        if self._forked is None:
-            self._forked = fork_of(self.origin())
-        return self._forked
-
-    @property
-    def parent(self) -> Process | None:
-        """The session that this branch forked from; None if this session is no branch.
-
-        Raises:
-            KernelError: it was forgotten.
-        """
-        fork = self.forked
-        if fork is None:
-            return None
-        found = self.relative(self.name.rpartition("/")[0])
-        if found is None or found.kernel.info.number != fork.forked:
-            raise KernelError(f"the session that {self.name!r} forked from is gone", advice="nothing can be returned to it")
-        return found
-
-    def branch(self, path: str) -> Process:
-        """A branch of this session by its name from here, such as `b1`, or `b1/b2` for a branch of that.
-
-        Raises:
-            UnknownAddress: there is none.
-        """
-        found: Process = self
-        for name in path.split("/"):
-            below = found.relative(f"{found.name}/{name}") if name.startswith(BRANCH) else None
-            fork = below.forked if below is not None else None
-            if below is None or fork is None or fork.forked != found.kernel.info.number:
-                raise UnknownAddress(f"there is no branch {path[:80]!r} here", advice="see `branches`")
-            found = below
-        return found
-
-    def branches(self) -> list[tuple[ProcessInfo, Fork]]:
-        """The branches that forked from this session, oldest first; none of them is opened."""
-        return branches_in(self.kernel.store, self.kernel.info, self._known, below=False)
-
-    def below(self) -> list[ProcessInfo]:
-        """The branches, their branches, and so on; none of them is opened."""
-        return [info for info, _ in branches_in(self.kernel.store, self.kernel.info, self._known)]
-
-    def returned(self) -> str | None:
-        """The address in the parent of what this branch returned; None before.
-
-        Raises:
-            KernelError: this session is no branch, or its parent was forgotten.
-        """
-        parent, fork = self._above()
-        parent.refresh()
-        # The return cites all of them, and what lost one is forgotten.
-        citing = self.kernel.store.citing(self.kernel.info.number, self._own(fork)[:1])
-        pages = parent.window.pages
-        found = [page for number, page in citing if number == fork.forked and page in pages and _is_return(pages[page], fork)]
-        return address_of(found[0]) if found else None
-
-    def _own(self, fork: Fork) -> list[int]:
-        """The originals of this branch itself, without those that are forgotten."""
-        with self._current() as kernel:
-            window = kernel.window
-            return [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
-
-    def returning(self, text: str) -> Message:
-        """The message with which this branch returns: a result of the call that it answers, or else a user's message of the
-        trust of what it was made from. It cites all pages of the branch; so it can be opened again, and is forgotten with
-        them.
-
-        Raises:
-            KernelError: this session is no branch, its parent was forgotten, or it has returned already.
-        """
-        parent, fork = self._above()
-        known = self.returned()
-        if known is not None:
-            raise KernelError(f"{self.name!r} has returned already, at {known}", advice="fork again")
-        own, number = self._own(fork), self.kernel.info.number
-        name = self.name.rpartition("/")[2]
-        told = f"{text}\n[{name}: {name}/{span_of(own[0], own[-1])}]" if own else text
-        cites = tuple((number, page) for page in own)
-        if fork.call:
-            call = parent.window.pages[fork.call].call
-            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=told, call=call),), cites=cites)
-        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.AGENT, cites=cites)
+                return self.branches._begin(prompt, Inherit(inherit), call, system)
+        return self.branches._begin(prompt, Inherit(inherit), call, system)
 
     def exit(self, text: str) -> str:
         """Return from this branch: its result becomes a message of the parent, in one transaction.
@@ -1029,17 +712,11 @@ class Process:
             KernelError: this session is no branch, its parent was forgotten, or it has returned already.
             WireError: the parent's call has a result, or was forgotten. StoreError.
         """
-        parent, _ = self._above()
+        parent, _ = self.branches._above()
         with parent.lock:
-            address = parent.append(self.returning(text))
+            address = parent.append(self.branches.returning(text))
         self.release()
         return address
-
-    def _above(self) -> tuple[Process, Fork]:
-        fork, parent = self.forked, self.parent
-        if fork is None or parent is None:
-            raise KernelError(f"{self.name!r} is no branch", advice="fork it from a session")
-        return parent, fork
 
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
@@ -1081,6 +758,218 @@ class Process:
                     made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
             damaged = {page.message for page in window.pages.originals() if window.at(page.id) == Place.DROPPED}
         return list(_without_form(made, damaged).values() if damaged else made.values())
+
+
+@checked
+class Branches:
+    """The branches of a session, and the session that it is itself a branch of.
+
+    It holds the session, and not the other way, so that a session is freed as soon as nobody has it.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def origin(self) -> dict[str, Any]:
+        """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
+
+        `forked` is the number of that session's process, `known` the last page here that the other one has too.
+        """
+        return origin_in(self._process.store.events(self._process.number, 0))
+
+    @property
+    def forked(self) -> Fork | None:
+        """Where this branch forked from; None if this session is no branch."""
+        known, number = self._process._known, self._process.number
+        fork = known.get(number) or fork_of(self.origin())
+        if fork is not None:
+            known[number] = fork
+        return fork
+
+    @property
+    def parent(self) -> Process | None:
+        """The session that this branch forked from; None if this session is no branch.
+
+        Raises:
+            KernelError: it was forgotten.
+        """
+        name, fork = self._process.name, self.forked
+        if fork is None:
+            return None
+        found = self._session(name.rpartition("/")[0])
+        if found is None or found.number != fork.forked:
+            raise KernelError(f"the session that {name!r} forked from is gone", advice="nothing can be returned to it")
+        return found
+
+    def open(self, path: str) -> Process:
+        """A branch of this session by its name from here, such as `b1`, or `b1/b2` for a branch of that.
+
+        Raises:
+            UnknownAddress: there is none.
+        """
+        found = self._process
+        for name in path.split("/"):
+            below = self._session(f"{found.name}/{name}") if name.startswith(BRANCH) else None
+            fork = below.branches.forked if below is not None else None
+            if below is None or fork is None or fork.forked != found.number:
+                raise UnknownAddress(f"there is no branch {path[:80]!r} here", advice="see `branches.children()`")
+            found = below
+        return found
+
+    def children(self) -> list[tuple[ProcessInfo, Fork]]:
+        """The branches that forked from this session, oldest first; none of them is opened."""
+        return branches_in(self._process.store, self._process.info, self._process._known, below=False)
+
+    def below(self) -> list[ProcessInfo]:
+        """The branches, their branches, and so on; none of them is opened."""
+        return [info for info, _ in branches_in(self._process.store, self._process.info, self._process._known)]
+
+    def returned(self) -> str | None:
+        """The address in the parent of what this branch returned; None before.
+
+        Raises:
+            KernelError: this session is no branch, or its parent was forgotten.
+        """
+        parent, fork = self._above()
+        parent.refresh()
+        # The return cites all of them, and what lost one is forgotten.
+        citing = self._process.store.citing(self._process.number, self._own(fork)[:1])
+        pages = parent.window.pages
+        found = [page for number, page in citing if number == fork.forked and page in pages and _is_return(pages[page], fork)]
+        return address_of(found[0]) if found else None
+
+    def returning(self, text: str) -> Message:
+        """The message with which this branch returns: a result of the call that it answers, or else a user's message of the
+        trust of what it was made from. It cites all pages of the branch; so it can be opened again, and is forgotten with
+        them.
+
+        Raises:
+            KernelError: this session is no branch, its parent was forgotten, or it has returned already.
+        """
+        parent, fork = self._above()
+        known = self.returned()
+        if known is not None:
+            raise KernelError(f"{self._process.name!r} has returned already, at {known}", advice="fork again")
+        own, number = self._own(fork), self._process.number
+        name = self._process.name.rpartition("/")[2]
+        told = f"{text}\n[{name}: {name}/{span_of(own[0], own[-1])}]" if own else text
+        cites = tuple((number, page) for page in own)
+        if fork.call:
+            call = parent.window.pages[fork.call].call
+            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=told, call=call),), cites=cites)
+        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.AGENT, cites=cites)
+
+    def catch_up(self) -> None:
+        """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
+        window = self._process.window
+        if lost := [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]:
+            # What it returned of them stands in the way until `finish`.
+            with suppress(StoreError):
+                self._process.drop(lost, "forgotten where it was inherited from")
+
+    def finish(self) -> None:
+        """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
+        and not here. What was made from it goes too, in any process."""
+        process = self._process
+        with process.lock:
+            window, owns = process.window, process._kernel.lineage.owns
+            here = {page for page in window.gone if window.at(page) is Place.DROPPED and not owns(page)}
+            begun = sorted(here ^ self._gone_above())
+        if begun:
+            try:
+                forget(process._home, {process.number: begun}, "the rest of a forgetting that broke off")
+            except KilburnError as error:
+                # The next time it is opened, or asked to forget them, goes on.
+                log.warning("session %s: forgetting broke off and could not be finished: %s", process.name, error)
+
+    def _gone_above(self) -> set[int]:
+        """The pages that this branch inherited and that are forgotten where they were made."""
+        lineage = self._process._kernel.lineage
+        owners = [share.process for share in lineage.shares]
+        return {page for owner in owners for page in self._process.store.forgotten(owner) if lineage.owner(page) == owner}
+
+    def _above(self) -> tuple[Process, Fork]:
+        fork, parent = self.forked, self.parent
+        if fork is None or parent is None:
+            raise KernelError(f"{self._process.name!r} is no branch", advice="fork it from a session")
+        return parent, fork
+
+    def _own(self, fork: Fork) -> list[int]:
+        """The originals of this branch itself, without those that are forgotten."""
+        with self._process._current() as kernel:
+            window = kernel.window
+            return [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
+
+    def _session(self, name: str) -> Process | None:
+        """The session of that name, or None."""
+        home = self._process._home
+        return home.process(name) if home.store.process(name, time=0.0, create=False) is not None else None
+
+    def _begin(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Process:
+        """Begin a branch; see `Process.fork`."""
+        process = self._process
+        with process._current() as kernel:
+            process._check_writable()
+            window = kernel.window
+            # Where nothing is left the branch does not lean on a ledger that is about to go, too.
+            whole = inherit is Inherit.HISTORY and any(window.at(page) is not Place.DROPPED for page in window.pages)
+            asked = window.calls.get(call or "", 0)
+            if call is not None and asked not in window.open:
+                raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
+            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
+                kernel.flush(closing=True)
+            fork = Fork(
+                forked=process.number,
+                inherit=inherit,
+                at=kernel.pending.head if whole else 0,
+                known=window.last if whole else 0,
+                derived=window.last_derived if whole else 0,
+                call=asked,
+            )
+            first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
+            said = [*first, *self._first_of(fork, prompt)]
+
+            def write(child: Process) -> None:
+                # The branch is created by the transaction that writes its first messages.
+                child._kernel.fork(kernel, fork)
+                run(child._settling(partial(child.branches._admit, said), Cause.ADMIT), child._answer)
+
+            child = None
+            while child is None:
+                # Of the names that are taken the next one is tried, however many there are.
+                child = process._home._begin(f"{process.name}/{BRANCH}{process._forks + 1}", process.user, write)
+                process._forks += 1
+            return child
+
+    def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
+        """The first own messages of a branch."""
+        kernel, said = self._process._kernel, list[Message]()
+        window, owner = kernel.window, kernel.lineage.owner
+        if fork.at:
+            for number in window.waiting():
+                text = "[you are in the branch now]" if number == fork.call else "[this is done in another place]"
+                result = Part(kind=Kind.RESULT, text=text, call=window.pages[number].call)
+                said.append(Message(role=Role.TOOL, parts=(result,)))
+        elif fork.inherit is Inherit.TASK:
+            # Of a long one an excerpt may be in its place.
+            shown = [page for page in window.resident() if page.role is Role.SYSTEM and page.message]
+            systems = [page.id if page.id > 0 else page.sources[0] for page in shown]
+            for number in (*systems, *window.request):
+                page = window.pages[number]
+                if window.at(number) not in GONE:
+                    part = Part(kind=Kind.TEXT, text=kernel.text(number))
+                    said.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
+        sources = (fork.call,) if fork.call and fork.at else ()
+        cites = ((owner(fork.call), fork.call),) if fork.call and not fork.at else ()
+        return [*said, Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=prompt),), sources=sources, cites=cites)]
+
+    def _admit(self, said: Sequence[Message]) -> tuple[int, ...]:
+        """Admit the first messages of this branch; of these what it is to do is pinned."""
+        kernel = self._process._kernel
+        first, last = kernel.take_in(said)
+        if kernel.window.cost(last) <= kernel.capacity // 4:
+            kernel.mark(Act.PIN, [last], why="what the branch is to do")
+        return tuple(range(first, last + 1))
 
 
 def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:

@@ -50,11 +50,11 @@ def tainted(process: Process, clean: Collection[str] = (), until: int | None = N
 
 def _carried_in(process: Process, clean: Collection[str]) -> Trust:
     """What a branch's prompt may carry into it from the session that wrote it. A branch with the history has read it itself."""
-    fork = process.forked
+    fork = process.branches.forked
     if fork is None or not fork.call or fork.at:
         return Trust.OPERATOR
     try:
-        parent = process.parent
+        parent = process.branches.parent
     except KernelError:
         return Trust.TOOL  # what it had read is gone, so nobody knows
     return Trust.TOOL if parent is not None and tainted(parent, clean, fork.call) else Trust.OPERATOR

@@ -299,8 +299,8 @@ class _Job:
         self.name = policy.partition("(")[0].strip() if isinstance(policy, str) else type(policy).__name__.lower()
         if self.name in ("kernel", "user"):
             raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
-        self.memory = store.memory(self.process.kernel.info.user if user is None else user)
-        self.session = self.process.kernel.info.number
+        self.memory = store.memory(self.process.user if user is None else user)
+        self.session = self.process.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock = store.clock
         self.secrets, self.quota = secrets, quota
@@ -338,9 +338,9 @@ class _Job:
         )
 
     def _progress(self) -> _Progress:
-        known = self.bookmarks.of(self.memory, self.process.kernel.info, self.name)
+        known = self.bookmarks.of(self.memory, self.process.info, self.name)
         # What a fork has of another session is learned from there, and once.
-        return known if known.upto else msgspec.structs.replace(known, upto=self.process.origin().get("known", 0))
+        return known if known.upto else msgspec.structs.replace(known, upto=self.process.branches.origin().get("known", 0))
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
@@ -445,7 +445,7 @@ class _Job:
             process.refresh()
             pages = process.window.pages.originals()
             gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(process.kernel.lineage.owner, pages, gone, lowest_read(process)))
+            heard = list(_heard(process.owner, pages, gone, lowest_read(process)))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
         groups: list[list[int]] = []
         for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):

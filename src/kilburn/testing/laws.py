@@ -15,6 +15,7 @@ from kilburn.event import Act
 from kilburn.kernel.checkpoint import checkpoint_of, restore
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.gaps import handle_of
+from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Ledger, Usage
 from kilburn.kernel.pages import Calls, Pages, finder_of, reader_of
 from kilburn.kernel.process import Process
@@ -47,16 +48,16 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
     Args:
         appended: all that was appended, in order, where nothing was forgotten.
     """
-    kernel, window = process.kernel, process.window
+    window = process.window
     if appended is not None:
         assert process.messages() == list(appended), "law 1: the transcript is not what was appended"
     prompt = process.render()
-    assert prompt.tokens <= kernel.capacity, f"law 2: {prompt.tokens} tokens in a window of {kernel.capacity}"
+    assert prompt.tokens <= process.capacity, f"law 2: {prompt.tokens} tokens in a window of {process.capacity}"
     assert counted(prompt, process) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
     for page in window.pins:
         assert window.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
         if window.pages[page].kind is Kind.TEXT:
-            assert any(_holds(message, kernel.text(page)) for message in prompt), (
+            assert any(_holds(message, process.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
             )
     _check_request(process)
@@ -135,7 +136,7 @@ def _touches(data: dict[str, Any], page: int, window: Window) -> bool:
 def _check_layout(process: Process) -> None:
     """The handles follow from what is resident and what is out: one for everything that is out between two resident
     pages."""
-    kernel, window = process.kernel, process.window
+    window = process.window
     walls = sorted((*page.order, page.id) for page in window.pages.values() if window.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
     for page in sorted(page for page in window.pages if page > 0 and window.at(page) == Place.OUT):
@@ -143,15 +144,15 @@ def _check_layout(process: Process) -> None:
     gaps = [(pages[0], pages[-1], len(pages), sum(map(window.cost, pages))) for pages in stretches.values()]
     assert list(window.gaps) == gaps, f"the gaps are {gaps}, not {list(window.gaps)}"
     assert len(gaps) <= len(walls) + 1, "two handles stand side by side"
-    assert window.gaps.cost == sum(text_cost(kernel.counter, handle_of(gap)) for gap in gaps), (
+    assert window.gaps.cost == sum(text_cost(process.counter, handle_of(gap)) for gap in gaps), (
         "law 2: handles cost something else"
     )
     for gap in gaps:
-        assert len(kernel.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
+        assert len(process.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
 
 
 def _check_derived(process: Process) -> None:
-    kernel, window = process.kernel, process.window
+    window = process.window
     for page in window.pages.values():
         if page.kind not in (Kind.FOLD, Kind.EXCERPT) or window.at(page.id) == Place.DROPPED:
             continue
@@ -161,25 +162,29 @@ def _check_derived(process: Process) -> None:
             f"law 7: {page.address} is trusted more than its sources"
         )
         if page.kind is Kind.EXCERPT:
-            text = kernel.text(page.id)
+            text = process.text(page.id)
             for source, spans in page.parts or ((page.sources[0], page.spans),):
-                original = kernel.text(source)
+                original = process.text(source)
                 assert all(original[start:stop] in text for start, stop in spans), f"law 4: {page.address} is not verbatim"
 
 
 def _check_replay(process: Process) -> None:
-    kernel, window = process.kernel, process.window
-    if not kernel.store.readonly:
+    with process.batch() as kernel:
         kernel.flush()
-    stored = {page.id: state for page, state in kernel.store.pages(kernel.info.number)}
-    replayed = rebuild(kernel.store, kernel.info, kernel.counter, whole=True)
+        _check_rebuilding(process, kernel)
+
+
+def _check_rebuilding(process: Process, kernel: Kernel) -> None:
+    store, window = process.store, process.window
+    stored = {page.id: state for page, state in store.pages(process.number)}
+    replayed = rebuild(store, kernel.info, process.counter, whole=True)
     _check_rebuilt(process, replayed.window)
     # Of observations that could not be written, the ledger knows nothing.
     assert kernel.ledger.stats.lost or replayed.usage.pages == kernel.usage.pages, "law 8: the ledger says other uses"
     # The same from the last checkpoint, and from one that would be made now.
-    _check_rebuilt(process, rebuild(kernel.store, kernel.info, kernel.counter).window)
-    lineage, ledger, usage = kernel.lineage, Ledger(), Usage(kernel.counter)
-    again = Window(kernel.counter, Pages(reader_of(kernel.store, lineage)), Calls(finder_of(kernel.store, lineage)))
+    _check_rebuilt(process, rebuild(store, kernel.info, process.counter).window)
+    lineage, ledger, usage = kernel.lineage, Ledger(), Usage(process.counter)
+    again = Window(process.counter, Pages(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
     assert restore(checkpoint_of(window, kernel.ledger, kernel.usage), again, ledger, usage), "law 8: a checkpoint is of no use"
     _check_rebuilt(process, again)
     assert ledger.report(use=0, window=0) == kernel.ledger.report(use=0, window=0), "law 8: a checkpoint has other figures"

@@ -349,7 +349,7 @@ def _believe(store: Hierarchy, number: int, user: str, known: Iterable[Belief], 
         text = process.text(page.id)
         for one in known:
             if any(sentence in text for sentence in one.sentences):
-                cites = ((process.kernel.info.number, page.id),) if marked else ()
+                cites = ((process.number, page.id),) if marked else ()
                 memory.apply(Add(text=one.sentences[1], claim=one.claim, cites=cites))
 
 
