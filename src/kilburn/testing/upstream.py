@@ -746,10 +746,13 @@ async def _reply(sent: Sent, status: int, body: Json, send: Send, extra: Mapping
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app: Any, **options: Any) -> Iterator[str]:
     """Serve an ASGI application on a free port of the loopback, in a thread. Gives its URL, without a slash at the end.
 
     On leaving, connections that are still open are closed.
+
+    Args:
+        options: of `uvicorn.Config`.
 
     Raises:
         MissingExtra: uvicorn is not installed. Unavailable: the application did not start.
@@ -758,7 +761,7 @@ def serving(app: Any) -> Iterator[str]:
         import uvicorn
     except ImportError:
         raise MissingExtra("uvicorn", "serve") from None
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, **({"log_config": None, "log_level": "critical"} | options)))
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     def run(listening: socket.socket) -> None:
