@@ -8,9 +8,11 @@ run; it does not fail, because how long a test takes is the machine's.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On a busy machine a command is long enough to tell of its progress, between the lines that a test compares.
 os.environ["KILBURN_QUIET"] = "1"
+# Tests commit to stores thousands of times. A disk takes milliseconds for each, a folder in memory takes none. Programs must be
+# able to run there, and what a whole run leaves must fit.
+MEMORY, ROOM = Path("/dev/shm"), 2 << 30
+if MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # Workers of xdist have another one than a person's pipe, which has none.
 os.environ.pop("COLUMNS", None)
 
