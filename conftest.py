@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,12 @@ def _refuse_network(event: str, args: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_network)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Folders that something makes for itself are in pytest's too, and go with it."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
 
 
 @pytest.fixture
