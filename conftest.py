@@ -8,9 +8,12 @@ run; it does not fail, because how long a test takes is the machine's.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +22,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On a busy machine a command is long enough to tell of its progress, between the lines that a test compares.
 os.environ["KILBURN_QUIET"] = "1"
+# Tests commit to stores thousands of times. A disk takes milliseconds for each, a folder in memory takes none. Programs must be
+# able to run there, and what a whole run leaves must fit.
+MEMORY, ROOM = Path("/dev/shm"), 2 << 30
+if MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # Workers of xdist have another one than a person's pipe, which has none.
 os.environ.pop("COLUMNS", None)
 
@@ -50,6 +58,12 @@ def _refuse_network(event: str, args: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_network)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Folders that something makes for itself are in pytest's too, and go with it."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from kilburn.kernel.branches import Inherit
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Reply, Request
 from kilburn.testing import Scripted, check_laws
+from waiting import MINUTES
 
 IDENTITY = {f"GIT_{role}_{field}": "x" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
 
@@ -433,8 +434,13 @@ def test_branches_of_an_agent_write_side_by_side_in_folders_of_their_own(made: M
 
 
 def test_a_conflict_of_two_branches_is_told_and_loses_nothing(tmp_path: Path) -> None:
-    root = repository(tmp_path / "root")
-    one = coder(root, lambda task: [said("save", "", name="a", text=task), said("save", "", name=task, text=task)])
+    root, side_by_side = repository(tmp_path / "root"), threading.Barrier(2)
+
+    def steps(task: str) -> list[Part]:
+        side_by_side.wait(MINUTES)  # else one may begin with what the other has merged
+        return [said("save", "", name="a", text=task), said("save", "", name=task, text=task)]
+
+    one = coder(root, steps)
     one.run("go")
     results = sorted(message["content"].split("\n[b")[0] for message in one.process.messages() if message["role"] == "tool")
     told = "is done\n[its files were not merged: a: the parent changed them too]"

@@ -62,6 +62,18 @@ def test_what_was_never_read_is_not_answered(tree: Path, tmp_path: Path) -> None
             assert answer(question, process).text == ""
 
 
+def test_an_answer_beside_the_passage_that_a_search_shows_is_found() -> None:
+    """A long page has several passages that match, and the search shows one or a few of them."""
+    names = [f"{name}Optional{kind}" for name in ("Boolean", "Number", "Text") for kind in ("Action", "Error", "Formatter")]
+    outline = [f"options.py {number}: class {name}(Optional):" for number, name in enumerate(names * 4, start=10)]
+    page = "\n".join([". matches 1-37 of 37", "options.py 9: OPTIONAL = '?'", *outline])
+    with kilburn.open(":memory:", window=4000, policy="lru", embedder=None) as store:
+        process = store.process("s")
+        process.append({"role": "user", "content": page})
+        assert "OPTIONAL" not in "".join(hit.text for hit in process.search("options.py OPTIONAL ="))
+        assert answer("What is the value of the constant `OPTIONAL` in options.py?", process) == ("'?'", "p1")
+
+
 TRICKY = '''\
 """Text that looks like code: def shown(a): ..."""
 LIMIT = 'a = b: c'

@@ -72,6 +72,21 @@ def test_a_work_whose_time_is_up_is_asked_about_what_it_read(shared_tree: Path, 
     assert results.ok, [asked for asked in results.asked if not asked.exact]
 
 
+def test_a_name_that_an_unread_file_defines_too_is_not_asked_for(tmp_path: Path) -> None:
+    # How much is read until the time is up depends on the machine; the search for definitions goes over all files. Here
+    # `enough` ends the reading instead of the clock, after the first file.
+    root = tmp_path / "library"
+    root.mkdir()
+    (root / "first.py").write_text("def shared(one):\n    return one\n\n\ndef alone(one):\n    return one\n" + "# more\n" * 30)
+    (root / "second.py").write_text("def shared(one):\n    return one\n")
+    for seed in range(4):
+        plan = Plan(db=str(tmp_path / f"{seed}.db"), library=str(root), window=4000, seconds=0.0, enough=60, seed=seed)
+        results = perform(plan)
+        assert (results.files, results.stopped) == (1, 1)
+        assert [asked.expected for asked in results.asked if asked.kind == "place"] == ["first.py"]
+        assert results.ok, [asked for asked in results.asked if not asked.exact]
+
+
 def test_a_store_that_has_the_session_already_is_refused(performed: JobResult, shared_tree: Path) -> None:
     with pytest.raises(SpecError, match="already"):
         perform(Plan(db=performed.plan.db, library=str(shared_tree)))

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -291,15 +291,22 @@ class Counted:
         raise AssertionError(f"the gateway is gone: {self.process.poll()}")
 
     def settle(self) -> None:
-        """The highest count begins again."""
+        """What it does not use goes back to the machine, and the highest count begins again."""
+        self.asked("settle")
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def steps(self) -> int:
+        return self.asked("count")
+
+    def asked(self, word: str) -> int:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
+
+    def lives(self) -> bool:
+        return self.process.poll() is None
 
 
 def bounded() -> None:
@@ -320,7 +327,8 @@ def counted(far: str, window: int = 32_000) -> Iterator[Counted]:
         url = process.stdout.readline().strip()
         assert url.startswith("http"), "the gateway does not start"
         yield Counted(url, process)
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # it may have ended in a test
+            process.stdin.close()
         process.wait()
     finally:
         process.kill()
@@ -340,44 +348,73 @@ def answer(seen: Seen) -> Answer:
         return refusal(seen.form, "no JSON")
 
 
-def check_array(name: str, largest: int, tell: Callable[[str], None] = lambda _: None, sizes: int = 3) -> None:
+class Gateways:
+    """One before each kind of provider; one that has ended is started again."""
+
+    def __init__(self) -> None:
+        self._opened = ExitStack()
+        self._stub = self._opened.enter_context(provider(answer))
+        self._started: dict[str, Counted] = {}
+
+    def __enter__(self) -> Gateways:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def of(self, form: str) -> Counted:
+        far = self._stub.url if form == "messages" else f"{self._stub.url}/v1"
+        if far not in self._started or not self._started[far].lives():
+            self._started[far] = self._opened.enter_context(counted(far))
+        return self._started[far]
+
+
+def check_array(
+    gateways: Gateways, name: str, largest: int, tell: Callable[[str], None] = lambda _: None, sizes: int = 3
+) -> None:
     """Send one array in growing sizes; raise Broken at the first that takes too much."""
     path, around, unit = CASES[name]
     form = next((form for form, known in PATHS.items() if known == path), "messages" if "messages" in path else "chat")
-    with provider(answer) as stub, counted(stub.url if form == "messages" else f"{stub.url}/v1") as gateway:
-        plain = filled(CASES[f"{form} {'items' if form == 'responses' else 'messages'}"][1], user("hello #"), 100)
-        for _ in range(3):
-            assert visit(gateway.url, PATHS[form], plain).status == 200
-        before = 0
-        for step in range(sizes):
-            body = filled(around, unit, largest // FACTOR ** (sizes - 1 - step))
-            gateway.settle()
-            rested, begun = gateway.figure("VmRSS"), gateway.steps()
-            try:
-                got = visit(gateway.url, path, body)
-            except OSError as error:
-                raise Broken(
-                    f"{name}: the gateway answers", f"{len(body)} bytes: {error!r}, and it is {gateway.process.poll()}"
-                ) from error
-            taken, steps = gateway.figure("VmHWM") - rested, gateway.steps() - begun
-            shown = f"{len(body):,} bytes: status {got.status}, {taken / len(body):.0f} bytes of memory a byte, "
-            shown += f"{steps / len(body):.2f} steps a byte"
-            tell(f"{name}: {shown}")
-            check(got.status < 500 or got.status == 503, f"{name}: served, or refused with 4xx: {got.words}", shown)
-            check(taken <= PER_BYTE * len(body) + CONSTANT, f"{name}: memory is linear in the body", shown)
-            check(
-                not before or steps <= STEEPER * FACTOR * before + CONSTANT_STEPS,
-                f"{name}: steps are linear in the body",
-                f"{shown}; {before} before",
-            )
-            before = steps
-            check(visit(gateway.url, PATHS[form], plain).status == 200, f"{name}: the gateway lives on", shown)
+    gateway = gateways.of(form)
+    plain = filled(CASES[f"{form} {'items' if form == 'responses' else 'messages'}"][1], user("hello #"), 100)
+    for _ in range(3):
+        assert visit(gateway.url, PATHS[form], plain).status == 200
+    before = 0
+    for step in range(sizes):
+        body = filled(around, unit, largest // FACTOR ** (sizes - 1 - step))
+        gateway.settle()
+        rested, begun = gateway.figure("VmRSS"), gateway.steps()
+        try:
+            got = visit(gateway.url, path, body)
+        except OSError as error:
+            raise Broken(
+                f"{name}: the gateway answers", f"{len(body)} bytes: {error!r}, and it is {gateway.process.poll()}"
+            ) from error
+        taken, steps = gateway.figure("VmHWM") - rested, gateway.steps() - begun
+        shown = f"{len(body):,} bytes: status {got.status}, {taken / len(body):.0f} bytes of memory a byte, "
+        shown += f"{steps / len(body):.2f} steps a byte"
+        tell(f"{name}: {shown}")
+        check(got.status < 500 or got.status == 503, f"{name}: served, or refused with 4xx: {got.words}", shown)
+        check(taken <= PER_BYTE * len(body) + CONSTANT, f"{name}: memory is linear in the body", shown)
+        check(
+            not before or steps <= STEEPER * FACTOR * before + CONSTANT_STEPS,
+            f"{name}: steps are linear in the body",
+            f"{shown}; {before} before",
+        )
+        before = steps
+        check(visit(gateway.url, PATHS[form], plain).status == 200, f"{name}: the gateway lives on", shown)
+
+
+@pytest.fixture(scope="module")
+def gateways() -> Iterator[Gateways]:
+    with Gateways() as opened:
+        yield opened
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's counts of memory are Linux's")
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
-def test_an_array_takes_memory_and_steps_in_proportion(name: str) -> None:
-    check_array(name, 256_000)
+def test_an_array_takes_memory_and_steps_in_proportion(gateways: Gateways, name: str) -> None:
+    check_array(gateways, name, 256_000)
 
 
 def main() -> None:
@@ -387,15 +424,15 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
     failed = 0
-    for name in CASES:
-        if options.only in name:
-            try:
-                check_array(
-                    name, options.largest, (lambda _: None) if options.quiet else lambda line: print("   ", line, flush=True)
-                )
-            except Broken as broken:
-                failed += 1
-                print(f"{broken}", flush=True)
+    tell: Callable[[str], None] = (lambda _: None) if options.quiet else lambda line: print("   ", line, flush=True)
+    with Gateways() as gateways:
+        for name in CASES:
+            if options.only in name:
+                try:
+                    check_array(gateways, name, options.largest, tell)
+                except Broken as broken:
+                    failed += 1
+                    print(f"{broken}", flush=True)
     print(f"{failed} promises broken")
     sys.exit(bool(failed))
 

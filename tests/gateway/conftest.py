@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +10,6 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-import uvicorn
 
 import kilburn
 from kilburn.gateway.app import Settings, build
@@ -72,25 +68,10 @@ def gateway(tmp_path: Path) -> Iterator[Callable[..., Setup]]:
 @pytest.fixture
 def serving() -> Iterator[Callable[..., int]]:
     """Serves an application on a free port of the loopback until the test ends; returns the port."""
-    servers: list[tuple[uvicorn.Server, threading.Thread]] = []
+    with ExitStack() as stack:
 
-    def serve(app: Any, limits: Bounds | None = None) -> int:
-        config = uvicorn.Config(app, port=0, log_level="error", lifespan="auto", **uvicorn_options(limits or Bounds()))
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        servers.append((server, thread))
-        found: socket.socket = server.servers[0].sockets[0]
-        return int(found.getsockname()[1])
+        def serve(app: Any, limits: Bounds | None = None) -> int:
+            url = stack.enter_context(served(app, **uvicorn_options(limits or Bounds())))
+            return int(url.rpartition(":")[2])
 
-    yield serve
-    for server, _ in servers:
-        server.should_exit = True
-    for server, thread in servers:
-        thread.join(5)
-        server.force_exit = True
-        thread.join(600)
-        assert not thread.is_alive()
+        yield serve

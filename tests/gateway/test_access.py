@@ -590,3 +590,20 @@ def test_no_headers_bring_anyone_in_without_a_key(
     assert path == "/health" or json.loads(body)
     assert access._held == 0
     assert not access._running
+
+
+async def test_a_refused_body_that_came_whole_is_not_waited_for() -> None:
+    access = Access(Mirror(), limits=Bounds(depth=2))
+    pieces: list[Any] = [{"type": "http.request", "body": b'{"x":[[[1]]]}', "more_body": False}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return pieces.pop()  # an error, if it is asked for more
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
+    await access(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert not sent[-1]["more_body"]

@@ -350,6 +350,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Content(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     server: Hub
 
     def do_HEAD(self) -> None:

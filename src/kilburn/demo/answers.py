@@ -93,9 +93,9 @@ _QUESTIONS: dict[str, Callable[..., Iterator[Answered]]] = {
 def _defined(memory: Searchable, definition: str, path: str = "") -> Iterator[SourceLine]:
     """Lines of an outline that say where something is defined, in one file or in any."""
     wanted = re.compile(rf"^({re.escape(path) or '.+'}) (\d+): ((?:async )?{definition}(?!\w).*)$", re.MULTILINE)
-    for hit in memory.search(f"{path} {definition}", TOKENS, HITS):
-        for found in wanted.finditer(hit.text):
-            yield SourceLine(found[1], int(found[2]), found[3], hit.address)
+    for text, address in _found(memory, f"{path} {definition}"):
+        for found in wanted.finditer(text):
+            yield SourceLine(found[1], int(found[2]), found[3], address)
 
 
 def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
@@ -103,14 +103,23 @@ def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
     while True:
         start = number - (number - 1) % READ
         head = f"{path} lines {start}-"
-        hits = memory.search(f"{path} lines {start}", TOKENS, HITS)
-        address = next((hit.address for hit in hits if hit.text.startswith(head)), "")
+        address = next((address for text, address in _found(memory, f"{path} lines {start}") if text.startswith(head)), "")
         lines = memory.recall(address).split("\n")[1 + number - start :] if address else []
         if not lines:
             return
         for line in lines:
             yield SourceLine(path, number, line.partition("\t")[2], address)
             number += 1
+
+
+def _found(memory: Searchable, query: str) -> Iterator[tuple[str, str]]:
+    """Texts that a search brings, and their addresses: the passages first, then the whole pages, each read when it is its turn.
+
+    A hit shows a passage of its page, which need not be the one with the answer.
+    """
+    hits = memory.search(query, TOKENS, HITS)
+    yield from ((hit.text, hit.address) for hit in hits)
+    yield from ((memory.recall(address), address) for address in dict.fromkeys(hit.address for hit in hits))
 
 
 def _is_header(text: str) -> bool:

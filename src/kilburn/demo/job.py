@@ -153,11 +153,11 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
         process = store.process(SESSION)
         given = [SYSTEM, TASK]
         with phase("work"):
-            covered = _work(process, root, given, results, told)
+            covered, known = _work(process, root, given, results, told)
         with phase("check"):
             check(given, results)
         with phase("questions"):
-            asked = questions(root, covered, number=plan.questions, seed=plan.seed)
+            asked = questions(root, covered, number=plan.questions, seed=plan.seed, searched=known)
         with phase("answers"):
             _answer(process, asked, results, told)
         with phase("rivals"):
@@ -169,8 +169,14 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
     return results
 
 
-def _work(process: Process, root: Path, given: list[str], results: JobResult, told: Told) -> dict[str, int]:
-    """Let the explorer work; `given` gets every text that it and its tools say. Returns the last line read of each file."""
+def _work(
+    process: Process, root: Path, given: list[str], results: JobResult, told: Told
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Let the explorer work; `given` gets every text that it and its tools say.
+
+    Returns the last line read of each file, and the number of lines of each file that it knows of: it searches them all,
+    also those that it has no time to read.
+    """
     plan, began = results.plan, time.monotonic()
 
     def enough() -> bool:
@@ -199,7 +205,7 @@ def _work(process: Process, root: Path, given: list[str], results: JobResult, to
         seen += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
         if entry.act is Act.SHIP:
             results.curve.append((seen, entry.tokens))
-    return library.covered
+    return library.covered, explorer.files
 
 
 def check(given: Sequence[str], results: JobResult) -> None:

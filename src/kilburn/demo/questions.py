@@ -47,14 +47,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     where: str
 
 
-def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int) -> list[Question]:
+def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int, searched: Iterable[str] = ()) -> list[Question]:
     """`number` questions, the kinds in turn, from files of which all lines up to a given one were read.
 
     Returns fewer if the sources do not have enough to ask about.
+
+    Args:
+        searched: files that were searched for definitions, whether or not they were read. A name that two of them define
+            has two right answers, so it is not asked for.
     """
     chance = random.Random(seed)
     sources = {path: lines_of(root / path)[: files[path]] for path in sorted(files)}
-    defined = Counter(name[1] for lines in sources.values() for line in lines if (name := _DEFINITION.match(line)))
+    shown = sources | {path: lines_of(root / path) for path in searched}
+    defined = Counter(name[1] for lines in shown.values() for line in lines if (name := _DEFINITION.match(line)))
     found: dict[str, list[Question]] = {kind: [] for kind in KINDS}
     for path in chance.sample(list(sources), min(len(sources), number * FILES)):
         for question in _of_file(path, sources[path], defined, chance):

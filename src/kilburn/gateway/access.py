@@ -108,16 +108,24 @@ class Access:
                 exchange.first = time.perf_counter() - exchange.started
             await send(message)
 
+        ended = False
+
+        async def receiving() -> Message:
+            nonlocal ended
+            message = await receive()
+            ended = not message.get("more_body")
+            return message
+
         try:
             try:
                 self._check_framing(scope)
                 self._check_caller(scope)
-                await self._inner(scope, receive, sending)
+                await self._inner(scope, receiving, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
                 problem = self._problem_of(error, exchange)
                 if exchange.status:
                     raise ConnectionAbortedError(f"a reply broke off: {exchange.problem}") from None
-                await self._refuse(problem, exchange, receive, sending)
+                await self._refuse(problem, exchange, None if ended else receive, sending)
         except asyncio.CancelledError:
             exchange.problem = "cancelled"
             raise
@@ -327,8 +335,8 @@ class Access:
         said = f"a request may have {most:,} bytes; send less of it at once, or have the operator raise `{name}`"
         return Problem(413, "request_too_large", said)
 
-    async def _refuse(self, problem: Problem, exchange: Exchange, receive: Receive, send: Send) -> None:
-        """Answer with an error, and close the connection once the client has had a chance to read it."""
+    async def _refuse(self, problem: Problem, exchange: Exchange, rest: Receive | None, send: Send) -> None:
+        """Answer with an error, and close the connection; where there is a rest of the body, once that has come."""
         body = body_of(problem, exchange.path, exchange.id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(b"connection", b"close"), (b"x-request-id", exchange.id.encode())]
@@ -338,10 +346,11 @@ class Access:
             headers.append((b"www-authenticate", b"Bearer"))
         await send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-                    pass
+        if rest is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER):
+                    while (message := await rest())["type"] == "http.request" and message.get("more_body"):
+                        pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -40,6 +40,9 @@ from kilburn.wire.form import parse
 from kilburn.wire.validity import validate_chat, validate_messages
 
 __all__ = ["Break", "Refusal", "Sent", "Upstream", "calling", "serving"]
+
+if TYPE_CHECKING:
+    import uvicorn
 
 Json = dict[str, Any]
 Scope = MutableMapping[str, Any]
@@ -55,6 +58,9 @@ LETTERS = 4
 
 BLOCK = 64
 """Bytes of the prompt that are compared at once to find the prefix that it shares with earlier ones."""
+
+PATIENCE = 1.0
+"""Seconds that requests in work have to end, when their server shall."""
 
 STEP = 128
 """OpenAI's cache counts in steps of so many tokens."""
@@ -740,10 +746,13 @@ async def _reply(sent: Sent, status: int, body: Json, send: Send, extra: Mapping
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app: Any, **options: Any) -> Iterator[str]:
     """Serve an ASGI application on a free port of the loopback, in a thread. Gives its URL, without a slash at the end.
 
     On leaving, connections that are still open are closed.
+
+    Args:
+        options: of `uvicorn.Config`.
 
     Raises:
         MissingExtra: uvicorn is not installed. Unavailable: the application did not start.
@@ -752,12 +761,12 @@ def serving(app: Any) -> Iterator[str]:
         import uvicorn
     except ImportError:
         raise MissingExtra("uvicorn", "serve") from None
-    config = uvicorn.Config(app, log_config=None, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, **({"log_config": None, "log_level": "critical"} | options)))
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     def run(listening: socket.socket) -> None:
-        with suppress(SystemExit):
-            server.run(sockets=[listening])
+        with suppress(SystemExit), asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(_serve(server, listening, ended))
 
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -773,5 +782,26 @@ def serving(app: Any) -> Iterator[str]:
                 time.sleep(0.005)
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.should_exit = True
+            with suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(ended.set)
             thread.join()
+
+
+async def _serve(server: uvicorn.Server, listening: socket.socket, ended: asyncio.Event) -> None:
+    """Serve until it is `ended`, and end at once: uvicorn looks for its end ten times a second, and rests twice on the way."""
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup(sockets=[listening])
+    await server.on_tick(0)  # the headers that every response has
+    await ended.wait()
+    for listener in server.servers:
+        listener.close()
+    state = server.server_state
+    for connection in list(state.connections):
+        connection.shutdown()
+    patience = time.monotonic() + PATIENCE
+    while (state.connections or state.tasks) and time.monotonic() < patience:
+        await asyncio.sleep(0.002)
+    for task in state.tasks:
+        task.cancel()
+    await server.lifespan.shutdown()
