@@ -24,7 +24,7 @@ from kilburn.agents.loop import Account, Limits, RunResult, believed
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, ModelError, RateLimited, SpecError, ToolError, Unavailable
-from kilburn.event import Act, Event, encodable
+from kilburn.event import Act, Data, Event, encodable
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role, Trust
@@ -470,23 +470,24 @@ class Recorded:
     """
 
     def __init__(self, process: Process, *, goes_on: bool = False, given: Mapping[str, Any] | None = None) -> None:
-        asked: dict[str, Any] = {}
+        asked: Data = {}
+        self.ended: Data = {}
         beside: list[tuple[str, bool]] = []
         self._refused: list[Refusal] = []
         answers: set[int] = set()
         began = before = 0.0
         for event in process.events():
-            said = event.data if event.act is Act.NOTE else {}
+            said: Data = event.data if event.act is Act.NOTE else {}
             if "asked" in said:
-                asked, beside, began, before = dict(said), [], event.time, 0.0
+                asked, beside, began, before = said, [], event.time, 0.0
                 self._refused, answers = [], set()
-                self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, dict[str, Any]()
+                self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, {}
             elif "resumed" in said:
                 began, before, self.ended = event.time, float(said["seconds"]), {}
             elif "branch" in said and "calls" in said:
                 beside.append((said["branch"], bool(said["calls"])))
             elif "answered" in said:
-                self.ended = dict(said)
+                self.ended = said
                 # An answer that was said in prose is the reply itself.
                 answers |= {int(said["page"])} if said["answered"] != "said" else set()
             elif "refused" in said:
@@ -539,7 +540,7 @@ class Recorded:
             self._answers.setdefault(entry.prompt.digest, deque()).append(entry)
 
     def _count(self, event: Event) -> None:
-        said = event.data if event.act is Act.NOTE else {}
+        said: Data = event.data if event.act is Act.NOTE else {}
         if "spent" in said:
             self._add(said["spent"], said["tokens"], said["money"], event.time)
             self.resident = max(self.resident, said.get("resident", 0))

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from kilburn.arguments import checked
 from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
-from kilburn.event import STATE, Act, Event, writable
+from kilburn.event import STATE, Act, Data, Event, writable
 from kilburn.kernel.collecting import LARGEST, Change, Collecting, as_changes, held_of, is_true, keys_of
 from kilburn.kernel.drive import aside
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
@@ -167,7 +167,7 @@ class Collection:
         cause: str = "user",
         tainted: bool = False,
         seen: int | None = None,
-        note: Mapping[str, Any] | None = None,
+        note: Data | None = None,
     ) -> list[str]:
         """Carry out changes in one transaction, all or none; returns the addresses of the added pages.
 
@@ -196,7 +196,7 @@ class Collection:
         def collect() -> Collecting:
             made = self._carried(wanted, policy, cause, tainted=tainted)
             if note is not None:
-                made.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=dict(note)))
+                made.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=note))
             return made
 
         with self.lock:
@@ -338,7 +338,7 @@ class Collection:
         """Let pages be retired again."""
         self._set(Act.UNPIN, address)
 
-    def _set(self, act: Act, address: str, **data: float) -> None:
+    def _set(self, act: Act, address: str, **data: Unpack[Data]) -> None:
         def made() -> Collecting:
             pages = self.resolve(address)
             rows = self.store.read((self.number, page) for page in pages)
@@ -513,7 +513,7 @@ class Collection:
         self.observe(Act.NOTE, policy=policy, why=why, outcome=outcome, **figures)
 
     def observe(
-        self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Any
+        self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Unpack[Data]
     ) -> None:
         """Record an observation, such as that a search found pages; it is written with the next change, or when there are
         many. A reader neither waits nor fails if it cannot be written. If the store was opened for reading, nothing happens.
@@ -558,7 +558,7 @@ class Collection:
         return (event for events in (written, waiting) for event in events)
 
     def _event(
-        self, act: Act, pages: Iterable[int], *, policy: str = "user", cause: str = "user", why: str = "", data: Any
+        self, act: Act, pages: Iterable[int], *, policy: str = "user", cause: str = "user", why: str = "", data: Data
     ) -> Event:
         return writable(
             Event(

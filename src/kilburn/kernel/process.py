@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -33,7 +33,7 @@ from kilburn.errors import (
     StoreStale,
     UnknownAddress,
 )
-from kilburn.event import STATE, Act, Event
+from kilburn.event import STATE, Act, Data, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
 from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.drive import answerer, arun, aside, run
@@ -758,13 +758,16 @@ class Process:
             pages, states = self.window.pages, self.window.states
             return [(pages[page], states[page]) for page in sorted(pages, key=lambda page: (page < 0, abs(page)))]
 
-    def record(self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", **data: Any) -> None:
+    def record(
+        self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", why: str = "", **data: Unpack[Data]
+    ) -> None:
         """Write an observation into the ledger, such as what left another level; it waits for the next commit.
 
         If the store was opened for reading, nothing happens.
 
         Args:
-            data: what is particular to the act, as plain JSON; `why` in words.
+            why: in words.
+            data: what is particular to the act, as plain JSON: `kilburn.event.Data`, and keys of your own.
 
         Raises:
             KernelError: an act that changes state, or data named `new` or `texts`.
@@ -775,7 +778,7 @@ class Process:
             raise KernelError(f"{min(taken)!r} is the kernel's own name", advice="give this part of the data another name")
         with self.lock:
             if not self.readonly:
-                self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
+                self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, why=why, **data)
 
     def events(self, after: int = 0, act: Act | None = None) -> Iterator[Event]:
         """The ledger after event `after`, oldest first; at its end, observations that are not written yet.
@@ -790,7 +793,7 @@ class Process:
             written = kernel.store.events(kernel.info.number, max(-LARGEST, min(after, LARGEST)), act)
         return (event for events in (written, waiting) for event in events)
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Data:
         """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
 
         `forked` is the number of that session's process, `known` the last page here that the other one has too.

@@ -18,14 +18,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
-from kilburn.event import Act
+from kilburn.event import Act, Data
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded, tell_failure
 from kilburn.kernel.drive import answerer, arun, run
@@ -431,7 +431,8 @@ class _Job:
         course: _Course | None = None,
     ) -> None:
         outcome = (course.failure if course else None) or Outcome.DONE
-        note = {**figures, **msgspec.structs.asdict(progress), "learned": self.session, "outcome": outcome}
+        told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.session, "outcome": outcome}
+        note = cast(Data, {**figures, **told})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
         rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
