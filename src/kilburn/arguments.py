@@ -15,7 +15,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -135,6 +135,8 @@ def taking(hint: Any) -> Takes | None:
         return EXACT[hint]
     if hint is Any:
         return None
+    if is_typeddict(hint):
+        return functools.partial(_instance, dict)
     if inspect.isclass(origin) and issubclass(origin, Iterable):
         return functools.partial(_several, origin, [taking(each) or _any for each in get_args(hint)])
     if inspect.isclass(origin):

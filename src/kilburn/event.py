@@ -7,12 +7,13 @@ not search the log for its words.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-__all__ = ["Act", "Event", "encodable", "writable"]
+__all__ = ["Act", "Data", "Event", "encodable", "writable"]
 
 
 class Act(StrEnum):
@@ -52,6 +53,124 @@ STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.RES
 """Acts that change state: replaying exactly these, in order, rebuilds it (law 8)."""
 
 
+class Data(TypedDict, total=False):
+    """What the acts say beside the fields that all events have: the keys that Kilburn itself writes and reads.
+
+    They are words of the files, so none changes its name. A policy's figures, and what another program or version wrote,
+    stand beside them and are kept as they are. What was read from a file is as its writer made it: nothing checks a value.
+    """
+
+    # Moves
+    to: Mapping[str, Sequence[int]]
+    """In a session: the pages by the places they went to (`kilburn.page.Place`)."""
+    fold: int
+    """The page that was made."""
+    cover: Sequence[int]
+    """What it stands for, where that is not what it cites."""
+    uncover: Sequence[int]
+    """The folds that stand for nothing any more."""
+    at: str
+    """In a collection: the place of all pages of the event."""
+    until: float | None
+    """Until when they were true."""
+    by: int
+    """The page that supersedes them, or 0."""
+    retires: Sequence[Sequence[Any]]
+    """What waits with a proposed page: by which page, which pages, until when."""
+    mark: float
+    """Importance, from 0 to 1."""
+
+    # Prompts and what they cost
+    missed: Sequence[int]
+    """Of the pages that were recalled, those that the window did not have."""
+    again: int
+    """Tokens after the first difference from the previous prompt, as far as they were shipped before."""
+    window: int
+    counted: int
+    """Tokens of a prompt by the own counter; `prompt`, `cached` and `reply` are the provider's."""
+    prompt: int | str
+    """Of a refusal: the digest of what was asked."""
+    cached: int
+    reply: Any
+    """In a gateway's note another thing: the key of a reply that its provider keeps, with `turn` and the ids in `calls`."""
+
+    # Policies
+    outcome: str
+    """An `Outcome`, or the word of a note."""
+    detail: str
+    freed: int
+    moves: int
+    asked: Any
+    """The outcomes of a policy's questions; in a recursive run, the page of its question."""
+    raised: str
+    """The name of the error's class."""
+    move: str
+
+    # Notes of the kernel
+    tokenizer: str
+    lost: int
+    """Observations that could not be written."""
+    forked: int
+    """The session that this one was made of. Of a branch see `kilburn.kernel.branches.Fork`, whose `at` is an event."""
+    inherit: str
+    derived: int
+    call: int
+    continues: Sequence[int]
+    known: int
+    export: str
+    last: int
+    quarantined: str
+
+    # Notes of a memory
+    learned: int
+    """A session, with `upto` and `waiting`."""
+    upto: int
+    waiting: Sequence[Sequence[int]]
+    chunks: Sequence[Sequence[int]]
+
+    # Notes of a gateway, and of a scheduler
+    turn: int
+    calls: Any
+    """In a recursive run how many, or whether a branch holds such."""
+    kept: Mapping[str, str]
+    job: Mapping[str, Any]
+
+    # Notes of agents
+    permit: str
+    tool: str
+    against: str
+    privileges: Sequence[str]
+    consent: str
+    branch: str
+    spent: int
+    tokens: int
+    money: float
+    resident: int
+    resumed: int
+    seconds: float
+    refused: int
+    """How many questions of a cell were refused; in a cache, whether a move was."""
+    limit: str
+    answered: str
+    page: int
+    json: bool
+    steps: int
+    began: int
+    digest: str
+    past: bool
+    depth: int
+    limits: Mapping[str, Any]
+    most: int
+    functions: Sequence[str]
+    bounds: Mapping[str, Any]
+
+    # The cache of keys and values
+    how: str
+    prefilled: int
+    evicted: int
+    files: Sequence[str]
+
+
 _encode = msgspec.msgpack.Encoder().encode
 
 LARGEST = 2**53
@@ -72,7 +191,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cause: "admit", "pressure", "fault", "advice", "idle", "tail" or "user".
         why: in the policy's words.
         tokens: use of the level above the boundary after the event.
-        data: what is particular to the act, as plain JSON.
+        data: what is particular to the act, as plain JSON; see `Data`.
     """
 
     number: int
@@ -85,7 +204,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str = ""
     why: str = ""
     tokens: int = 0
-    data: dict[str, Any] = {}
+    if TYPE_CHECKING:
+        data: Data = {}
+    else:  # a decoder of `Data` would leave out the keys of others
+        data: dict[str, Any] = {}
 
 
 def encodable(text: str) -> str:

@@ -153,11 +153,8 @@ class Show(Struct, forbid_unknown_fields=True):
     session: Name | None = None
 
 
-class Succession(Struct, forbid_unknown_fields=True):
+class Succession(Show, forbid_unknown_fields=True):
     """Show what a fact superseded and what superseded it, with everything that happened to them."""
-
-    address: Address
-    session: Name | None = None
 
 
 class Forget(Struct, forbid_unknown_fields=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ import pytest
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import UnknownAddress
-from kilburn.event import Act
+from kilburn.event import Act, Data
 from kilburn.kernel.process import HitRateWarning, Process
 from kilburn.kernel.window import Window
 from kilburn.model import Tokens
@@ -219,3 +221,20 @@ def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> 
             new.enact(event, pages)
         assert old.states == new.states == kernel.window.states
         assert old.stand_ins == new.stand_ins == kernel.window.stand_ins == {2: -2, 3: -2, 4: -2}
+
+
+def test_every_key_that_is_read_of_an_event_is_a_known_one() -> None:
+    """The type checker refuses `data["misspelt"]`; of `data.get("misspelt")` and `"misspelt" in data` it says nothing."""
+    unknown = []
+    for path in sorted(Path(kilburn.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="get", value=held), args=[ast.Constant(value=str(key)), *_]):
+                    pass
+                case ast.Compare(left=ast.Constant(value=str(key)), comparators=[held]):
+                    pass
+                case _:
+                    continue
+            if isinstance(held, ast.Attribute) and held.attr == "data" and key not in Data.__annotations__:
+                unknown.append(f"{path.name}:{node.lineno}: {key}")
+    assert unknown == []

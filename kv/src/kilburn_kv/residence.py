@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from kilburn.errors import BudgetTooSmall, OutOfBlocks, SpecError
-from kilburn.event import Act
+from kilburn.event import Act, Data
 from kilburn.kernel.process import Process
 from kilburn.page import Place
 from kilburn.policy import Cause
@@ -332,8 +332,9 @@ class Residence:
             with suppress(OutOfBlocks):
                 table.defragment()
 
-    def _record(self, pages: Any, policy: str, why: str, **data: Any) -> None:
-        self.process.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, cached=len(self.sequence), **data)
+    def _record(self, pages: Any, policy: str, why: str, **data: Unpack[Data]) -> None:
+        said: Data = {"cached": len(self.sequence), **data}
+        self.process.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, **said)
 
 
 def _subtract(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -200,7 +200,8 @@ def counted(memory: Collection) -> dict[Failing, int]:
     counts = dict.fromkeys(Failing, 0)
     for event in memory.events():
         if event.policy == "failures" and event.act is Act.NOTE:
-            counts = {kind: int(event.data.get(kind.replace(" ", "_"), 0)) for kind in Failing}
+            figures: Mapping[str, Any] = event.data
+            counts = {kind: int(figures.get(kind.replace(" ", "_"), 0)) for kind in Failing}
     return counts
 
 

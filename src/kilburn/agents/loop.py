@@ -25,7 +25,7 @@ from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
 from kilburn.budget import Budget
 from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
-from kilburn.event import Act, encodable
+from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
 from kilburn.kernel.brought import Brought
 from kilburn.kernel.process import Process
@@ -798,16 +798,15 @@ class Agent:
             consent = self.confirmation.ask(
                 Question(session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait)
             )
-        self.process.record(
-            Act.NOTE,
-            self._page_of(part),
-            policy="access",
-            permit=str(decision.permit),
-            tool=action.tool,
-            against=decision.cause,
-            privileges=[privilege.name for privilege in rights.privileges],
-            **({"consent": str(consent)} if consent else {}),
-        )
+        data: Data = {
+            "permit": str(decision.permit),
+            "tool": action.tool,
+            "against": decision.cause,
+            "privileges": [privilege.name for privilege in rights.privileges],
+        }
+        if consent:
+            data["consent"] = str(consent)
+        self.process.record(Act.NOTE, self._page_of(part), policy="access", **data)
         if consent is Consent.YES:
             self.process.flush()
             return

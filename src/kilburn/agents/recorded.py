@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
 from kilburn.agents.loop import Limits, RunResult
 from kilburn.agents.sandbox import Bounds
 from kilburn.errors import Forgotten, SpecError, ToolError
-from kilburn.event import Act, Event
+from kilburn.event import Act, Data, Event
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Role, Trust
 from kilburn.page import Page, Place, digest_of
@@ -86,12 +86,12 @@ class Entry(NamedTuple):
     why: str
 
 
-def note(process: Process, why: str, pages: Iterable[int] = (), /, **said: Any) -> None:
+def note(process: Process, why: str, pages: Iterable[int] = (), /, **said: Unpack[Data]) -> None:
     """Write something of a run into the ledger of its session, with the next commit."""
     process.record(Act.NOTE, [*pages], policy="user", why=why, **said)
 
 
-def said_in(event: Event) -> dict[str, Any]:
+def said_in(event: Event) -> Data:
     """What a note says; nothing, if the event is none."""
     return event.data if event.act is Act.NOTE else {}
 
@@ -132,7 +132,7 @@ class Recorded:
     spent: RunResult
     resident: int
     last: float
-    ended: dict[str, Any]
+    ended: Data
     _refused: list[Refusal]
     _answers_at: set[int]
     _branches: list[tuple[str, bool]]
@@ -159,14 +159,14 @@ class Recorded:
         self._refused = [refusal for refusal in self._refused if not (goes_on and self.is_open(refusal.code))]
         self._left = [refusal.count for refusal in self._refused]
 
-    def _read_ledger(self) -> tuple[dict[str, Any], float, float]:
+    def _read_ledger(self) -> tuple[Data, float, float]:
         """What was asked last and what came of it; when the last part of the run began, and the seconds of those before it."""
-        asked: dict[str, Any] = {}
+        asked: Data = {}
         began = before = 0.0
         for event in self.process.events():
             said = said_in(event)
             if "asked" in said:
-                asked, began, before = dict(said), event.time, 0.0
+                asked, began, before = said, event.time, 0.0
                 self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, {}
                 self._refused, self._answers_at, self._branches = [], set(), []
             elif not asked:
@@ -176,7 +176,7 @@ class Recorded:
             elif "branch" in said and "calls" in said:
                 self._branches.append((said["branch"], bool(said["calls"])))
             elif "answered" in said:
-                self.ended = dict(said)
+                self.ended = said
                 # An answer that was said in prose is the reply itself.
                 self._answers_at |= {int(said["page"])} if said["answered"] != "said" else set()
             elif "refused" in said:

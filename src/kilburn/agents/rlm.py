@@ -252,9 +252,8 @@ class Recursive(Agent):
         is_new = content is not None and outcome is not AnswerOutcome.SAID
         page = process.window.last + 1 if is_new else run.page if content is not None else 0
         text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
-        figures = {"steps": run.own.outcome.steps, "calls": run.sub_calls.done + run.calls}
-        said = str(outcome)
-        note(process, said, answered=said, limit=limit, page=page, json=not isinstance(content, str), **figures)
+        steps, calls, said = run.own.outcome.steps, run.sub_calls.done + run.calls, str(outcome)
+        note(process, said, answered=said, limit=limit, page=page, json=not isinstance(content, str), steps=steps, calls=calls)
         if is_new:
             process.append(said_by(Role.ASSISTANT, text, sources=run.last))
         run.write()
@@ -267,7 +266,8 @@ class Recursive(Agent):
             missing=missing,
             differing=tuple(run.rerun.differing),
             address=f"p{page}" if page else "",
-            **figures,
+            steps=steps,
+            calls=calls,
             tokens=spent.tokens,
             seconds=spent.seconds,
             money=spent.money,

@@ -237,8 +237,7 @@ class SubCalls:
         """Write down how many calls of the cell of a page were refused."""
         for (page, _), refusal in list(self.refusals.items()):
             if page == code:
-                said = {"refused": refusal.count, "limit": refusal.limit, "prompt": refusal.prompt}
-                note(process, "refused", [code], **said)
+                note(process, "refused", [code], refused=refusal.count, limit=refusal.limit, prompt=refusal.prompt)
 
     def take_read(self) -> tuple[Key, ...]:
         """The page of the last read, which all earlier ones are sources of; it is written first. None is no page."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import kilburn
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
 from kilburn.errors import KilburnError, SpecError
@@ -133,6 +135,23 @@ def _counting(store: Hierarchy, number: int) -> Hierarchy:
 def window_of(process: Process) -> int | None:
     """Tokens that the last prompt of a session might take; None before the first prompt."""
     return process.shipped
+
+
+def closed_after(model: Any) -> Any:
+    """The model as a context, at whose end what it holds open is closed."""
+    return closing(model) if hasattr(model, "close") else nullcontext(model)
+
+
+def conversing(db: str | None, tenant: str | None, model: Any, *, window: int, policy: str, reply: int) -> Hierarchy:
+    """The store, opened for an agent with this model, in a window that the model has.
+
+    Args:
+        reply: tokens of one reply, at most.
+    """
+    held = min(window, getattr(model, "context", None) or window)
+    return kilburn.open(
+        db or "agent.db", window=held, policy=policy, tenant=tenant or "default", reserve=min(reply, held // 2), model=model
+    )
 
 
 def fetched(spec: str) -> Any:

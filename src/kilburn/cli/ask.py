@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 import kilburn
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
 from kilburn.agents.variable import Source, texts_of
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, model_of
+from kilburn.cli.access import WIDE, closed_after, conversing, model_of
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
@@ -37,42 +38,32 @@ MOST = 1 << 28
 @app.command()
 def ask(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files and folders to read; - for standard input.")
+        list[Path] | None, Argument(metavar="[FILE]...", help="Files and folders to read; - for standard input.")
     ] = None,
-    question: Annotated[str, typer.Option(metavar="TEXT", help="What you want to know.")] = "",
-    model: Annotated[str, typer.Option(metavar="SPEC", help="The root: it writes the code.")] = "",
-    sub_model: Annotated[
-        str, typer.Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")
-    ] = "",
-    depth: Annotated[int, typer.Option(min=0, help="0: no sub-calls; 1: to a model; 2: also to runs of their own.")] = 1,
-    past: Annotated[bool, typer.Option("--past", help="Let the code read the sessions of the store.")] = False,
-    session: Annotated[str, typer.Option(metavar="NAME", help="Where the run stands.")] = "ask",
-    recorded: Annotated[bool, typer.Option("--replay", help="Run the session's last question again, without a model.")] = False,
-    goes_on: Annotated[
-        bool, typer.Option("--resume", help="Go on with the session's last question, where it was cut off.")
-    ] = False,
-    window: Annotated[int, typer.Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
-    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
-    steps: Annotated[int | None, typer.Option(min=0, help="The root's replies, at most.", show_default="30")] = None,
-    calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.", show_default=f"{CALLS:,}")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=0, help="Of all prompts and replies, at most.", show_default=f"{TOKENS:,}")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0, help="Of the whole run, at most.", show_default=f"{SECONDS:,.0f}")
-    ] = None,
+    question: Annotated[str, Option(metavar="TEXT", help="What you want to know.")] = "",
+    model: Annotated[str, Option(metavar="SPEC", help="The root: it writes the code.")] = "",
+    sub_model: Annotated[str, Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")] = "",
+    depth: Annotated[int, Option(min=0, help="0: no sub-calls; 1: to a model; 2: also to runs of their own.")] = 1,
+    past: Annotated[bool, Option("--past", help="Let the code read the sessions of the store.")] = False,
+    session: Annotated[str, Option(metavar="NAME", help="Where the run stands.")] = "ask",
+    recorded: Annotated[bool, Option("--replay", help="Run the session's last question again, without a model.")] = False,
+    goes_on: Annotated[bool, Option("--resume", help="Go on with the session's last question, where it was cut off.")] = False,
+    window: Annotated[int, Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
+    policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
+    steps: Annotated[int | None, Option(min=0, help="The root's replies, at most.", show_default="30")] = None,
+    calls: Annotated[int | None, Option(min=0, help="Replies of all models, at most.", show_default=f"{CALLS:,}")] = None,
+    tokens: Annotated[int | None, Option(min=0, help="Of all prompts and replies, at most.", show_default=f"{TOKENS:,}")] = None,
+    seconds: Annotated[float | None, Option(min=0, help="Of the whole run, at most.", show_default=f"{SECONDS:,.0f}")] = None,
     money: Annotated[
         float | None,
-        typer.Option(min=0, help="At most; see --prices.", show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted"),
+        Option(min=0, help="At most; see --prices.", show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted"),
     ] = None,
-    no_limits: Annotated[bool, typer.Option("--no-limits", help="Only the limits that are given hold.")] = False,
-    prices: Annotated[str | None, typer.Option(metavar="NAME", help="hosted, automatic or local.", show_default="hosted")] = None,
-    reply: Annotated[int | None, typer.Option(min=1, help="Tokens of one reply, at most.", show_default="1024")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Models that are asked at the same time.")] = 4,
-    sandbox: Annotated[str, typer.Option(metavar="NAME", help="Where the code runs: auto, cpython or monty.")] = "auto",
-    tools: Annotated[
-        bool, typer.Option("--tools/--no-tools", help="Offer the root tools; without, it writes code in fences.")
-    ] = True,
+    no_limits: Annotated[bool, Option("--no-limits", help="Only the limits that are given hold.")] = False,
+    prices: Annotated[str | None, Option(metavar="NAME", help="hosted, automatic or local.", show_default="hosted")] = None,
+    reply: Annotated[int | None, Option(min=1, help="Tokens of one reply, at most.", show_default="1024")] = None,
+    parallel: Annotated[int, Option(min=1, help="Models that are asked at the same time.")] = 4,
+    sandbox: Annotated[str, Option(metavar="NAME", help="Where the code runs: auto, cpython or monty.")] = "auto",
+    tools: Annotated[bool, Option("--tools/--no-tools", help="Offer the root tools; without, it writes code in fences.")] = True,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -109,19 +100,10 @@ def ask(
     if prices or not goes_on:
         given["prices"] = prices_of(prices or "hosted")
     with ExitStack() as open_until:
-        root = open_until.enter_context(_closing(None if recorded else model_of(model)))
-        sub = open_until.enter_context(_closing(model_of(sub_model) if sub_model and not recorded else None))
-        held = min(window, getattr(root, "context", None) or window)
-        store = open_until.enter_context(
-            kilburn.open(
-                db or "agent.db",
-                window=held,
-                policy=policy,
-                tenant=tenant or "default",
-                reserve=min(reply or 1024, held // 2),
-                model=root,
-            )
-        )
+        root = open_until.enter_context(closed_after(None if recorded else model_of(model)))
+        sub = open_until.enter_context(closed_after(model_of(sub_model) if sub_model and not recorded else None))
+        opened = conversing(db, tenant, root, window=window, policy=policy, reply=reply or 1024)
+        store = open_until.enter_context(opened)
         # Another session's window must not change because it is read.
         before = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
         done = open_until.enter_context(progress("sub-calls"))
@@ -185,11 +167,6 @@ def _standard_input() -> str:
     if not data:
         raise SpecError("standard input is empty", advice=piped)
     return data.decode("utf-8", "replace")
-
-
-def _closing(model: Any) -> Any:
-    """The model as a context, where it has something to close."""
-    return closing(model) if hasattr(model, "close") else nullcontext(model)
 
 
 def _check_is_there(store: Hierarchy, session: str) -> None:

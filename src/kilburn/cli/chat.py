@@ -11,12 +11,11 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-import kilburn
 from kilburn.agents.access import Permit, Question, Rights
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import fetched
+from kilburn.cli.access import closed_after, conversing, fetched
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
@@ -38,16 +37,16 @@ HELP = """\
 
 @app.command()
 def chat(
-    name: Annotated[str, typer.Argument(metavar="[SESSION]", help="The session, made or gone on with.")] = "chat",
+    name: Annotated[str, Argument(metavar="[SESSION]", help="The session, made or gone on with.")] = "chat",
     model: Annotated[
-        str, typer.Option(metavar="SPEC", help='Who answers: "smollm2", "qwen", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
+        str, Option(metavar="SPEC", help='Who answers: "smollm2", "qwen", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
     ] = "smollm2",
-    window: Annotated[int, typer.Option(help="Tokens of the window; the model's own where that is smaller.")] = 8000,
-    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
-    reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 512,
-    system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt of a new session.")] = "",
+    window: Annotated[int, Option(help="Tokens of the window; the model's own where that is smaller.")] = 8000,
+    policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
+    reply: Annotated[int, Option(min=1, help="Tokens of one reply, at most.")] = 512,
+    system: Annotated[str, Option(metavar="TEXT", help="The system prompt of a new session.")] = "",
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Offer the model the memory tools; search for one that takes none.")
+        bool, Option("--memory/--no-memory", help="Offer the model the memory tools; search for one that takes none.")
     ] = True,
     db: Db = None,
     tenant: Tenant = None,
@@ -69,32 +68,23 @@ def chat(
     speaker = fetched(model)
     if speaker is None:
         raise SpecError("a chat needs a model", advice="give --model smollm2, or kilburn models list")
-    try:
-        context = min(window, speaker.context or window)
-        if context < window:
-            say(f"the window is {count(context)} tokens, all that {speaker.name} has")
-        with kilburn.open(
-            db or "agent.db",
-            window=context,
-            policy=policy,
-            tenant=tenant or "default",
-            reserve=min(reply, context // 2),
-            model=speaker,
-        ) as store:
-            agent = Agent(
-                speaker,
-                [],
-                store.process(name),
-                limits=Limits(steps=8, reply=reply),
-                memory=memory,
-                system=system,
-                rights=Rights(after_untrusted=Permit.ASK),
-                confirm=confirm,
-            )
-            _talk(agent)
-    finally:
-        if hasattr(speaker, "close"):
-            speaker.close()
+    if speaker.context and speaker.context < window:
+        say(f"the window is {count(speaker.context)} tokens, all that {speaker.name} has")
+    with (
+        closed_after(speaker),
+        conversing(db, tenant, speaker, window=window, policy=policy, reply=reply) as store,
+    ):
+        agent = Agent(
+            speaker,
+            [],
+            store.process(name),
+            limits=Limits(steps=8, reply=reply),
+            memory=memory,
+            system=system,
+            rights=Rights(after_untrusted=Permit.ASK),
+            confirm=confirm,
+        )
+        _talk(agent)
 
 
 def confirm(question: Question) -> bool:

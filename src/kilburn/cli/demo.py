@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from typer import Option
 
-from kilburn.cli.access import model_of
+from kilburn.cli.access import closed_after, model_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Force, Json, app
@@ -42,26 +43,20 @@ WIDTH, HEIGHT = 72, 7
 
 @app.command()
 def demo(
-    model: Annotated[
-        str, typer.Option(metavar="none|smollm2|qwen|SPEC", help="Who folds and phrases a little of it.")
-    ] = "smollm2",
+    model: Annotated[str, Option(metavar="none|smollm2|qwen|SPEC", help="Who folds and phrases a little of it.")] = "smollm2",
     full: Annotated[
-        bool, typer.Option("--full", help="The library's tests and applications too, 200 questions, more of the model.")
+        bool, Option("--full", help="The library's tests and applications too, 200 questions, more of the model.")
     ] = False,
-    questions: Annotated[
-        int | None, typer.Option(min=1, help="How many to ask; 40, or 200 with --full.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Which questions.")] = 0,
-    window: Annotated[int, typer.Option(min=2000, help="Tokens of the window.")] = 8000,
-    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides what leaves the window.")] = "hybrid",
+    questions: Annotated[int | None, Option(min=1, help="How many to ask; 40, or 200 with --full.", show_default=False)] = None,
+    seed: Annotated[int, Option(help="Which questions.")] = 0,
+    window: Annotated[int, Option(min=2000, help="Tokens of the window.")] = 8000,
+    policy: Annotated[str, Option(metavar="SPEC", help="What decides what leaves the window.")] = "hybrid",
     db: Annotated[
         Path | None,
-        typer.Option("--db", metavar="FILE", help="Where the store is kept; a temporary folder by default.", show_default=False),
+        Option(metavar="FILE", help="Where the store is kept; a temporary folder by default.", show_default=False),
     ] = None,
-    library: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Another tree of Python sources.", show_default=False)
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
+    library: Annotated[Path | None, Option(metavar="DIR", help="Another tree of Python sources.", show_default=False)] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -94,11 +89,8 @@ def demo(
             speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
         except (ModelError, MissingExtra) as error:
             missing = str(error)
-        try:
+        with closed_after(speaker):
             results = perform(plan, speaker, told)
-        finally:
-            if hasattr(speaker, "close"):
-                speaker.close()
     if json:
         figures: dict[str, Any] = msgspec.to_builtins(results)
         figures["capacity"] = results.stats.window

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import Look, secrets_of
+from kilburn.cli.memories import Look, OnlyUser, secrets_of
 from kilburn.cli.screen import age, count, many, progress, table
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.errors import SpecError
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
@@ -25,21 +26,19 @@ __all__ = ["add", "documents", "list_documents", "remove", "show_document"]
 documents = typer.Typer(help="Texts to be searched beside the memory.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(documents, name="documents")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A document's name, as `documents list` has it.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="A document's name, as `documents list` has it.", show_default=False)]
 
 
 @documents.command("add")
 def add(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Files, or folders with all texts in them.", show_default=False)
+        list[Path], Argument(metavar="PATH...", help="Files, or folders with all texts in them.", show_default=False)
     ],
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="What to call the file, or the folder before its files' names; else the absolute path."
-        ),
+        Option(metavar="NAME", help="What to call the file, or the folder before its files' names; else the absolute path."),
     ] = None,
-    user: Annotated[str, typer.Option("--user", metavar="NAME", help="Whose it is; else of all users.")] = "",
+    user: Annotated[str, Option(metavar="NAME", help="Whose it is; else of all users.")] = "",
     secrets: Look = None,
     db: Db = None,
     tenant: Tenant = None,
@@ -81,7 +80,7 @@ def add(
 
 @documents.command("list")
 def list_documents(
-    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's.")] = None,
+    user: OnlyUser = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -133,8 +132,8 @@ def show_document(name: Name, db: Db = None, tenant: Tenant = None, json: Json =
 @documents.command("remove")
 def remove(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
+    yes: Yes = False,
+    why: Why = "",
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

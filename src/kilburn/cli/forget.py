@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from kilburn.cli.access import counting, existing, writing
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, progress
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.errors import SpecError
 from kilburn.kernel.erasure import UNREACHED, Erasure, copies_of, described, pages_of
 from kilburn.kernel.hierarchy import Hierarchy
@@ -33,22 +34,20 @@ SHOWN = 50
 @app.command()
 def forget(
     name: Annotated[
-        str | None, typer.Argument(metavar="[SESSION]", help="A session's name, as `kilburn ps` lists it.", show_default=False)
+        str | None, Argument(metavar="[SESSION]", help="A session's name, as `kilburn ps` lists it.", show_default=False)
     ] = None,
-    address: Annotated[
-        str | None, typer.Argument(help="p17, a range p17-p42, f3, or b1/p17 of a branch.", show_default=False)
-    ] = None,
-    whole: Annotated[bool, typer.Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
-    session_: Annotated[str | None, typer.Option("--session", metavar="NAME", help="A whole session.")] = None,
-    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="A user's sessions, memory and documents.")] = None,
-    document: Annotated[str | None, typer.Option("--document", metavar="NAME", help="A document.")] = None,
-    tool: Annotated[str | None, typer.Option("--tool", metavar="NAME", help="The results of a tool, in all sessions.")] = None,
+    address: Annotated[str | None, Argument(help="p17, a range p17-p42, f3, or b1/p17 of a branch.", show_default=False)] = None,
+    whole: Annotated[bool, Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
+    session_: Annotated[str | None, Option("--session", metavar="NAME", help="A whole session.")] = None,
+    user: Annotated[str | None, Option(metavar="NAME", help="A user's sessions, memory and documents.")] = None,
+    document: Annotated[str | None, Option(metavar="NAME", help="A document.")] = None,
+    tool: Annotated[str | None, Option(metavar="NAME", help="The results of a tool, in all sessions.")] = None,
     source: Annotated[
-        str | None, typer.Option("--source", metavar="NAME", help="What was learned from a session or document; it stays itself.")
+        str | None, Option(metavar="NAME", help="What was learned from a session or document; it stays itself.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
+    yes: Yes = False,
+    dry: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
+    why: Why = "",
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

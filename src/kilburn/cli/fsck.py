@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
@@ -49,9 +50,7 @@ class Ruler:
 
 @app.command()
 def fsck(
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Rebuild what is derived; put what cannot be read out of the way.")
-    ] = False,
+    repair: Annotated[bool, Option("--repair", help="Rebuild what is derived; put what cannot be read out of the way.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

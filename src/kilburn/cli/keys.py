@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from kilburn.cli.screen import age, table
 from kilburn.cli.shell import Json, Tenant, app
@@ -19,28 +20,28 @@ __all__ = ["add", "keys", "list_keys", "revoke"]
 keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
 
-File = Annotated[Path, typer.Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file.")]
+File = Annotated[Path, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file.")]
 FILE = Path("keys.json")
 
 
 @keys.command("add")
 def add(
-    note: Annotated[str, typer.Argument(metavar="NOTE", help="What the list calls it: whose it is, or what for.")] = "",
+    note: Annotated[str, Argument(metavar="NOTE", help="What the list calls it: whose it is, or what for.")] = "",
     file: File = FILE,
     tenant: Tenant = None,
-    user: Annotated[str, typer.Option(metavar="NAME", help="The one person whose it is; none for an application's key.")] = "",
+    user: Annotated[str, Option(metavar="NAME", help="The one person whose it is; none for an application's key.")] = "",
     memory: Annotated[
-        int, typer.Option(min=0, metavar="TOKENS", help="Long-term memory put before a prompt, at most; 0 for none.")
+        int, Option(min=0, metavar="TOKENS", help="Long-term memory put before a prompt, at most; 0 for none.")
     ] = 0,
-    learn: Annotated[bool, typer.Option("--learn", help="Learn facts from what is said.")] = False,
+    learn: Annotated[bool, Option("--learn", help="Learn facts from what is said.")] = False,
     upstream: Annotated[
-        str, typer.Option(metavar="VARIABLE", help="The environment variable with the provider's key; else the client's own.")
+        str, Option(metavar="VARIABLE", help="The environment variable with the provider's key; else the client's own.")
     ] = "",
-    rate: Annotated[int, typer.Option(min=0, metavar="N", help="Requests per minute; 0 for the gateway's limit.")] = 0,
+    rate: Annotated[int, Option(min=0, metavar="N", help="Requests per minute; 0 for the gateway's limit.")] = 0,
     link: Annotated[
-        Link, typer.Option(help="Link sessions that a client compacted; auto: where it is known whose they are.")
+        Link, Option(help="Link sessions that a client compacted; auto: where it is known whose they are.")
     ] = Link.AUTO,
-    figures: Annotated[bool, typer.Option("--figures", help="It reads the metrics of all tenants, and nothing else.")] = False,
+    figures: Annotated[bool, Option("--figures", help="It reads the metrics of all tenants, and nothing else.")] = False,
     json: Json = False,
 ) -> None:
     """Make a key, and show it this once. A gateway that runs knows it at once.
@@ -86,7 +87,7 @@ def list_keys(file: File = FILE, json: Json = False) -> None:
 
 @keys.command("revoke")
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: the 8 digits after `kilburn-`.", show_default=False)],
+    name: Annotated[str, Argument(metavar="NAME", help="Its name: the 8 digits after `kilburn-`.", show_default=False)],
     file: File = FILE,
     json: Json = False,
 ) -> None:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import msgspec
 import typer
+from typer import Option
 
-from kilburn.cli.access import counting, embed, existing, model_of, writing
-from kilburn.cli.memories import secrets_of
+from kilburn.cli.access import closed_after, counting, embed, existing, model_of, writing
+from kilburn.cli.memories import Evict, secrets_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -24,19 +25,17 @@ __all__ = ["learn"]
 def learn(
     name: Session,
     policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and graph ask one.")
+        str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and graph ask one.")
     ] = "plain",
-    model: Annotated[str | None, typer.Option(metavar="SPEC", help='Who answers: "qwen", "chat(\'gpt-5\')" ...')] = None,
+    model: Annotated[str | None, Option(metavar="SPEC", help='Who answers: "qwen", "chat(\'gpt-5\')" ...')] = None,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="Whose memory it goes into; else that of the session's user.")
+        str | None, Option(metavar="NAME", help="Whose memory it goes into; else that of the session's user.")
     ] = None,
-    most: Annotated[int | None, typer.Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has so many.")] = None,
-    evict: Annotated[bool, typer.Option("--evict", help="With --quota: retire the least valuable ones instead.")] = False,
+    most: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has so many.")] = None,
+    evict: Evict = False,
     secrets: Annotated[
         str | None,
-        typer.Option(
-            "--secrets", metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."
-        ),
+        Option(metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."),
     ] = None,
     db: Db = None,
     tenant: Tenant = None,
@@ -51,18 +50,13 @@ def learn(
         kilburn learn session-1
     """
     looked, quota = secrets_of(secrets, "redact"), Quota(facts=most, evict=evict) if most is not None else None
-    speaker = model_of(model)
-    try:
-        with writing(existing(db), tenant) as opened:
-            store = counting(opened, name)
-            with progress(f"learning from {name}"):
-                learned = learn_from(store, name, policy, speaker, user, secrets=looked, quota=quota)
-            memory = next(one for one in store.collections() if one.name == learned.memory)
-            new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
-            embed(opened)
-    finally:
-        if hasattr(speaker, "close"):
-            speaker.close()
+    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+        store = counting(opened, name)
+        with progress(f"learning from {name}"):
+            learned = learn_from(store, name, policy, speaker, user, secrets=looked, quota=quota)
+        memory = next(one for one in store.collections() if one.name == learned.memory)
+        new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+        embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
     else:

@@ -7,7 +7,7 @@ import os
 import secrets as chance
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from kilburn.cli.access import writing
 from kilburn.cli.memories import Look, User, secrets_of
@@ -22,12 +22,12 @@ __all__ = ["mcp"]
 @app.command()
 def mcp(
     user: User = "",
-    http: Annotated[bool, typer.Option("--http", help="Listen on 127.0.0.1 instead of standard input and output.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: where; 0 for a free port.")] = 8765,
+    http: Annotated[bool, Option("--http", help="Listen on 127.0.0.1 instead of standard input and output.")] = False,
+    port: Annotated[int, Option(min=0, max=65535, help="With --http: where; 0 for a free port.")] = 8765,
     in_force: Annotated[
-        bool, typer.Option("--in-force", help="What the model remembers is true at once; else it waits for `memories accept`.")
+        bool, Option("--in-force", help="What the model remembers is true at once; else it waits for `memories accept`.")
     ] = False,
-    most: Annotated[int, typer.Option("--quota", metavar="FACTS", min=0, help="Facts that the memory may hold.")] = 10_000,
+    most: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Facts that the memory may hold.")] = 10_000,
     secrets: Look = None,
     db: Db = None,
     tenant: Tenant = None,

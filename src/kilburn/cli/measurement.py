@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.budget import Counter
+from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.page import parse_address
 from kilburn.tokens.images import cost_of_image
@@ -57,6 +58,10 @@ class Measured(msgspec.Struct, kw_only=True):
         return {key: value for key, value in msgspec.structs.asdict(self).items() if key != "curve"}
 
 
+LEDGERS = sorted({*Measured.__struct_fields__} & {*Stats.__struct_fields__} - {"peak", "overflow", "lost"})
+"""Figures that are the ledger's; those three are found without it."""
+
+
 class Total(Measured, kw_only=True):
     """The sum over all runs; `peak` is the largest."""
 
@@ -92,10 +97,8 @@ def stream(
     found.seconds = time.perf_counter() - began
     found.curve = curve
     stats = process.stats()
-    for name in ("pages", "tokens_seen", "prompts", "tokens_shipped", "tokens_reprefilled", "evictions", "folds", "faults"):
+    for name in LEDGERS:
         setattr(found, name, stats[name])
-    found.asks, found.refused_moves, found.fallbacks = stats.asks, stats.refused_moves, stats.fallbacks
-    found.policy_failures = stats.policy_failures
     return found
 
 

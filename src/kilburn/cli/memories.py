@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.errors import SpecError, UnknownAddress
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
@@ -35,14 +36,15 @@ memories = typer.Typer(
 )
 app.add_typer(memories, name="memories")
 
-User = Annotated[str, typer.Option("--user", metavar="NAME", help="Whose memory; else that of all users.")]
+User = Annotated[str, Option("--user", metavar="NAME", help="Whose memory; else that of all users.")]
+OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Only this user's.")]
+Evict = Annotated[bool, Option("--evict", help="With --quota: retire the least valuable ones instead.")]
 Fact = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as `memories list` has it.", show_default=False)
+    str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as `memories list` has it.", show_default=False)
 ]
-Why = Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")]
 Look = Annotated[
     str | None,
-    typer.Option("--secrets", metavar="WORD", help="refuse, redact or off; else refuse, where the extra `secrets` is installed."),
+    Option("--secrets", metavar="WORD", help="refuse, redact or off; else refuse, where the extra `secrets` is installed."),
 ]
 
 
@@ -61,18 +63,14 @@ def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refus
 
 @app.command()
 def remember(
-    text: Annotated[str, typer.Argument(help="What to remember, in a sentence.", show_default=False)],
+    text: Annotated[str, Argument(help="What to remember, in a sentence.", show_default=False)],
     user: User = "",
-    since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="From when it is true: 2026-05-17, or 30d for 30 days ago.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Until when it is true: 2026-05-17, or 30d from now.")] = None,
-    importance: Annotated[float, typer.Option(min=0.0, max=1.0, help="0 to 1: raises it in searches.")] = 0.0,
-    pin: Annotated[bool, typer.Option("--pin", help="No quota and no sweep removes it.")] = False,
-    most: Annotated[
-        int | None, typer.Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")
-    ] = None,
-    evict: Annotated[bool, typer.Option("--evict", help="With --quota: retire the least valuable ones instead.")] = False,
+    since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true: 2026-05-17, or 30d for 30 days ago.")] = None,
+    until: Annotated[str | None, Option(metavar="WHEN", help="Until when it is true: 2026-05-17, or 30d from now.")] = None,
+    importance: Annotated[float, Option(min=0.0, max=1.0, help="0 to 1: raises it in searches.")] = 0.0,
+    pin: Annotated[bool, Option("--pin", help="No quota and no sweep removes it.")] = False,
+    most: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")] = None,
+    evict: Evict = False,
     secrets: Look = None,
     db: Db = None,
     tenant: Tenant = None,
@@ -107,11 +105,11 @@ def remember(
 
 @memories.command("list")
 def list_memories(
-    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's.")] = None,
-    at: Annotated[str | None, typer.Option(metavar="WHEN", help="What was true then: 2026-05-17, or 30d ago.")] = None,
-    proposed: Annotated[bool, typer.Option("--proposed", help="Only what waits to be accepted.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Also what is not true any more, or not yet.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Facts at most.")] = 1000,
+    user: OnlyUser = None,
+    at: Annotated[str | None, Option(metavar="WHEN", help="What was true then: 2026-05-17, or 30d ago.")] = None,
+    proposed: Annotated[bool, Option("--proposed", help="Only what waits to be accepted.")] = False,
+    history: Annotated[bool, Option("--history", help="Also what is not true any more, or not yet.")] = False,
+    limit: Annotated[int, Option(min=1, help="Facts at most.")] = 1000,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -328,7 +326,7 @@ def unpin(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, 
 def forget_memory(
     address: Fact,
     user: User = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     why: Why = "",
     db: Db = None,
     tenant: Tenant = None,
@@ -347,12 +345,12 @@ def forget_memory(
 
 @memories.command("sweep")
 def sweep_memories(
-    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's memory.")] = None,
-    retention: Annotated[str, typer.Option(metavar="TIME", help="How long after its end a fact is kept: 30d, 12h, 0d.")] = "30d",
+    user: Annotated[str | None, Option(metavar="NAME", help="Only this user's memory.")] = None,
+    retention: Annotated[str, Option(metavar="TIME", help="How long after its end a fact is kept: 30d, 12h, 0d.")] = "30d",
     history: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The same for superseded facts; else they are kept for ever.")
+        str | None, Option(metavar="TIME", help="The same for superseded facts; else they are kept for ever.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

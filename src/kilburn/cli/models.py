@@ -6,6 +6,7 @@ import os
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from kilburn.cli.screen import progress, table
 from kilburn.cli.shell import Json, app
@@ -55,7 +56,7 @@ def _files() -> list[dict[str, Any]]:
 def pull(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A known name, hf:OWNER/REPO/FILE, or the path of a GGUF file.", show_default=False),
+        Argument(metavar="NAME", help="A known name, hf:OWNER/REPO/FILE, or the path of a GGUF file.", show_default=False),
     ],
     json: Json = False,
 ) -> None:

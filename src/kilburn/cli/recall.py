@@ -10,7 +10,7 @@ import time
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Argument, Option
 
 from kilburn.cli.access import reading, session
 from kilburn.cli.moments import moment, when
@@ -27,10 +27,10 @@ __all__ = ["recall", "search"]
 @app.command()
 def recall(
     name: Annotated[
-        str, typer.Argument(help="A session, or @memory/USER or @document/NAME, as a hit of `search` has it.", show_default=False)
+        str, Argument(help="A session, or @memory/USER or @document/NAME, as a hit of `search` has it.", show_default=False)
     ],
-    address: Annotated[str, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
-    raw: Annotated[bool, typer.Option("--raw", help="The exact bytes on a terminal too, escapes included.")] = False,
+    address: Annotated[str, Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
+    raw: Annotated[bool, Option("--raw", help="The exact bytes on a terminal too, escapes included.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -65,18 +65,16 @@ def recall(
 
 @app.command()
 def search(
-    query: Annotated[str, typer.Argument(help="Words to look for, or a question.", show_default=False)],
-    name: Annotated[str | None, typer.Option("--session", metavar="NAME", help="Only in this session.")] = None,
+    query: Annotated[str, Argument(help="Words to look for, or a question.", show_default=False)],
+    name: Annotated[str | None, Option("--session", metavar="NAME", help="Only in this session.")] = None,
     where: Annotated[
-        list[str] | None, typer.Option(metavar="PLACE", help="sessions, facts, documents or all; may be given several times.")
+        list[str] | None, Option(metavar="PLACE", help="sessions, facts, documents or all; may be given several times.")
     ] = None,
-    user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="Only what belongs to this user, or to all users.")
-    ] = None,
-    at: Annotated[str | None, typer.Option(metavar="WHEN", help="What was known and true then: 2026-05-17, or 30d ago.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that all hits together may take.")] = 1000,
-    limit: Annotated[int, typer.Option(min=1, help="Hits at most.")] = 20,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what each score is made of.")] = False,
+    user: Annotated[str | None, Option(metavar="NAME", help="Only what belongs to this user, or to all users.")] = None,
+    at: Annotated[str | None, Option(metavar="WHEN", help="What was known and true then: 2026-05-17, or 30d ago.")] = None,
+    tokens: Annotated[int, Option(min=1, help="Tokens that all hits together may take.")] = 1000,
+    limit: Annotated[int, Option(min=1, help="Hits at most.")] = 20,
+    explain: Annotated[bool, Option("--explain", help="Say what each score is made of.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from typer import Argument, Option
 
 from kilburn.cli.access import reading, session
 from kilburn.cli.screen import many, table
@@ -31,10 +31,10 @@ SHOWN = 3
 def receipts(
     name: Session,
     address: Annotated[
-        str | None, typer.Argument(help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
+        str | None, Argument(help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
     ] = None,
-    outcome: Annotated[str | None, typer.Option(metavar="WORD", help="Only these: done, failed, no progress ...")] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.")] = None,
+    outcome: Annotated[str | None, Option(metavar="WORD", help="Only these: done, failed, no progress ...")] = None,
+    last: Annotated[int | None, Option(min=1, help="Only the newest so many.")] = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

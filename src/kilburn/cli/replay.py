@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, model_of
+from kilburn.cli.access import WIDE, closed_after, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import count, progress, table
@@ -45,24 +46,18 @@ COLUMNS = {
 def replay(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help=FORMS.capitalize() + "; or a folder of them.", show_default=False),
+        Argument(metavar="FILE|DIR", help=FORMS.capitalize() + "; or a folder of them.", show_default=False),
     ],
-    window: Annotated[int, typer.Option(help="Tokens of the window.")] = 4000,
-    policy: Annotated[
-        str, typer.Option(metavar="SPEC", help='What decides, such as "lru" or "chain(mask(keep=3), fifo)".')
-    ] = "hybrid",
-    model: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Who answers when the policy asks; nobody by default.")
-    ] = None,
-    tokenizer: Annotated[str, typer.Option(metavar="NAME", help='"auto", a model\'s name, or "chars/4".')] = "auto",
-    reserve: Annotated[int, typer.Option(help="Tokens kept free for the reply.")] = 0,
-    db: Annotated[
-        str | None, typer.Option("--db", metavar="FILE", help="Keep the sessions in this store; in memory by default.")
-    ] = None,
+    window: Annotated[int, Option(help="Tokens of the window.")] = 4000,
+    policy: Annotated[str, Option(metavar="SPEC", help='What decides, such as "lru" or "chain(mask(keep=3), fifo)".')] = "hybrid",
+    model: Annotated[str | None, Option(metavar="SPEC", help="Who answers when the policy asks; nobody by default.")] = None,
+    tokenizer: Annotated[str, Option(metavar="NAME", help='"auto", a model\'s name, or "chars/4".')] = "auto",
+    reserve: Annotated[int, Option(help="Tokens kept free for the reply.")] = 0,
+    db: Annotated[str | None, Option(metavar="FILE", help="Keep the sessions in this store; in memory by default.")] = None,
     tenant: Tenant = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Runs at most.")] = None,
-    form: Annotated[str, typer.Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Runs at most.")] = None,
+    form: Annotated[str, Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -77,9 +72,9 @@ def replay(
     if plot is not None:
         check_picture(plot, force=force, formats=FORMATS)
     runs = _runs(source, limit, form)
-    speaker = model_of(model)
-    try:
-        with kilburn.open(
+    with (
+        closed_after(model_of(model)) as speaker,
+        kilburn.open(
             db or ":memory:",
             window=window,
             policy=policy,
@@ -88,23 +83,16 @@ def replay(
             reserve=reserve,
             model=speaker,
             embedder=None,
-        ) as store:
-            measured = _measure(store, runs, form)
-            used = store.counter.name
-    finally:
-        if speaker is not None and hasattr(speaker, "close"):
-            speaker.close()
+        ) as store,
+    ):
+        measured = _measure(store, runs, form)
+        used = store.counter.name
     total = total_of(measured)
     if json:
-        setting = {
-            "source": str(source),
-            "window": window,
-            "reserve": reserve,
-            "policy": policy,
-            "tokenizer": used,
-            "model": model,
-        }
-        emit({**setting, "total": total.figures(), "runs": [run.figures() for run in measured]})
+        setting: dict[str, Any] = {"source": str(source), "window": window, "reserve": reserve, "policy": policy}
+        emit(
+            {**setting, "tokenizer": used, "model": model, "total": total.figures(), "runs": [run.figures() for run in measured]}
+        )
     else:
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
     if plot is not None:

@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import IO, Annotated, Any
 
-import typer
+from typer import Option
 
 from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
@@ -31,28 +31,28 @@ BOUNDS = (
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
+    host: Annotated[str, Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
     upstream: Annotated[
         str | None,
-        typer.Option(metavar="URL", help='What answers: "https://api.openai.com/v1", "https://api.anthropic.com" ...'),
+        Option(metavar="URL", help='What answers: "https://api.openai.com/v1", "https://api.anthropic.com" ...'),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="SPEC", help='Or a model: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
+        str | None, Option(metavar="SPEC", help='Or a model: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
     ] = None,
-    window: Annotated[int, typer.Option(min=1000, help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
-    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "cost",
+    window: Annotated[int, Option(min=1000, help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
+    policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "cost",
     keys: Annotated[
         str | None,
-        typer.Option(metavar="FILE", envvar="KILBURN_KEYS", help="The keys that clients need; see `kilburn keys add`."),
+        Option(metavar="FILE", envvar="KILBURN_KEYS", help="The keys that clients need; see `kilburn keys add`."),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="A name by which clients may call it; may be repeated."),
+        Option(metavar="NAME", help="A name by which clients may call it; may be repeated."),
     ] = None,
     memory: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             metavar="TOKENS",
             help="Long-term memory put beside a question, and learned; 0 for none. With keys, each key says it.",
@@ -60,41 +60,39 @@ def serve(
     ] = 0,
     memory_tools: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="auto|on|off",
             help="Offer the model recall and search_memory; auto: until it refuses tools, then search for the user's words.",
         ),
     ] = "auto",
     link: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="auto|on|off",
             help="Link a session to an earlier one that a client compacted; auto: where it is known whose they are.",
         ),
     ] = "auto",
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option("--allow-origin", metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
+        Option(metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option("--limit", metavar="NAME=N", help=f"A bound on what clients take; may be repeated: {BOUNDS}."),
+        Option(metavar="NAME=N", help=f"A bound on what clients take; may be repeated: {BOUNDS}."),
     ] = None,
     prices: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The price table, for what is saved: hosted, automatic or local; else what fits."),
+        Option(metavar="NAME", help="The price table, for what is saved: hosted, automatic or local; else what fits."),
     ] = None,
-    log: Annotated[
-        str, typer.Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')
-    ] = "-",
+    log: Annotated[str, Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')] = "-",
     fail: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="closed|open",
             help="What the gateway cannot read or keep, on a full disk for example: refuse it, or send it on unread.",
         ),
     ] = "closed",
-    contents: Annotated[bool, typer.Option("--log-contents", help="The log has what was asked, too.")] = False,
+    contents: Annotated[bool, Option("--log-contents", help="The log has what was asked, too.")] = False,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from typer import Argument, Option
 
 from kilburn.agents.queue import Stage
 from kilburn.agents.scheduler import JobNote
@@ -28,7 +28,7 @@ from kilburn.terminal import emit, line, say, tell
 
 __all__ = ["LESS_QUEUES", "QUEUES", "cells_of", "ps", "queue_cells", "row_of", "show", "stats"]
 
-Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
+Session = Annotated[str, Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
 
 FORKS = 5
@@ -128,7 +128,7 @@ def queue_cells(row: dict[str, Any]) -> list[Any]:
 
 @app.command()
 def ps(
-    every: Annotated[bool, typer.Option("--all", help="All forks of a session, however many there are.")] = False,
+    every: Annotated[bool, Option("--all", help="All forks of a session, however many there are.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -193,7 +193,7 @@ def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = Fals
 def show(
     name: Session,
     address: Annotated[
-        str | None, typer.Argument(help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
+        str | None, Argument(help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
     ] = None,
     db: Db = None,
     tenant: Tenant = None,

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
+from typer import Option
 from typer.core import TyperGroup
 
 from kilburn import __version__
@@ -146,21 +147,23 @@ def _inherited(name: str, otherwise: str) -> Any:
 
 Db = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--db", metavar="FILE", callback=_inherited("db", "agent.db"), help="The store's file; else $KILBURN_DB, else agent.db."
     ),
 ]
 Tenant = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--tenant",
         metavar="NAME",
         callback=_inherited("tenant", "default"),
         help="The partition; else $KILBURN_TENANT, else default.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; an error too, on standard error.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, for programs; an error too, on standard error.")]
+Force = Annotated[bool, Option("--force", help="Replace a file that is there already.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+Why = Annotated[str, Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -171,14 +174,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def program(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
-    db: Annotated[
-        str | None, typer.Option("--db", metavar="FILE", envvar="KILBURN_DB", help="The store's file; agent.db by default.")
-    ] = None,
-    tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="NAME", envvar="KILBURN_TENANT", help="The partition in it.")
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", envvar="KILBURN_DEBUG", help="Show where an error came from.")] = False,
+    version: Annotated[bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
+    db: Annotated[str | None, Option(metavar="FILE", envvar="KILBURN_DB", help="The store's file; agent.db by default.")] = None,
+    tenant: Annotated[str | None, Option(metavar="NAME", envvar="KILBURN_TENANT", help="The partition in it.")] = None,
+    debug: Annotated[bool, Option("--debug", envvar="KILBURN_DEBUG", help="Show where an error came from.")] = False,
 ) -> None:
     """A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
-import typer
+from typer import Option
 
 from kilburn.cli.access import WIDE, reading
 from kilburn.cli.screen import age, bar, count, grid, many, progress, width_of
@@ -58,11 +58,9 @@ class Watch:
 
 @app.command()
 def top(
-    once: Annotated[bool, typer.Option("--once", help="One frame, then end.")] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between frames.")] = 1.0,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Of a running gateway; its key is read from $KILBURN_KEY.")
-    ] = None,
+    once: Annotated[bool, Option("--once", help="One frame, then end.")] = False,
+    every: Annotated[float, Option(min=0.2, help="Seconds between frames.")] = 1.0,
+    url: Annotated[str | None, Option(metavar="URL", help="Of a running gateway; its key is read from $KILBURN_KEY.")] = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, embed, existing, reading, session, writing
@@ -31,13 +32,13 @@ __all__ = ["bring", "export"]
 @app.command()
 def export(
     name: Annotated[
-        str | None, typer.Argument(metavar="[SESSION]", help="A session's name; all sessions where left out.", show_default=False)
+        str | None, Argument(metavar="[SESSION]", help="A session's name; all sessions where left out.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
+        Path | None, Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
     ] = None,
     force: Force = False,
-    note: Annotated[bool, typer.Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
+    note: Annotated[bool, Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -118,14 +119,14 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
 
 @app.command("import")
 def bring(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help=FORMS.capitalize() + ".", show_default=False)],
+    source: Annotated[Path, Argument(metavar="FILE", help=FORMS.capitalize() + ".", show_default=False)],
     name: Annotated[
-        str | None, typer.Option("--session", metavar="NAME", help="What to call it; else its own name, or the file's.")
+        str | None, Option("--session", metavar="NAME", help="What to call it; else its own name, or the file's.")
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
+        str, Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
     ] = "auto",
-    size: Annotated[int, typer.Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MOST,
+    size: Annotated[int, Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MOST,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

@@ -10,7 +10,7 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -155,7 +155,7 @@ class Kept:
         self._know(found)
         return found
 
-    def _know(self, owners: dict[str, str]) -> None:
+    def _know(self, owners: Mapping[str, str]) -> None:
         for each, owner in owners.items():
             self._owners.setdefault(each, owner)
             self._owners.move_to_end(each)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from kilburn.errors import StoreCorrupt
-from kilburn.event import Act, Event
+from kilburn.event import Act, Data, Event
 from kilburn.kernel.found import DamageWarning
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
@@ -105,15 +105,15 @@ class Lineage(NamedTuple):
         return not self.shares or not self.shares[-1].last_derived <= page <= self.shares[-1].last
 
 
-def origin_in(events: Iterable[Event]) -> dict[str, Any]:
+def origin_in(events: Iterable[Event]) -> Data:
     """What a ledger says before its first page of where the session comes from; empty if it was not made of another one."""
     for event in takewhile(lambda event: event.act is not Act.ADMIT, events):
         if event.act is Act.NOTE and "forked" in event.data:
-            return dict(event.data)
+            return event.data.copy()
     return {}
 
 
-def fork_of(origin: Mapping[str, Any]) -> Fork | None:
+def fork_of(origin: Data) -> Fork | None:
     """The fork that an origin describes; None of any other session, also of one that a gateway copied."""
     return msgspec.convert({key: origin.get(key, 0) for key in Fork.__struct_fields__}, Fork) if origin.get("inherit") else None
 

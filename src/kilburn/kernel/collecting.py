@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Unpack
 
 import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
-from kilburn.event import Act, Event, writable
+from kilburn.event import Act, Data, Event, writable
 from kilburn.kernel.admission import line_of
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Restore, Retire
@@ -299,8 +300,10 @@ class Collecting:
             if add.importance:
                 worth.setdefault(add.importance, []).append(number)
         for (place, why), pages in alike.items():
-            retires = [[move.by, list(move.pages), self._end(move)] for move in held if move.by in pages]
-            self._record(Act.ADMIT, pages, why, at=place, **({"retires": retires} if retires else {}))
+            data: Data = {"at": place}
+            if retires := [[move.by, list(move.pages), self._end(move)] for move in held if move.by in pages]:
+                data["retires"] = retires
+            self._record(Act.ADMIT, pages, why, **data)
         for importance, pages in worth.items():
             self._record(Act.REMEMBER, pages, mark=importance)
 
@@ -334,13 +337,13 @@ class Collecting:
                 raise LawBroken(7, f"{address_of(page)} waits for a person's word", advice="only a person accepts or rejects it")
             if page == move.by:
                 raise KernelError(f"{address_of(page)} cannot supersede itself", advice="give the page that takes its place")
-        by = {"by": move.by} if move.by else {}
+        by: Data = {"by": move.by} if move.by else {}
         # What a person rejects was never true; each page of it ends where it began.
         rejected = [page for page in move.pages if self._known(page)[1].at is Place.PROPOSED]
         for page in rejected:
-            self._move(Act.RETIRE, [page], Place.RETIRED, move.why, until=since_of(self._known(page)[0]), **by)
+            self._move(Act.RETIRE, [page], Place.RETIRED, move.why, {"until": since_of(self._known(page)[0]), **by})
         if others := [page for page in move.pages if page not in rejected]:
-            self._move(Act.RETIRE, others, Place.RETIRED, move.why, until=self._end(move), **by)
+            self._move(Act.RETIRE, others, Place.RETIRED, move.why, {"until": self._end(move), **by})
 
     def _restore(self, move: Restore) -> None:
         if self.policy != "user":
@@ -351,9 +354,9 @@ class Collecting:
         if not move.proposed:
             # A page that was proposed was never in the index; for the others this changes nothing.
             self.index += move.pages
-        self._move(Act.RESTORE, move.pages, Place.PROPOSED if move.proposed else Place.OUT, move.why)
+        self._move(Act.RESTORE, move.pages, Place.PROPOSED if move.proposed else Place.OUT, move.why, {})
 
-    def mark(self, act: Act, pages: Sequence[int], **data: float) -> None:
+    def mark(self, act: Act, pages: Sequence[int], **data: Unpack[Data]) -> None:
         """Pin or unpin pages, or set their importance."""
         for page in pages:
             before = self._known(page)[1]
@@ -363,14 +366,15 @@ class Collecting:
                 self.states[page] = msgspec.structs.replace(before, pinned=act is Act.PIN)
         self._record(act, pages, "", **data)
 
-    def _move(self, act: Act, pages: Sequence[int], place: Place, why: str, **data: object) -> None:
-        until = data.get("until")
+    def _move(self, act: Act, pages: Sequence[int], place: Place, why: str, more: Data) -> None:
+        until = more.get("until")
         for page in pages:
             before = self._known(page)[1]
             self.states[page] = msgspec.structs.replace(before, at=place, until=until)
-        self._record(act, pages, why, at=place, **data)
+        data: Data = {"at": place, **more}
+        self._record(act, pages, why, **data)
 
-    def _record(self, act: Act, pages: Sequence[int], why: str = "", **data: object) -> None:
+    def _record(self, act: Act, pages: Sequence[int], why: str = "", **data: Unpack[Data]) -> None:
         event = Event(number=0, act=act, time=self.now, pages=tuple(pages), boundary="database", data=data)
         self.events.append(writable(msgspec.structs.replace(event, policy=self.policy, cause=self.cause, why=why)))
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from kilburn.arguments import checked
 from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreStale, UnknownAddress
-from kilburn.event import STATE, Act, Event, writable
+from kilburn.event import STATE, Act, Data, Event, writable
 from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
 from kilburn.kernel.forgetting import Home, forget
 from kilburn.kernel.pending import GATHERED, Pending
@@ -143,7 +143,7 @@ class Collection(Segment):
         cause: str = "user",
         tainted: bool = False,
         seen: int | None = None,
-        note: Mapping[str, Any] | None = None,
+        note: Data | None = None,
     ) -> list[str]:
         """Carry out changes in one transaction, all or none; returns the addresses of the added pages.
 
@@ -172,7 +172,7 @@ class Collection(Segment):
         def collect() -> Collecting:
             made = self._carried(wanted, policy, cause, tainted=tainted)
             if note is not None:
-                made.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=dict(note)))
+                made.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=note))
             return made
 
         with self.lock:
@@ -296,7 +296,7 @@ class Collection(Segment):
         found = [Version(page=page, state=state, events=tuple(told[page.id])) for page, state in rows.values()]
         return sorted(found, key=lambda one: one.events[0].number if one.events else 0)
 
-    def _mark(self, act: Act, address: str, **data: float) -> None:
+    def _mark(self, act: Act, address: str, **data: Unpack[Data]) -> None:
         def made() -> Collecting:
             pages = self.resolve(address)
             rows = self.store.read((self.number, page) for page in pages)
@@ -437,7 +437,7 @@ class Collection(Segment):
 
     # The ledger
 
-    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Any) -> None:
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
         self._pending.add([self._event(act, pages, policy=policy, cause=cause, why=why, data=data)])
         if len(self._pending.events) >= GATHERED and not self.flush():
             lost, kept = self._pending.halve()
@@ -466,7 +466,7 @@ class Collection(Segment):
         return self._pending.events
 
     def _event(
-        self, act: Act, pages: Iterable[int], *, policy: str = "user", cause: str = "user", why: str = "", data: Any
+        self, act: Act, pages: Iterable[int], *, policy: str = "user", cause: str = "user", why: str = "", data: Data
     ) -> Event:
         event = Event(number=0, act=act, time=self.clock(), pages=tuple(pages), boundary="database", data=data)
         return writable(msgspec.structs.replace(event, policy=policy, cause=cause, why=why))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
@@ -27,7 +27,7 @@ from kilburn.errors import (
     StoreStale,
     UnknownAddress,
 )
-from kilburn.event import STATE, Act, Event, writable
+from kilburn.event import STATE, Act, Data, Event, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
 from kilburn.kernel.branches import Fork, Lineage
 from kilburn.kernel.checkpoint import checkpoint_of
@@ -423,7 +423,7 @@ class Kernel:
         # A person may forget or retire the request; the kernel evicts it last.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)
-        data: dict[str, Any] = {"to": _by_place(change.at)}
+        data: Data = {"to": _by_place(change.at)}
         made, texts = self._derived(move, change) if isinstance(move, Fold) else (None, {})
         if made is not None:
             data["fold"] = made.id
@@ -467,7 +467,7 @@ class Kernel:
             self.pending.pieces |= {page.digest: pieces} if pieces is not None else {}
         return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
-    def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Any) -> None:
+    def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Unpack[Data]) -> None:
         """Pin or unpin pages, or set their importance (`mark`, from 0 to 1), inside the current batch.
 
         Raises:
@@ -650,7 +650,7 @@ class Kernel:
         policy: str = "kernel",
         cause: str = "",
         why: str = "",
-        **data: Any,
+        **data: Unpack[Data],
     ) -> None:
         """Add an event to the batch, and make its change.
 
@@ -684,13 +684,22 @@ class Kernel:
         self.pending.events.append(event)
         self.usage.learn(event, self.window.on_rollback)
 
-    def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
+    def observe(
+        self,
+        act: Act,
+        pages: Sequence[int] = (),
+        *,
+        policy: str = "user",
+        cause: str = "",
+        why: str = "",
+        **data: Unpack[Data],
+    ) -> None:
         """Record an observation; it is written with the next batch, or when there are many.
 
         A reader neither waits nor fails if it cannot be written. If there are too many, the older half is dropped,
         and a note in the ledger says how many.
         """
-        self.record(act, pages, policy=policy, cause=cause, **data)
+        self.record(act, pages, policy=policy, cause=cause, why=why, **data)
         if len(self.pending.events) >= GATHERED and not self.flush_observed():
             lost, kept = self.pending.halve()
             self.record(Act.NOTE, lost=lost)
@@ -707,8 +716,8 @@ class Kernel:
         return True
 
 
-def _by_place(at: dict[int, Place]) -> dict[Place, list[int]]:
-    places: dict[Place, list[int]] = {}
+def _by_place(at: dict[int, Place]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
     for page, where in at.items():
         places.setdefault(where, []).append(page)
     return places

@@ -146,7 +146,7 @@ class Ledger:
             case Act.COMPACT:
                 stats.policy_failures += bool(event.data.get("raised"))
             case Act.USAGE:
-                stats.tokens_reported += event.data["prompt"] if is_count(event.data.get("prompt")) else 0
+                stats.tokens_reported += prompt if is_count(prompt := event.data.get("prompt")) else 0
             case Act.NOTE:
                 stats.lost += int(event.data.get("lost", 0))
             case _:

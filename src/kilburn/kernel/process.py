@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import msgspec
 
@@ -30,7 +30,7 @@ from kilburn.errors import (
     StoreStale,
     UnknownAddress,
 )
-from kilburn.event import Act, Event
+from kilburn.event import Act, Data, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
 from kilburn.kernel.drive import answerer, arun, aside, run
 from kilburn.kernel.forgetting import Home, closure, forget
@@ -665,7 +665,7 @@ class Process(Segment):
             pages, states = self.window.pages, self.window.states
             return [(pages[page], states[page]) for page in sorted(pages, key=lambda page: (page < 0, abs(page)))]
 
-    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Any) -> None:
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
         self._kernel.observe(act, pages, policy=policy, cause=cause, why=why, **data)
 
     def _waiting(self) -> Sequence[Event]:
@@ -770,7 +770,7 @@ class Branches:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Data:
         """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
 
         `forked` is the number of that session's process, `known` the last page here that the other one has too.

@@ -80,7 +80,7 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
     """The receipt of some moves, up to their COMPACT event, or the last of them if there is none."""
     left = {page for event in moves for page in event.pages if event.act is not Act.LOAD}
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
-    data = last.data if last.act is Act.COMPACT else {}
+    data: Mapping[str, Any] = last.data if last.act is Act.COMPACT else {}
     why = [event.why for event in [*moves, last] if event.why]
     return Receipt(
         turn=last.turn,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kilburn.budget import Counter
 from kilburn.errors import KilburnError, StoreCorrupt
-from kilburn.event import STATE, Act, Event
+from kilburn.event import STATE, Act, Data, Event
 from kilburn.kernel.admission import cost_of
 from kilburn.kernel.branches import Lineage, fork_of, origin_in
 from kilburn.kernel.checkpoint import restore
@@ -133,7 +133,7 @@ def _restored(store: Store, window: Window, lineage: Lineage, until: int | None)
 
 
 def _inherited(
-    store: Store, info: ProcessInfo, counter: Counter, lineage: Lineage, origin: Mapping[str, Any], *, recount: bool, whole: bool
+    store: Store, info: ProcessInfo, counter: Counter, lineage: Lineage, origin: Data, *, recount: bool, whole: bool
 ) -> Rebuilt | None:
     """The state that a branch begins with; None of any other process.
 

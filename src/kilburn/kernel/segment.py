@@ -10,12 +10,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from kilburn.arguments import checked
 from kilburn.budget import Counter
 from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly
-from kilburn.event import STATE, Act, Event
+from kilburn.event import STATE, Act, Data, Event
 from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.drive import aside
 from kilburn.kernel.forgetting import Home, addresses, forget, named_closure
@@ -165,7 +165,7 @@ class Segment(ABC):
         self._mark(Act.REMEMBER, address, mark=float(importance))
 
     @abstractmethod
-    def _mark(self, act: Act, address: str, **data: Any) -> None:
+    def _mark(self, act: Act, address: str, **data: Unpack[Data]) -> None:
         """Pin or unpin pages, or set their importance (`mark`), in one transaction."""
 
     # Forgetting
@@ -230,7 +230,7 @@ class Segment(ABC):
     # The ledger
 
     def record(
-        self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Any
+        self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Unpack[Data]
     ) -> None:
         """Write an observation into the ledger, such as that a search found pages. It waits for the next change, or until
         there are many; nobody waits or fails because it cannot be written. If the store was opened for reading, nothing
@@ -252,7 +252,7 @@ class Segment(ABC):
                 self._observe(act, tuple(pages), policy=policy, cause=cause, why=why, **data)
 
     @abstractmethod
-    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Any) -> None:
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
         """Keep an observation until it can be written; where there are too many, the older half is lost."""
 
     @abstractmethod

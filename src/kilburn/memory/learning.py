@@ -17,14 +17,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
-from kilburn.event import Act
+from kilburn.event import Act, Data
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.drive import answerer, arun, run
@@ -424,7 +424,8 @@ class _Job:
         course: _Course | None = None,
     ) -> None:
         outcome = (course.failure if course else None) or Outcome.DONE
-        note = {**figures, **msgspec.structs.asdict(progress), "learned": self.session, "outcome": outcome}
+        told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.session, "outcome": outcome}
+        note = cast(Data, {**figures, **told})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
         rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
@@ -539,7 +540,7 @@ class _Job:
         course.asked.append(answer.outcome)
         if answer.outcome is not Outcome.NO_MODEL:
             detail = answer.detail[:300]
-            self.memory.observe(
+            self.memory.record(
                 Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
             )
         return answer

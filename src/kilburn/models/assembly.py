@@ -15,8 +15,9 @@ from kilburn.event import encodable
 from kilburn.message import Kind
 from kilburn.model import Delta, Finish, Reply, Request, Tokens
 from kilburn.wire import chat
-from kilburn.wire.oddities import chat_message, counted
-from kilburn.wire.plain import pack, plain
+from kilburn.wire.oddities import chat_message, counted, text_of
+from kilburn.wire.parts import slots_of
+from kilburn.wire.plain import plain
 
 __all__ = ["Assembly", "Halves", "arguments", "tokens_of"]
 
@@ -147,11 +148,11 @@ class Assembly:
                 self._slots[index] = at
         call = self._calls[at]
         call["id"] = given or call["id"]
-        body, slot = ("custom", "input") if call["type"] == "custom" else ("function", "arguments")
+        body, slot = slots_of(call)
         called = call.setdefault(body, {"name": "", slot: ""})
         for key, value in said.items():
             if key in called:
-                called[key] += value if isinstance(value, str) else "" if value is None else pack(value)
+                called[key] += text_of(value)
         if self._whole:
             _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 

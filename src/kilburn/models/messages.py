@@ -23,8 +23,8 @@ from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
 from kilburn.wire.compaction import betas_of, read_block, read_report, report_json
 from kilburn.wire.editing import read_management, read_summarize
-from kilburn.wire.oddities import counted, messages_message
-from kilburn.wire.plain import load_object, pack, plain
+from kilburn.wire.oddities import counted, messages_message, text_of
+from kilburn.wire.plain import load_object, plain
 
 __all__ = ["Blocks", "Messages", "arguments", "betas_for"]
 
@@ -147,10 +147,7 @@ class Blocks:
             self._blocks[index] = {"type": _PIECES[kind], _PIECES[kind]: ""}
         block = self._blocks[index]
         if kind == "input_json_delta":
-            piece = delta.get("partial_json")
-            self._arguments[index] = self._arguments.get(index, "") + (
-                piece if isinstance(piece, str) else "" if piece is None else pack(piece)
-            )
+            self._arguments[index] = self._arguments.get(index, "") + text_of(delta.get("partial_json"))
         elif kind == "citations_delta":
             block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
         elif kind == "compaction_delta":
@@ -265,9 +262,7 @@ def arguments(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
     if system:
         given["system"] = system
     if request.tools:
-        given["tools"] = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in request.tools
-        ]
+        given["tools"] = wire.tools(request.tools)
     if request.schema is not None:
         given["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
     if request.temperature is not None:
@@ -279,7 +274,7 @@ def arguments(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
 
 def _with_breakpoint(content: Any) -> Any:
     """A copy of the content, with a cache breakpoint on the last block that may have one."""
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    blocks = list(wire.as_blocks(content))
     for index in range(len(blocks) - 1, -1, -1):
         empty = blocks[index].get("type") == "text" and not blocks[index].get("text")
         if not empty and blocks[index].get("type") not in ("thinking", "redacted_thinking"):

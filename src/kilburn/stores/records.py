@@ -14,12 +14,12 @@ import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kilburn.errors import StoreError
-from kilburn.event import STATE, Act, Event
+from kilburn.event import STATE, Act, Data, Event
 from kilburn.page import Page, expanded, stretches
 
 __all__ = [
@@ -188,11 +188,11 @@ def _checked(runs: Sequence[int]) -> tuple[int, ...]:
     return expanded(runs)
 
 
-def _shortened(data: dict[str, Any]) -> dict[str, Any]:
+def _shortened(data: Data) -> Data:
     """An event's data with stretches in place of its long lists of page ids."""
     if data.keys().isdisjoint(LISTS):
         return data
-    return {key: _as_stretches(value) if key in LISTS else value for key, value in data.items()}
+    return cast(Data, {key: _as_stretches(value) if key in LISTS else value for key, value in data.items()})
 
 
 def _as_stretches(value: Any) -> Any:
@@ -204,8 +204,8 @@ def _as_stretches(value: Any) -> Any:
     return {RUNS: runs} if runs else value
 
 
-def _lengthened(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: _as_ids(value) if key in LISTS else value for key, value in data.items()}
+def _lengthened(data: Data) -> Data:
+    return cast(Data, {key: _as_ids(value) if key in LISTS else value for key, value in data.items()})
 
 
 def _as_ids(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kilburn.budget import text_cost
-from kilburn.event import Act
+from kilburn.event import Act, Data
 from kilburn.kernel.checkpoint import checkpoint_of, restore
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.gaps import handle_of
@@ -128,7 +128,7 @@ def _is_of(page: Page, original: int) -> bool:
     return page.id == original or (page.sources == (original,) and page.message > 0)
 
 
-def _touches(data: dict[str, Any], page: int, window: Window) -> bool:
+def _touches(data: Data, page: int, window: Window) -> bool:
     moved = {number for members in data.get("to", {}).values() for number in members}
     return page in moved or any(window.pages[number].sources == (page,) for number in moved)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreStale
-from kilburn.event import Act, Event
+from kilburn.event import Act, Data, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
 from kilburn.store import Batch, ProcessKind, State, Store
@@ -37,6 +38,11 @@ def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: s
     )
 
 
+def _others(**words: Any) -> Data:
+    """Data under keys that are not Kilburn's."""
+    return cast(Data, words)
+
+
 def batch_of(
     head: int,
     texts: Mapping[int, str],
@@ -51,7 +57,7 @@ def batch_of(
     return Batch(
         head=head,
         events=[
-            Event(number=head + 1 + at, act=Act.ADMIT, time=float(head + 1 + at), pages=pages, data={"at": at})
+            Event(number=head + 1 + at, act=Act.ADMIT, time=float(head + 1 + at), pages=pages, data=_others(at=at))
             for at, pages in enumerate([tuple(texts)] + [()] * (events - 1) if events else [])
         ],
         pages=made,
@@ -314,7 +320,9 @@ def check_erase(store: Store) -> None:
     process = start(store)
     page = page_of(1, "canary one", extra="canary two", label="canary label", call="canary-call")
     texts = {digest_of(text): text for text in ("canary one", "canary two", "shared")}
-    event = Event(number=1, act=Act.ADMIT, time=1.0, pages=(1,), why="canary label said so", data={"call": "canary-call", "n": 3})
+    event = Event(
+        number=1, act=Act.ADMIT, time=1.0, pages=(1,), why="canary label said so", data=_others(call="canary-call", n=3)
+    )
     store.commit(
         process,
         Batch(head=0, events=[event], pages=[page, page_of(2, "shared"), page_of(3, "shared")], texts=texts, index=[1, 2, 3]),
@@ -339,7 +347,7 @@ def check_inherited(store: Store) -> None:
     one, branch = start(store, "one"), start(store, "branch")
     page = page_of(1, "canary one", label="canary label", call="canary-call")
     store.commit(one, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
-    quotes = {"call": "canary-call", "text": page.digest, "n": 3}
+    quotes = _others(call="canary-call", text=page.digest, n=3)
     events = [Event(number=1, act=Act.NOTE, time=1.0, pages=(1,), why="canary label said so", data=quotes)]
     store.commit(branch, Batch(head=0, events=events))
     store.commit(branch, Batch(head=1, inherited=[page]))
@@ -417,7 +425,7 @@ def check_erase_process(store: Store) -> None:
     """A process of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
     known = store.process("canary name", time=1.0, user="canary user")
     assert known is not None
-    event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data={"canary": "canary"})
+    event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data=_others(canary="canary"))
     texts = {digest_of("canary one"): "canary one"}
     store.commit(known.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
     raises(StoreError, lambda: store.erase(known.number))

@@ -14,7 +14,17 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
-from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
+from kilburn.wire.parts import (
+    claim_call,
+    kind_at,
+    only_text,
+    read_blocks,
+    read_text,
+    role_at,
+    slots_of,
+    template_of,
+    write_blocks,
+)
 from kilburn.wire.plain import pack, string_at, type_of, unpack
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
@@ -160,7 +170,7 @@ def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) ->
 def _read_call(call: Any, where: str) -> Part:
     if not isinstance(call, dict):
         raise InvalidMessage(f"{where}: {type_of(call)} where an object belongs")
-    body, slot = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+    body, slot = slots_of(call)
     inner = call.get(body)
     if not isinstance(inner, dict):
         raise InvalidMessage(f"{where}.{body}: {type_of(inner)} where an object belongs")
@@ -233,7 +243,7 @@ def _write_block(part: Part) -> dict[str, Any]:
 
 def _write_call(part: Part) -> dict[str, Any]:
     call = template_of(part, "call") or {"id": None, "type": "function", "function": {"name": None, "arguments": None}}
-    body, slot = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+    body, slot = slots_of(call)
     call["id"] = part.call
     call[body]["name"] = part.name
     call[body][slot] = part.text
@@ -379,9 +389,8 @@ def is_thinking_alone(message: dict[str, Any]) -> bool:
 def _render_call(part: Part) -> dict[str, Any]:
     call = _write_call(part)
     call["id"] = safe_id(part.call, CHAT_ID)
-    body = "custom" if call.get("type") == "custom" else "function"
     call.setdefault("type", "function")
-    call[body]["name"] = safe_name(part.name)
+    call[slots_of(call)[0]]["name"] = safe_name(part.name)
     return call
 
 

@@ -280,7 +280,8 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     if queue and (not out or out[0].role == "assistant"):
         out.insert(0, Spoken("user", OPENING))
     rendered = [{"role": said.role, **({"content": said.content} if said.content else {}), **said.more} for said in out]
-    _limit_breakpoints([system, *(said.content for said in out)])
+    for block in marked([system, *(said.content for said in out)])[:-BREAKPOINTS]:
+        del block["cache_control"]
     return system, rendered
 
 
@@ -474,16 +475,15 @@ def _is_served_result(block: dict[str, Any]) -> bool:
     return bool(block["type"].endswith("_tool_result"))
 
 
-def _limit_breakpoints(contents: Sequence[str | Blocks | None]) -> None:
-    marked: Blocks = []
+def marked(contents: Sequence[str | Blocks | None]) -> Blocks:
+    """The blocks that have a cache breakpoint, those inside of a tool's result too, in their order."""
+    found: Blocks = []
     for content in contents:
         for block in content if isinstance(content, list) else ():
             inner = block.get("content") if block["type"] == "tool_result" else None
-            marked.extend(item for item in (inner if isinstance(inner, list) else ()) if item.get("cache_control") is not None)
-            if block.get("cache_control") is not None:
-                marked.append(block)
-    for block in marked[:-BREAKPOINTS]:
-        del block["cache_control"]
+            every = (*(inner if isinstance(inner, list) else ()), block)
+            found += [item for item in every if item.get("cache_control") is not None]
+    return found
 
 
 def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.parts import slots_of
 from kilburn.wire.plain import load_object, pack
 
 __all__ = ["NO_ID", "chat_message", "counted", "messages_message", "numbered", "response_item", "whole_number"]
@@ -46,11 +47,11 @@ def chat_message(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    body, slot = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+    body, slot = slots_of(call)
     inner = call.get(body)
     if not isinstance(inner, dict):
         inner = {key: call[key] for key in ("name", slot) if key in call}
-    return _with(call, id=_id(call.get("id")), **{body: _with(inner, name=_name(inner), **{slot: _text(inner.get(slot))})})
+    return _with(call, id=_id(call.get("id")), **{body: _with(inner, name=_name(inner), **{slot: text_of(inner.get(slot))})})
 
 
 def messages_message(source: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _used(block: dict[str, Any]) -> dict[str, Any]:
     if block.get("type") == "tool_use":
         given = block.get("input")
         if not isinstance(given, dict):
-            text = _text(given)
+            text = text_of(given)
             given = {} if not text.strip() else load_object(text) or {"_raw": text}
         return _with(block, id=_id(block.get("id")), name=_name(block), input=given)
     if block.get("type") == "tool_result":
@@ -88,7 +89,7 @@ def response_item(source: dict[str, Any]) -> dict[str, Any]:
     kind = source.get("type") or "message"
     if kind in ("function_call", "custom_tool_call"):
         slot = "arguments" if kind == "function_call" else "input"
-        return _with(source, call_id=_id(source.get("call_id")), name=_name(source), **{slot: _text(source.get(slot))})
+        return _with(source, call_id=_id(source.get("call_id")), name=_name(source), **{slot: text_of(source.get(slot))})
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = source.get("output")
         return _with(source, call_id=_id(source.get("call_id")), output="" if output is None else _content(output, "input_text"))
@@ -111,12 +112,12 @@ def _content(content: Any, kind: str) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        return _text(content)
+        return text_of(content)
     blocks: list[dict[str, Any]] = []
     for is_block, run in groupby(content, _is_block):
         values = list(run)
         # Values that are no blocks are one text, however many they are: a page for each would take a kilobyte for two bytes.
-        blocks += [_block(one, kind) for one in values] if is_block else [{"type": kind, "text": "\n".join(map(_text, values))}]
+        blocks += [_block(one, kind) for one in values] if is_block else [{"type": kind, "text": "\n".join(map(text_of, values))}]
     same = len(blocks) == len(content) and all(one is other for one, other in zip(blocks, content, strict=True))
     return content if same else blocks
 
@@ -129,7 +130,7 @@ def _block(given: dict[str, Any], kind: str) -> dict[str, Any]:
     block = given if isinstance(given.get("type"), str) else {**given, "type": kind}
     slot = "text" if block["type"].endswith("_text") else block["type"]
     if block["type"] in _TEXTS and not isinstance(block.get(slot), str):
-        return {**block, slot: _text(block.get(slot))}
+        return {**block, slot: text_of(block.get(slot))}
     if block["type"] == "image_url" and isinstance(block.get("image_url"), str):
         return {**block, "image_url": {"url": block["image_url"]}}
     return block
@@ -146,7 +147,7 @@ def _name(holder: dict[str, Any]) -> str:
     return name if isinstance(name, str) and name else "_"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """What stands where a text belongs: nothing for null, JSON for anything else."""
     if isinstance(value, str):
         return value

@@ -72,6 +72,11 @@ def read_text(block: dict[str, Any], kind: str, where: str, into: Kind = Kind.TE
     return Part(kind=into, text=text, extra=None if default else pack({"block": {**block, kind: None}}))
 
 
+def slots_of(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Where a call of the chat form has its name and its arguments: the key of its body, and the key in that."""
+    return ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+
+
 def template_of(part: Part, key: str = "block") -> dict[str, Any] | None:
     """A fresh copy of the block that a part was read from, its texts taken out; None where it is the plain one."""
     return unpack(part.extra).get(key)

@@ -103,22 +103,19 @@ def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[s
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
     """
-    return _read_as(path, dict[str, Any], "write one JSON object a line", most, spread=True)
+    return read_as(path, dict[str, Any], "write one JSON object a line", most, spread=True)
 
 
-def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST) -> Iterator[tuple[str, T]]:
+def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST, *, spread: bool = False) -> Iterator[tuple[str, T]]:
     """The lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
 
     Args:
         advice: what a line should be, for the error. most: bytes that the file may have, unpacked.
+        spread: whether the file may be one object over several lines.
 
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no such JSON; it names the line.
     """
-    return _read_as(path, form, advice, most, spread=False)
-
-
-def _read_as(path: str | Path, form: type[T], advice: str, most: int, *, spread: bool) -> Iterator[tuple[str, T]]:
     name = Path(path).name
     decode = msgspec.json.Decoder(form).decode
     lines = ((number, line) for number, line in enumerate(_raw_lines(Path(path), most), start=1) if line.strip())

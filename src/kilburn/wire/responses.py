@@ -18,7 +18,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.chat import ASIDES
-from kilburn.wire.parts import kind_at
+from kilburn.wire.parts import kind_at, slots_of
 from kilburn.wire.plain import pack, string_at, type_of, unpack
 
 __all__ = ["read", "together", "write"]
@@ -124,8 +124,8 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 texts = [_written_block(block, side) for block in run]
                 items += run if own else [{"type": "message", "role": role, "content": texts, **rest}]
         for call in message.get("tool_calls") or ():
-            body = "custom" if call.get("type") == "custom" else "function"
-            kind, slot = ("custom_tool_call", "input") if body == "custom" else ("function_call", "arguments")
+            body, slot = slots_of(call)
+            kind = "custom_tool_call" if body == "custom" else "function_call"
             called = {"call_id": call["id"], "name": call[body]["name"], slot: call[body][slot]}
             items.append({"type": kind, **called, **call.get("item", {})})
     custom = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}

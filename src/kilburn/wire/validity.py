@@ -11,7 +11,7 @@ from typing import Any
 
 from kilburn.errors import DuplicateCall, InvalidMessage, OrphanResult
 from kilburn.wire.chat import ROLES, UNVOICED, is_thinking_alone
-from kilburn.wire.messages import BREAKPOINTS, SERVED, SETTINGS, THOUGHTS, as_blocks
+from kilburn.wire.messages import BREAKPOINTS, SERVED, SETTINGS, THOUGHTS, as_blocks, marked
 from kilburn.wire.parts import role_at
 
 __all__ = ["validate_chat", "validate_messages"]
@@ -179,11 +179,7 @@ def _check_served_calls(transcript: Sequence[dict[str, Any]]) -> None:
 
 
 def _check_breakpoints(transcript: Sequence[dict[str, Any]]) -> None:
-    count = 0
-    for _, block in _all_blocks(transcript):
-        inner = block.get("content") if block["type"] == "tool_result" else None
-        for item in (block, *(inner if isinstance(inner, list) else ())):
-            count += item.get("cache_control") is not None
+    count = len(marked([message.get("content") for message in transcript]))
     if count > BREAKPOINTS:
         raise InvalidMessage(f"{count} cache breakpoints, and the API takes {BREAKPOINTS}")
 
