@@ -29,7 +29,7 @@ import typer.main
 from typer.core import TyperGroup
 
 import kilburn
-from kilburn.cli import load
+from kilburn.cli.shell import load
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"

@@ -15,6 +15,7 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 OURS = {package.name for package in PACKAGES}
 LATE = {
     "kilburn.gateway.app",
+    "kilburn.gateway.connection",
     "kilburn.mcp",
     "kilburn.memory.vectors",
     "kilburn_kv.likelihood",

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 import kilburn
 import kilburn_kv
 import kilburn_lab
-from kilburn.cli import load
+from kilburn.cli.shell import load
 from kilburn.errors import MissingExtra
 from kilburn.submodules import exports
 from startup import cost_of_import

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Act", "Event", "encodable", "writable"]
+__all__ = ["Act", "Event"]
 
 
 class Act(StrEnum):

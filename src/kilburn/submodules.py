@@ -12,8 +12,6 @@ import sys
 from functools import cache
 from typing import Any
 
-__all__ = ["attach", "exports"]
-
 EXPORTS = re.compile(r"^__all__ = \[(.*?)\]", re.MULTILINE | re.DOTALL)
 
 PACKAGES = ("kilburn", "kilburn_kv", "kilburn_lab")

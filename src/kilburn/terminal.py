@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["console", "emit", "line", "plain", "say", "show", "spelled", "tell"]
-
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that control a terminal, break or reorder a line, or cannot be written, except tab and line feed."""
 

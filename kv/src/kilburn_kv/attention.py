@@ -17,8 +17,6 @@ from kilburn_kv.storage import Span, Storage, length_of, part_of
 from kilburn_kv.tensors import Tensor, torch
 from kilburn_kv.watch import AttentionWatch
 
-__all__ = ["NAME", "PROBE", "ForwardPass", "Segment", "register"]
-
 NAME = "kilburn_slots"
 
 PROBE = "kilburn_slots_probe"

@@ -18,8 +18,6 @@ from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.storage import numbers_of, span_of
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["compress", "keep_within", "observe"]
-
 NOTHING: Mapping[int, CachedPage] = {}
 
 

@@ -19,8 +19,6 @@ from kilburn_kv.rotation import rotate
 from kilburn_kv.storage import CacheShape, Storage, span_of
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["Decoder", "prove", "twin"]
-
 TOKENS = 12
 """Tokens of the longer of the two sequences of the trial run: few, because the model may be large."""
 

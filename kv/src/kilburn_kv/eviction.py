@@ -15,8 +15,6 @@ from heapq import heapify, heappop, heappush
 
 from kilburn.errors import SpecError
 
-__all__ = ["ORDERS", "EvictionOrder", "FifoOrder", "GreedyDual", "LfuOrder", "LruK", "LruOrder", "PromptUse", "S3Fifo"]
-
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:

@@ -16,8 +16,6 @@ import msgspec
 
 from kilburn_kv.prefixes import Key
 
-__all__ = ["Alteration", "Eviction", "Lineage", "context"]
-
 
 class Alteration(StrEnum):
     """Why the KV of a sequence is not what its tokens alone would give; all but `EVICTED` need more than a replay."""

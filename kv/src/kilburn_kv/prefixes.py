@@ -17,7 +17,7 @@ import msgspec
 
 from kilburn_kv.blocks import Pool
 
-__all__ = ["Key", "chain_digests", "find_prefix", "root_digest"]
+__all__ = ["Key"]
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -11,8 +11,6 @@ from kilburn_kv.table import Table
 from kilburn_kv.tensors import Tensor
 from kilburn_kv.watch import AttentionWatch
 
-__all__ = ["CachedSequence", "Past"]
-
 
 class CachedSequence:
     """What `Engine.open` and `Engine.fork` return.

@@ -29,8 +29,6 @@ from kilburn_kv.spill_file import (
     write,
 )
 
-__all__ = ["Shelf"]
-
 
 class Shelf:
     """Files by address, in one folder. Several processes may share it.

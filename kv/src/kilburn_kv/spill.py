@@ -27,7 +27,7 @@ from kilburn_kv.table import Table
 from kilburn_kv.tensors import Tensor, torch
 from kilburn_kv.watch import AttentionWatch
 
-__all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "Why", "owner_of", "preempt", "resume"]
+__all__ = ["Spill", "preempt", "resume"]
 
 
 class Spilled(msgspec.Struct, frozen=True):

@@ -28,22 +28,7 @@ from kilburn_kv.lineage import Alteration, Eviction
 from kilburn_kv.prefixes import Key
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = [
-    "SUFFIX",
-    "Contents",
-    "Draft",
-    "Header",
-    "Miss",
-    "PageHeader",
-    "SequenceHeader",
-    "TensorEntry",
-    "Why",
-    "header_of",
-    "read",
-    "remove_leftovers",
-    "size_of",
-    "write",
-]
+__all__ = ["Miss"]
 
 MAGIC = b"kilbnKV\x01"
 """Its last byte is the version; a file with another version is a miss."""

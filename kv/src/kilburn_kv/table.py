@@ -19,8 +19,6 @@ from kilburn_kv.lineage import Alteration, Eviction, Lineage
 from kilburn_kv.prefixes import Key, chain_digests, find_prefix, root_digest
 from kilburn_kv.ranges import Ranges
 
-__all__ = ["CachedSlots", "Table"]
-
 
 class CachedSlots(NamedTuple):
     """The cached tokens of a sequence in order: `cache[physical]` gathers them, `logical` rotates them."""

@@ -21,7 +21,7 @@ from kilburn_kv.rotation import rotate
 from kilburn_kv.storage import CacheShape
 from kilburn_kv.tensors import torch
 
-__all__ = ["Weights", "load", "weights_of"]
+__all__ = ["load", "weights_of"]
 
 log = logging.getLogger("kilburn")
 

@@ -23,8 +23,6 @@ from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_S
 from kilburn.wire.quotation import quote
 from traces.segmentation import sentences
 
-__all__ = ["ACCEPT", "POINTS", "TRIES", "Compressed", "Grade", "compress", "extractive", "grade"]
-
 ACCEPT = 8.0
 TRIES = 3
 POINTS = {"formulas": 3, "values": 2, "methods": 2, "validation": 1, "grounded": 1, "result_first": 1}

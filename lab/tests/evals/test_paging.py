@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.baselines import BASELINES, bm25
 from kilburn_lab.evals.intervals import interval
 from kilburn_lab.evals.outcomes import Cell, join_cells
@@ -14,7 +15,6 @@ from kilburn_lab.evals.paging_report import PagingReport
 from kilburn_lab.evals.rows import Row
 from kilburn_lab.evals.sample import Sample, sample_of
 from kilburn_lab.evals.saved import SavedCells
-from kilburn_lab.evals.trajectories import Step, Trajectory
 
 
 def made(runs: int, shuffle: int | None = None) -> Sample:

@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     raise MissingExtra("httpx2", "openai") from error
 
-__all__ = ["ROUNDS", "wrap"]
+__all__ = ["wrap"]
 
 ROUNDS = 5
 """Times that a model may use its memory before it has to reply."""

@@ -33,8 +33,6 @@ from kilburn.page import Page, Place, parse_address
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 
-__all__ = ["KeptHistory", "Recollections"]
-
 log = logging.getLogger("kilburn")
 
 GONE = (Place.RETIRED, Place.DROPPED)

@@ -23,22 +23,7 @@ from kilburn.message import Role, Trust
 from kilburn.page import Page
 from kilburn.store import ProcessKind
 
-__all__ = [
-    "Action",
-    "Confirm",
-    "Confirmation",
-    "Consent",
-    "Decision",
-    "Deed",
-    "Permit",
-    "Privilege",
-    "Question",
-    "Rights",
-    "decide",
-    "flat",
-    "tainted",
-    "whereabouts",
-]
+__all__ = ["Deed", "Permit", "Privilege", "Question", "Rights"]
 
 
 class Deed(StrEnum):

@@ -35,7 +35,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Reply, ToolSpec
 from kilburn.page import Place
 
-__all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
+__all__ = ["Branching", "SubAgent"]
 
 LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
 TAKEN_BACK = 2

@@ -38,26 +38,7 @@ from kilburn.store import ProcessKind
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
 
-__all__ = [
-    "CALLS",
-    "SECONDS",
-    "TOKENS",
-    "UNLIMITED",
-    "Account",
-    "Agent",
-    "Called",
-    "InBranch",
-    "Limits",
-    "Returned",
-    "RunEvent",
-    "RunResult",
-    "Said",
-    "Stopped",
-    "believed",
-    "made_of",
-    "set_up",
-    "shrink",
-]
+__all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
 
 WORKERS = 8
 RETURNED = "returned"

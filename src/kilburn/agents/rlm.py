@@ -55,7 +55,7 @@ from kilburn.store import ProcessKind
 from kilburn.wire.form import parse
 from kilburn.wire.quotation import quote
 
-__all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay", "resume"]
+__all__ = ["Recursive", "RecursiveResult", "replay", "resume"]
 
 EMPTY = {"content": None, "ready": False}
 BLANK = 'answer = {"content": None, "ready": False}'

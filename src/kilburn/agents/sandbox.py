@@ -32,7 +32,7 @@ from kilburn.prices import is_amount
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["ONE_CALL", "Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "Stopped", "open_sandbox"]
+__all__ = ["Bounds", "Sandbox", "open_sandbox"]
 
 USUAL = ("cpython", "monty")
 """The order in which `open_sandbox("auto")` tries them: full Python before a subset."""

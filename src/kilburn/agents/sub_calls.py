@@ -34,7 +34,6 @@ from kilburn.page import Page, Place, digest_of
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Hooks", "Known", "Missing", "Recorded", "Refusal", "SubCalls", "spent"]
 
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Source", "Variable", "texts_of", "variable"]
-
 Source = str | Path | Sequence[Path] | Mapping[str, str]
 """A text; a file or a folder; several files and folders; or texts by name."""
 

@@ -28,7 +28,7 @@ import msgspec
 from kilburn.errors import MergeConflict, WorkspaceError
 from kilburn.file import sync_folder, write_file
 
-__all__ = ["Workspace", "open_workspace"]
+__all__ = ["open_workspace"]
 
 HOME = ".kilburn"
 """Where a folder without a repository has its working folders."""

@@ -24,8 +24,6 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.prices import prices_of
 from kilburn.terminal import line, say, tell
 
-__all__ = ["ask"]
-
 WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
 """Outcomes without an answer: exit status 1."""
 

@@ -23,8 +23,6 @@ from kilburn.errors import KilburnError, ModelError, SpecError
 from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
-__all__ = ["chat", "confirm"]
-
 POLL = 0.1
 """Seconds after which it is looked whether a question is over."""
 

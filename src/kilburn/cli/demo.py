@@ -24,8 +24,6 @@ from kilburn.errors import MissingExtra, ModelError
 from kilburn.picture import check_picture
 from kilburn.terminal import console, emit, line, say
 
-__all__ = ["demo"]
-
 PHASES = {
     "fetch": "the model",
     "work": "the agent works",

@@ -27,8 +27,6 @@ from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["fsck"]
-
 TRIES = 5
 """How often a store is checked at most, if others write to it meanwhile."""
 

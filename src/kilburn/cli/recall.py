@@ -21,8 +21,6 @@ from kilburn.kernel.found import Found
 from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
 from kilburn.terminal import emit, line, tell
 
-__all__ = ["recall", "search"]
-
 
 @app.command()
 def recall(

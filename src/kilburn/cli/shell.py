@@ -32,8 +32,6 @@ from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.process import HitRateWarning
 from kilburn.terminal import say, spelled, tell
 
-__all__ = ["Db", "Force", "Json", "Tenant", "Verbs", "app", "load", "main"]
-
 USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 """Errors in the arguments."""
 

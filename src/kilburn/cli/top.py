@@ -23,8 +23,6 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.page import Place
 from kilburn.terminal import console, emit
 
-__all__ = ["top"]
-
 LARGEST = 64 << 20
 """Bytes that are read of what a gateway answers."""
 

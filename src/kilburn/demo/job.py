@@ -30,8 +30,6 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
 
-__all__ = ["Checked", "JobResult", "Plan", "Rival", "check", "perform"]
-
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
 SHORT = 80

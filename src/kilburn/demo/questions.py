@@ -18,8 +18,6 @@ import msgspec
 
 from kilburn.demo.library import lines_of
 
-__all__ = ["KINDS", "Question", "questions"]
-
 KINDS = ("signature", "method", "constant", "line", "place")
 FILES = 5
 """Files that are read for each wanted question."""

@@ -22,8 +22,6 @@ from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Bounds, Bucket, Tally
 from kilburn.gateway.problems import OF_A_USER, Problem, body_of
 
-__all__ = ["LOOPBACK", "Access", "App", "Receive", "Scope", "Send"]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -19,14 +19,13 @@ import kilburn
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import Chat
-from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.exchange import Exchange
-from kilburn.gateway.faults import MemoryTools, Offer
+from kilburn.gateway.faults import Offer
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.kept import Ids, Kept, is_ours
 from kilburn.gateway.keys import Key, Keys, Link
-from kilburn.gateway.limits import Bounds, check_listening, limits_of
+from kilburn.gateway.limits import Bounds
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
@@ -50,18 +49,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = [
-    "LOOPBACK",
-    "Bounds",
-    "Gateway",
-    "Log",
-    "MemoryTools",
-    "Settings",
-    "build",
-    "check_listening",
-    "limits_of",
-    "uvicorn_options",
-]
+__all__ = ["Settings", "build"]
 
 log = logging.getLogger("kilburn.gateway")
 

@@ -21,8 +21,6 @@ from kilburn.wire import chat as wire
 from kilburn.wire.oddities import chat_message, counted, whole_number
 from kilburn.wire.plain import NOT_JSON
 
-__all__ = ["Chat"]
-
 DONE = b"data: [DONE]\n\n"
 FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls", Finish.REFUSED: "content_filter"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -272,6 +270,7 @@ class ChatReading(Reading):
         return out + DONE
 
     def broken(self, error: dict[str, Any]) -> bytes:
+        """See `Reading`."""
         return written(error)
 
     def _whole(self) -> bytes:

@@ -16,8 +16,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "uvicorn", "serve") from error
 
-__all__ = ["uvicorn_options"]
-
 
 def uvicorn_options(limits: Bounds) -> dict[str, Any]:
     """Options of `uvicorn.Config` that hold the limits which no application can hold. Clients' addresses are those of their

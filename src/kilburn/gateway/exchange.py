@@ -15,8 +15,6 @@ from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 
-__all__ = ["Exchange", "Row", "Rows", "together"]
-
 
 class Exchange(msgspec.Struct, kw_only=True):
     """One request and its reply: `scope["state"]["exchange"]`. Times are in seconds, tokens by the session's counter.

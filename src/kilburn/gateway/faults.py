@@ -20,8 +20,6 @@ from kilburn.kernel.process import Process
 from kilburn.message import Message, Part
 from kilburn.wire.digests import HIDDEN
 
-__all__ = ["MemoryTools", "Offer", "answered", "brought"]
-
 log = logging.getLogger("kilburn.gateway")
 
 LONGEST_MODEL = 200

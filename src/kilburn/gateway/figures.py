@@ -13,8 +13,6 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.wire.digests import HIDDEN
 
-__all__ = ["Figures"]
-
 
 class _Known(msgspec.Struct):
     """A session after its last reply: its figures, tokens of our own calls and their results, and when that was."""

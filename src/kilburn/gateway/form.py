@@ -21,8 +21,6 @@ from kilburn.wire.digests import HIDDEN
 from kilburn.wire.oddities import numbered, whole_number
 from kilburn.wire.plain import NOT_JSON, plain
 
-__all__ = ["Asked", "Form", "Reading", "decoded", "hidden", "listed"]
-
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 

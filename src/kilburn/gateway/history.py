@@ -50,8 +50,6 @@ from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = ["TRIES", "Histories", "named"]
-
 log = logging.getLogger("kilburn.gateway")
 
 SESSIONS = 256

@@ -11,7 +11,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Bounds", "Bucket", "Tally", "check_listening", "is_loopback", "limits_of"]
+__all__ = ["Bounds"]
 
 WEIGHT = 128
 """Bytes of text that take as much memory as one value of JSON: a message of one letter becomes a page, with its state and its

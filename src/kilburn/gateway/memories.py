@@ -23,8 +23,6 @@ from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import parse_address
 
-__all__ = ["Learners", "Remembered", "remembered"]
-
 log = logging.getLogger("kilburn.gateway")
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

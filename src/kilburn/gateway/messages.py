@@ -18,8 +18,6 @@ from kilburn.wire import messages as wire
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import counted, messages_message, whole_number
 
-__all__ = ["Messages"]
-
 STOPS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.CALLS: "tool_use", Finish.REFUSED: "refusal"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip

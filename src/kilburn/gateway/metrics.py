@@ -25,7 +25,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "prometheus_client", "serve") from error
 
-__all__ = ["Metrics", "saved"]
 
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings", "/v1/models")
 FASTER = (0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)

@@ -54,8 +54,6 @@ from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 from kilburn.wire.plain import NOT_JSON
 
-__all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
-
 log = logging.getLogger("kilburn.gateway")
 
 Scope = dict[str, Any]

@@ -28,8 +28,6 @@ from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
 from kilburn.wire.plain import NOT_JSON, plain
 
-__all__ = ["Responses"]
-
 KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
 

@@ -19,22 +19,6 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = [
-    "Memo",
-    "Session",
-    "beginning_of",
-    "brought_over",
-    "chained",
-    "copy_of",
-    "following",
-    "is_linkable",
-    "last_reply",
-    "renamed",
-    "said_after",
-    "shared",
-    "turn_before_reply",
-]
-
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 """The name of a session that its client gave none."""
 

@@ -52,7 +52,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Body", "Endpoint", "InProcess", "Response", "Upstream", "gathered", "is_lent", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 

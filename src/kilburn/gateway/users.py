@@ -21,8 +21,6 @@ from kilburn.gateway.limits import Bounds, Bucket
 from kilburn.gateway.problems import Problem
 from kilburn.wire.plain import NOT_JSON
 
-__all__ = ["HEADER", "Shares", "below", "logged", "sees", "told"]
-
 HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
 

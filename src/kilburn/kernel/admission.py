@@ -21,8 +21,6 @@ from kilburn.wire.compaction import is_compaction
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
 
-__all__ = ["cost_of", "extra_text", "line_of", "pages_of", "pins_on_arrival"]
-
 LABEL = 60
 
 BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})

@@ -24,18 +24,7 @@ from kilburn.event import Act, Event
 from kilburn.kernel.found import DamageWarning
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
-__all__ = [
-    "BRANCH",
-    "Fork",
-    "Inherit",
-    "Lineage",
-    "above_of",
-    "branches_in",
-    "fork_of",
-    "heirs_in",
-    "named_in",
-    "origin_in",
-]
+__all__ = ["Inherit"]
 
 BRANCH = "b"
 """Branches of the session `work` are called `work/b1`, `work/b2`, and so on."""

@@ -20,8 +20,6 @@ from kilburn.message import Message
 from kilburn.page import Place, parse_address, span_of
 from kilburn.wire.quotation import quote, with_headings
 
-__all__ = ["QUERY", "Brought", "behind", "bring", "citing", "keep", "room_for"]
-
 log = logging.getLogger("kilburn")
 
 QUERY = 2_000

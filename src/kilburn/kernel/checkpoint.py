@@ -17,8 +17,6 @@ from kilburn.page import Place, expanded, stretches
 from kilburn.policy import Use
 from kilburn.store import State
 
-__all__ = ["checkpoint_of", "restore"]
-
 FORM = 1
 """Of another form, everything is replayed."""
 

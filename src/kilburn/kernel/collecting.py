@@ -20,8 +20,6 @@ from kilburn.move import Add, Restore, Retire
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.store import Batch, ProcessInfo, ProcessKind, State
 
-__all__ = ["LARGEST", "LONGEST", "Change", "Collecting", "as_changes", "held_of", "is_true", "keys_of", "since_of", "until_of"]
-
 LONGEST = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
 """The kinds of pages that a collection may have, with the most characters of each."""
 

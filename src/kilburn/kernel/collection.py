@@ -28,7 +28,7 @@ from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import Batch, ProcessInfo, ProcessKind, State, Store
 
-__all__ = ["Collection", "undisturbed"]
+__all__ = ["Collection"]
 
 T = TypeVar("T")
 

@@ -26,8 +26,6 @@ from kilburn.page import Page, Place
 from kilburn.policy import Cause, Policy, View
 from kilburn.store import State
 
-__all__ = ["EFFECTS", "MOVES", "SECONDS", "Consultation", "checked", "guarded", "tell_failure"]
-
 log = logging.getLogger("kilburn")
 
 EFFECTS = 1000

@@ -24,19 +24,6 @@ from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
-__all__ = [
-    "UNREACHED",
-    "Erasure",
-    "Export",
-    "copies_of",
-    "described",
-    "erase",
-    "erasure_of",
-    "made_by",
-    "made_from",
-    "pages_of",
-]
-
 UNREACHED = (
     "copies of the file and backups made elsewhere",
     "file-system snapshots and blocks that the disk has freed",

@@ -24,9 +24,6 @@ from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 from kilburn.wire.turns import safe_name
 
-__all__ = ["arguments_of", "cut", "derived_page", "keeps_its_spans", "leftovers_of", "pieces_of", "runs_of", "shown_part"]
-
-
 LOWEST = min(Trust)
 
 WORTHWHILE = 32

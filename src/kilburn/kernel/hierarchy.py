@@ -35,8 +35,6 @@ from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
 from kilburn.tokens.choice import counter_for
 
-__all__ = ["DOCUMENT", "MEMORY", "Hierarchy"]
-
 MEMORY = "@memory"
 """The memory of all users of the tenant; that of one of them has a name below it."""
 

@@ -57,8 +57,6 @@ from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, Store
 
-__all__ = ["GATHERED", "LEAST", "Kernel"]
-
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 

@@ -18,18 +18,6 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
 
-__all__ = [
-    "Change",
-    "as_move",
-    "check_drop",
-    "check_evict",
-    "check_fold",
-    "check_held",
-    "check_load",
-    "check_retire",
-    "known",
-]
-
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
 

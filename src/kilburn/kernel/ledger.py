@@ -18,8 +18,6 @@ from kilburn.policy import Use
 from kilburn.store import Store
 from kilburn.tokens.calibrated import Calibrated
 
-__all__ = ["Ledger", "Stats", "Usage", "counter_of"]
-
 REFAULT = 10
 """Turns within which a fault on an evicted page counts as a refault."""
 

@@ -14,8 +14,6 @@ from kilburn.kernel.branches import Lineage
 from kilburn.page import Page, address_of
 from kilburn.store import Store
 
-__all__ = ["Calls", "Pages", "finder_of", "reader_of"]
-
 T = TypeVar("T")
 
 Reader = Callable[[Iterable[int]], Mapping[int, Page]]

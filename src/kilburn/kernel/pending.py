@@ -16,8 +16,6 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.store import Batch, Pieces, State
 
-__all__ = ["START", "Pending", "Savepoint"]
-
 INDEXED = frozenset({Kind.TEXT, Kind.RESULT, Kind.CALL, Kind.REASONING})
 NOT_INDEXED = frozenset({"recall", "search_memory", "pin"})
 """Calls of memory tools are not indexed: a query must never be found as if it were a fact."""

@@ -58,7 +58,6 @@ from kilburn.wire.form import dump, parse
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["HitRateWarning", "Process", "Recalled"]
 
 READ = 500
 """Pages whose texts are read at a time."""

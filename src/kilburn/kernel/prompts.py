@@ -11,8 +11,6 @@ from kilburn.message import Part
 from kilburn.page import Page
 from kilburn.policy import Cause
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     """Renders prompts, and keeps the last one to compare the next with it."""

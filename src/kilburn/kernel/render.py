@@ -20,7 +20,7 @@ from kilburn.page import Page
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
 
-__all__ = ["Item", "Prompt", "items", "part_of", "render", "to_send", "transcript"]
+__all__ = ["Prompt"]
 
 Item = tuple[tuple[int, int, int], Page | None, str]
 """Its place, the page (None for a gap), and the text to show instead of it ("" for its own)."""

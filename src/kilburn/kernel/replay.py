@@ -21,8 +21,6 @@ from kilburn.kernel.window import Window
 from kilburn.page import Page
 from kilburn.store import ProcessInfo, Store
 
-__all__ = ["Rebuilt", "lineage_of", "rebuild", "work_of"]
-
 READ = 500
 """Pages whose texts are read at a time."""
 

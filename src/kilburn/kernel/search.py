@@ -26,8 +26,6 @@ from kilburn.page import Page, Place, Span
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.store import Passage, ProcessInfo, ProcessKind, State, Store
 
-__all__ = ["PLACES", "RANKING", "Ranked", "Search", "kinds_of", "reading_order"]
-
 PLACES: Mapping[str, tuple[ProcessKind, ...]] = {
     "sessions": (ProcessKind.SESSION,),
     "facts": (ProcessKind.MEMORY,),

@@ -27,8 +27,6 @@ from kilburn.store import State
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 
-__all__ = ["GONE", "IN", "PATIENCE", "PENDING", "VISIBLE", "Window", "stub_of"]
-
 IN = State(at=Place.IN)
 
 PENDING = "[no result]"

@@ -24,7 +24,7 @@ from kilburn.page import Claim, Page, Place
 from kilburn.retrieval import Embedder
 from kilburn.store import State
 
-__all__ = ["Edge", "duplicates", "entities", "merge", "neighbourhood", "unmerge"]
+__all__ = ["neighbourhood"]
 
 MOST = 500
 """Edges of one answer."""

@@ -24,7 +24,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
 
-__all__ = ["DAY", "HALF_LIFE", "Quota", "Swept", "remember", "sweep", "within", "worth"]
+__all__ = ["remember"]
 
 DAY = 86_400.0
 

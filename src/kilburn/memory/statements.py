@@ -16,8 +16,6 @@ from kilburn.memory.clauses import HOLE, Clause, clauses
 from kilburn.memory.dates import Dated, dates, grounded
 from kilburn.page import Claim
 
-__all__ = ["ASSISTANT", "USER", "Statement", "statements"]
-
 USER = "user"
 ASSISTANT = "assistant"
 """The subject of standing instructions."""

@@ -18,8 +18,6 @@ from kilburn.wire import chat
 from kilburn.wire.oddities import chat_message, counted
 from kilburn.wire.plain import pack, plain
 
-__all__ = ["Assembly", "Halves", "arguments", "tokens_of"]
-
 _FINISH = {
     "stop": Finish.STOP,
     "length": Finish.LENGTH,

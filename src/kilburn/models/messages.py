@@ -26,7 +26,7 @@ from kilburn.wire.editing import read_management, read_summarize
 from kilburn.wire.oddities import counted, messages_message
 from kilburn.wire.plain import load_object, pack, plain
 
-__all__ = ["Blocks", "Messages", "arguments", "betas_for"]
+__all__ = ["Messages"]
 
 _FINISH = {
     "end_turn": Finish.STOP,

@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra
 
-__all__ = ["Metrics", "read_metrics", "samples"]
+__all__ = ["read_metrics"]
 
 _NAMES = {
     "queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),

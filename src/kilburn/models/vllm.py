@@ -28,7 +28,7 @@ from kilburn.models.chat import Chat
 from kilburn.models.metrics import Metrics, read_metrics
 from kilburn.models.retry import Retry
 
-__all__ = ["SECRET", "Prefix", "Vllm", "salt_of"]
+__all__ = ["Vllm", "salt_of"]
 
 log = logging.getLogger("kilburn")
 

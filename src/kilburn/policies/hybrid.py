@@ -17,8 +17,6 @@ from kilburn.move import Move
 from kilburn.policy import Acts, Cause, View
 from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
-__all__ = ["Hybrid"]
-
 
 @dataclass(frozen=True)
 class Hybrid:

@@ -12,8 +12,6 @@ from typing import ClassVar
 from kilburn.move import Evict, Move
 from kilburn.policy import Acts, View
 
-__all__ = ["Lru"]
-
 
 @dataclass(frozen=True)
 class Lru:

@@ -16,8 +16,6 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.policy import Acts, View
 
-__all__ = ["Tiered"]
-
 
 @dataclass(frozen=True)
 class Tiered:

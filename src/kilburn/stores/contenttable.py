@@ -24,8 +24,6 @@ from kilburn.stores.codec import SPLICED, Piece, encode_text, key_of, pack, pack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, page_of
 
-__all__ = ["ContentTable", "Wholes", "content_of", "splice_excerpts"]
-
 _SELECT = "SELECT size, codec, data, digest FROM content WHERE id = ?"
 
 

@@ -27,8 +27,6 @@ from kilburn.stores.textindex import TextIndex, entry_of, length_class, number_o
 from kilburn.stores.transaction import sealed_event, set_stand, set_tally
 from kilburn.stores.vectortable import VectorTable
 
-__all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
-
 OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
 KINDS = frozenset(kind.encode() for kind in ProcessKind)

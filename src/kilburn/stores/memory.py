@@ -23,8 +23,6 @@ from kilburn.stores.codec import encode_text, key_of
 from kilburn.stores.passages import passages, searchable
 from kilburn.stores.records import concerns, record_of_event, record_of_page, scrub, telling_words
 
-__all__ = ["Memory"]
-
 _WORD = re.compile(r"\w+")
 
 

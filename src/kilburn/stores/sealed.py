@@ -17,8 +17,6 @@ from kilburn.stores.codec import inflate
 from kilburn.stores.connection import Row, row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
 
-__all__ = ["QUARANTINED", "Sealed", "Session", "seal_of_process", "seal_of_state"]
-
 ADVICE = "run `kilburn fsck`; other sessions are not affected"
 
 TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"

@@ -46,8 +46,6 @@ from kilburn.stores.textindex import Extents, TextIndex
 from kilburn.stores.transaction import Transaction
 from kilburn.stores.vectortable import VectorTable
 
-__all__ = ["Sqlite"]
-
 log = logging.getLogger("kilburn")
 
 CHUNK = 1000

@@ -24,8 +24,6 @@ from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
 
-__all__ = ["Transaction", "sealed_event", "set_stand", "set_tally"]
-
 
 class Transaction:
     """The steps of writing one batch to one process; one object does them for a file, a batch at a time."""

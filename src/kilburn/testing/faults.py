@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 import apsw
 
-__all__ = ["FAULTS", "FaultVFS"]
-
 FAULTS = ("write", "torn", "full", "sync", "read", "truncate")
 """What can fail: a write not at all done, a write done in part, no space, a sync, a read, a truncation."""
 

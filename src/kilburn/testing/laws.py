@@ -25,8 +25,6 @@ from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
 
-__all__ = ["check_collection", "check_laws", "counted"]
-
 
 def counted(prompt: Prompt, process: Process) -> int:
     """Tokens of a rendered chat prompt, counted again from the outside, text by text."""

@@ -20,8 +20,6 @@ from kilburn.stores.memory import Memory
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
 
-__all__ = ["check_policy", "trace"]
-
 WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "loop", "decided", "because", "TODO", "12", "4096"]
 
 

@@ -17,8 +17,6 @@ import msgspec
 from kilburn.message import Kind, Part
 from kilburn.model import Finish
 
-__all__ = ["Choice", "Replied", "Usage", "encoded", "events", "signature", "whole"]
-
 Json = dict[str, Any]
 Event = tuple[str | None, Any]
 """The name of an event, or None where the API names none, and its data."""

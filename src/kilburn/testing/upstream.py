@@ -39,7 +39,7 @@ from kilburn.testing.replies import SIGNED, Choice, Replied, Usage, encoded, eve
 from kilburn.wire.form import parse
 from kilburn.wire.validity import validate_chat, validate_messages
 
-__all__ = ["Break", "Refusal", "Sent", "Upstream", "calling", "serving"]
+__all__ = ["Sent", "Upstream", "calling", "serving"]
 
 Json = dict[str, Any]
 Scope = MutableMapping[str, Any]

@@ -16,19 +16,6 @@ from kilburn.policy import Stretch, View
 from kilburn.text.lines import join, merge
 from kilburn.text.selection import RECENT, TALK, Candidate, candidates_of, focus_words, grain_of, select
 
-__all__ = [
-    "cited_stretch",
-    "excerpt_moves",
-    "flow_of",
-    "focus_of",
-    "is_asked",
-    "old_pages",
-    "parts_of",
-    "shorten_latest",
-    "split_excerpts",
-    "unread",
-]
-
 CITED = 1024
 """An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
 

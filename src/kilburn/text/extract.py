@@ -18,8 +18,6 @@ from kilburn.text.selection import GRAINS, Candidate, focus_words, select
 from kilburn.text.signs import Sign
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extract", "Piece", "condense", "extract", "piece_of", "read_ahead"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -16,8 +16,6 @@ from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import outline, sample, skeleton, units
 from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
-__all__ = ["CACHED", "Passage", "passages_of", "rows_of", "words_of"]
-
 LEAST = 0.25
 """Share of the largest passage that a part of a longer text has at least."""
 

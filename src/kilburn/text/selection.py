@@ -23,8 +23,6 @@ from kilburn.text.lines import OMISSION
 from kilburn.text.passages import Passage, bare, passages_of, words_of
 from kilburn.text.signs import Sign, sign_of_prose
 
-__all__ = ["RECENT", "Candidate", "candidates_of", "select"]
-
 RECENT = 0.3
 """Worth of the newest passage as such, compared with 1 for the likest to the focus."""
 HALF = 20

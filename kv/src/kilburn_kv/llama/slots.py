@@ -19,7 +19,7 @@ from kilburn.errors import InvalidRange, KVError, MissingExtra, Refused, SpillFa
 from kilburn_kv.llama.states import SavedState, States
 from kilburn_kv.prefixes import Key
 
-__all__ = ["Prefilled", "Server", "Slots"]
+__all__ = ["Slots"]
 
 _HEADER = 256
 """Bytes before the tokens in a slot file, at most."""

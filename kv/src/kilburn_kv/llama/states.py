@@ -21,8 +21,6 @@ import msgspec
 from kilburn.errors import SpillFailed
 from kilburn_kv.prefixes import Key
 
-__all__ = ["SavedState", "StateRecord", "States"]
-
 _VERSION = 1
 _STATE, _RECORD = ".kv", ".json"
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from kilburn_kv.observation import Observation, Selection
 from kilburn_kv.presses.choice import BudgetPress, check_flag, check_number, require, top_indices, with_window
 
-__all__ = ["H2o"]
-
 
 @dataclass(frozen=True)
 class H2o(BudgetPress):

@@ -12,8 +12,6 @@ from kilburn_kv.observation import Observation, Selection
 from kilburn_kv.presses.choice import BudgetPress, afford, check_integer, require, top_indices, with_window
 from kilburn_kv.tensors import torch
 
-__all__ = ["Keynorm"]
-
 
 @dataclass(frozen=True)
 class Keynorm(BudgetPress):

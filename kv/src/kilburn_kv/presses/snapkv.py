@@ -20,8 +20,6 @@ from kilburn_kv.presses.choice import (
     with_window,
 )
 
-__all__ = ["Snapkv"]
-
 
 @dataclass(frozen=True)
 class Snapkv(BudgetPress):

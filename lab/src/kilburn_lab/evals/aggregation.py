@@ -17,8 +17,6 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn_lab.evals.measure import check_known
 
-__all__ = ["KEYWORDS", "TASKS", "TOPICS", "Item", "Question", "items", "question_of", "reports", "tally", "topic_of"]
-
 TOPICS = ("delivery", "payment", "quality", "praise", "account", "stock")
 """What remarks are about."""
 

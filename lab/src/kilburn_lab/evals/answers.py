@@ -33,8 +33,6 @@ from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, ta
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
 
-__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
-
 ALONE, FULL = "question alone", "full history"
 """The floor and the ceiling; their window is 0."""
 

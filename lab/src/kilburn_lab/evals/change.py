@@ -36,8 +36,6 @@ from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 
-__all__ = ["MODES", "ChangeAnswer", "ChangeReport", "ChangeRow", "evaluate", "measure"]
-
 MODES = ("claims", "text", "sessions")
 TOKENS = 300
 """Budget of an answer."""

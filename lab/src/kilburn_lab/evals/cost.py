@@ -18,8 +18,6 @@ from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.outcomes import Cell
 from kilburn_lab.evals.report import columns, table_of
 
-__all__ = ["PER", "UNITS", "CostRow", "Rates", "cost_of", "cost_table", "costs_of", "figures_of", "rates_of", "units_of"]
-
 PER = 1000
 """Prompts that a cost is given for."""
 

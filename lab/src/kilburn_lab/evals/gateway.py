@@ -31,8 +31,6 @@ from kilburn_lab.evals.gateway_report import GatewayReport, GatewayRow, Latency
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 
-__all__ = ["PEERS", "evaluate"]
-
 DIRECT, FLOOR, OWN = "no proxy", "pass-through", "kilburn"
 PEERS = ("litellm", "headroom")
 

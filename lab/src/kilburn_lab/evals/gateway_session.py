@@ -26,12 +26,11 @@ from kilburn.message import Kind, Message, Part
 from kilburn.prices import prices_of
 from kilburn.testing.upstream import LETTERS, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.cost import cost_of
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
-from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
-
-__all__ = ["SYSTEMS", "Client", "Recorded", "SessionReport", "SessionRow", "Speech", "evaluate", "lost"]
+from kilburn_lab.evals.trajectories import read, synthetic
 
 SYSTEMS = ("pass-through", "truncation", "kilburn")
 

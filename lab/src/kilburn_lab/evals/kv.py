@@ -26,8 +26,6 @@ from kilburn_lab.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, T
 from kilburn_lab.evals.kv_traces import UNIT, Moment, Trace, weave
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 
-__all__ = ["CAPACITIES", "POLICIES", "Optimum", "evaluate", "expire", "replay", "sample"]
-
 CAPACITIES = (1_000_000, 2_000_000, 4_000_000)
 HOURS = 10.0
 """Hours over which the sessions begin. With this number, LRU and the optimum come closest to earlier figures."""

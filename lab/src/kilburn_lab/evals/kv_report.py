@@ -11,8 +11,6 @@ from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
-__all__ = ["INFINITE", "LRU", "MIN", "OURS", "CacheReport", "Rate", "Tally", "draw"]
-
 LRU, MIN, OURS, INFINITE = "lru", "min", "returning", "infinite"
 
 

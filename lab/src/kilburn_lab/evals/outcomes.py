@@ -14,8 +14,6 @@ from kilburn_lab.evals.baselines import CHARACTERS, Contender
 from kilburn_lab.evals.candidate import KilburnCandidate
 from kilburn_lab.evals.structure import Sections
 
-__all__ = ["Cell", "Counted", "ReferenceOutcome", "join_cells"]
-
 
 class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one reference: shown at all, shown in a whole line of an older output, found by one search, found

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import BASELINES, Contender
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of, model_of, policy_for, prompts
 from kilburn_lab.evals.cost import Rates, rates_of
@@ -30,9 +31,6 @@ from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.rows import model_differences_of, rows_of, verdicts_of
 from kilburn_lab.evals.sample import Sample
 from kilburn_lab.evals.saved import SavedCells
-from kilburn_lab.evals.trajectories import Trajectory
-
-__all__ = ["evaluate", "measure"]
 
 PARTS = 6
 """A cell is split into so many pieces, so that workers finish together and progress can be shown."""

@@ -10,8 +10,6 @@ from kilburn_lab.evals.outcomes import ReferenceOutcome
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.rows import BaselineMargins, ModelDifference, Row
 
-__all__ = ["PagingReport"]
-
 
 class PagingReport(EvalReport, frozen=True, kw_only=True):
     """All rows of one measurement, what follows from them, and each outcome behind them.

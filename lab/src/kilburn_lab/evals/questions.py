@@ -22,13 +22,12 @@ import msgspec
 
 from kilburn.demo.library import Library
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.plants import garden
 from kilburn_lab.evals.sample import HALVES, half_of
 from kilburn_lab.evals.tasks import LINES, sources
-from kilburn_lab.evals.trajectories import Step, Trajectory, read
-
-__all__ = ["FAMILIES", "Interview", "Question", "interviews", "normal"]
+from kilburn_lab.evals.trajectories import read
 
 FAMILIES = {
     "default": "source",

@@ -17,8 +17,6 @@ from kilburn.models.weights import catalogue, find
 from kilburn_lab.evals.metered import filled
 from kilburn_lab.evals.questions import Question
 
-__all__ = ["ANSWER", "ARGUMENTS", "ExactReader", "ModelReader", "Reader", "Said", "WeightsReader", "Writer", "reader_of"]
-
 ANSWER, SEARCH, RECALL = "answer", "search_memory", "recall"
 """What a reader does next: an answer, or a memory tool."""
 

@@ -27,8 +27,6 @@ from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
 
-__all__ = ["FLOOR", "RankedTurn", "RecallLine", "cost_of", "rank", "written"]
-
 FLOOR = "floor"
 
 BEGINNING = 1_600_000_000.0

@@ -34,8 +34,6 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
 
-__all__ = ["REPORTS", "SYSTEMS", "Oracle", "RecursionReport", "RecursionRow", "Template", "evaluate"]
-
 SYSTEMS = ("depth 0", "depth 1", "depth 2", "truncate", "search")
 """Code without sub-calls; with `llm_query`; with `rlm_query`; the newest text that fits; a search whose hits fit."""
 

@@ -13,8 +13,6 @@ from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.outcomes import Cell, ReferenceOutcome
 from kilburn_lab.evals.roster import BELADY, MODEL
 
-__all__ = ["BaselineMargins", "ModelDifference", "Row", "model_differences_of", "rows_of", "verdicts_of"]
-
 
 class Row(CostRow, frozen=True, kw_only=True):
     """One line of the table. Shares are of `references`, which are names; intervals are of 95%, resampled by run.

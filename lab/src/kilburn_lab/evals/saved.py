@@ -17,9 +17,6 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
 
-__all__ = ["Digested", "Keyed", "SavedCells", "asked_once"]
-
-
 START = b'{"of":'
 """How a line begins."""
 

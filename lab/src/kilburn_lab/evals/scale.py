@@ -39,8 +39,6 @@ from kilburn_lab.evals.scale_peers import TOP, answered, memory_of
 from kilburn_lab.evals.scale_report import ScaleReport, ScaleRow
 from kilburn_lab.evals.scale_vectors import WordVectors
 
-__all__ = ["PEERS", "evaluate"]
-
 USER = "ana"
 BATCH = 1000
 """Facts that are stored at once."""

@@ -16,8 +16,6 @@ import msgspec
 
 from kilburn_lab.evals.measure import SYLLABLES, check_known, coined
 
-__all__ = ["FAMILIES", "Inquiry", "Matter", "Stream", "Telling", "stream"]
-
 FAMILIES = ("plain", "casual")
 """Two sets of sentences with the same meaning. `plain` was looked at while the extractor was made; `casual` was not."""
 

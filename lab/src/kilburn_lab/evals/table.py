@@ -36,8 +36,6 @@ from kilburn_lab.evals.roster import BELADY, SPECS, Entrant
 from kilburn_lab.evals.sessions import Interaction, UserSession, sessions
 from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
 
-__all__ = ["EVERYBODY", "ByEntries", "TieredByImportance", "evaluate", "measure"]
-
 EVERYBODY = (ENTRIES, TIERS, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY)
 """All policies that ship and some combinations; those that are
 known here only first, the offline optimum last."""

@@ -35,7 +35,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("numpy", "embed") from error
 
-__all__ = ["COUNTS", "evaluate", "made_up", "read"]
 
 Array = np.ndarray[Any, Any]
 

@@ -27,7 +27,6 @@ from kilburn.errors import SandboxError, SandboxRefused
 if sys.platform == "linux":
     import resource
 
-__all__ = ["Cpython"]
 
 INSIDE = Path(__file__).parent
 BOOT = (
@@ -42,20 +41,20 @@ GRACE = 0.5
 """Seconds between telling a cell to stop, which keeps its variables, and killing the process."""
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class _Ready(msgspec.Struct, tag="ready"):
     lacks: list[str]
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class _Refused(msgspec.Struct, tag="refused"):
     why: str
 
 
-class Call(msgspec.Struct, tag="call"):
+class _Call(msgspec.Struct, tag="call"):
     name: str
     arguments: str
 
 
-class Ended(msgspec.Struct, tag="ended"):
+class _Ended(msgspec.Struct, tag="ended"):
     outcome: CellOutcome
     error: str
     output: str
@@ -65,17 +64,17 @@ class Ended(msgspec.Struct, tag="ended"):
     spoiled: bool = False
 
 
-class Value(msgspec.Struct, tag="value"):
+class _Value(msgspec.Struct, tag="value"):
     number: int
     value: str | None = None
     why: str = ""
 
 
-Message = Ready | Refused | Call | Ended | Value
-DECODER = msgspec.json.Decoder(Message)
+_Message = _Ready | _Refused | _Call | _Ended | _Value
+_DECODER = msgspec.json.Decoder(_Message)
 
 
-Reply = TypeVar("Reply", Ended, Value)
+Reply = TypeVar("Reply", _Ended, _Value)
 
 
 class Cpython(Sandbox):
@@ -112,7 +111,7 @@ class Cpython(Sandbox):
 
     def _run(self, code: str, total: float) -> Cell:
         try:
-            ended = self._converse({"run": plain(code)}, Ended, total)
+            ended = self._converse({"run": plain(code)}, _Ended, total)
         except Stopped as stopped:
             return Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
         # Within the bounds, whatever the inside says.
@@ -132,7 +131,7 @@ class Cpython(Sandbox):
 
     def _get(self, name: str) -> str:
         try:
-            found = self._converse({"get": plain(name)}, Value, self.bounds.seconds)
+            found = self._converse({"get": plain(name)}, _Value, self.bounds.seconds)
         except Stopped as stopped:
             raise ValueError(f"{stopped.why}; the variables are lost") from stopped
         if found.value is None:
@@ -150,9 +149,9 @@ class Cpython(Sandbox):
             self._end()
             advice = "look at its limits of processes, memory and open files, and at sys.executable"
             raise SandboxRefused(f"this machine starts no process for it: {error}", advice=advice) from error
-        if not isinstance(ready, Ready):
+        if not isinstance(ready, _Ready):
             self._end()
-            raise SandboxRefused(f"the process inside did not start: {ready.why if isinstance(ready, Refused) else ready}")
+            raise SandboxRefused(f"the process inside did not start: {ready.why if isinstance(ready, _Refused) else ready}")
         self.lacks = tuple(ready.lacks)
 
     def _spawn(self) -> None:
@@ -227,11 +226,11 @@ class Cpython(Sandbox):
                     continue
                 if isinstance(message, kind) and message.number == self._number:
                     return message
-                if not isinstance(message, Call):
+                if not isinstance(message, _Call):
                     raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
                 calls += 1
-                if told or calls > self.bounds.calls or kind is not Ended:
-                    answer = _refused(told, self.bounds.calls if kind is Ended else 0)
+                if told or calls > self.bounds.calls or kind is not _Ended:
+                    answer = _refused(told, self.bounds.calls if kind is _Ended else 0)
                 else:
                     begun, computed = time.monotonic(), self._computed()
                     answer = self._answer(message.name, message.arguments)
@@ -295,7 +294,7 @@ class Cpython(Sandbox):
         except OSError:
             raise self._why() from None
 
-    def _receive(self) -> Message:
+    def _receive(self) -> _Message:
         """The next message. One that time runs out for is read on from where it was."""
         self._read(4)
         length = int.from_bytes(self._arrived[:4], "big")
@@ -303,7 +302,7 @@ class Cpython(Sandbox):
             raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
         self._read(4 + length)
         try:
-            message: Message = DECODER.decode(memoryview(self._arrived)[4:])
+            message: _Message = _DECODER.decode(memoryview(self._arrived)[4:])
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise Stopped(CellOutcome.KILLED, "the code broke the protocol") from None
         self._arrived = bytearray()

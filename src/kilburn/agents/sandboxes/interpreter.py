@@ -22,8 +22,6 @@ import traceback
 import types
 import typing
 
-__all__ = ["main"]
-
 MODULES = """
 _strptime abc argparse array ast base64 binascii bisect builtins calendar cmath codecs collections collections.abc colorsys
 contextlib copy csv dataclasses datetime decimal difflib encodings.ascii encodings.cp1252 encodings.latin_1
@@ -42,7 +40,7 @@ RESERVE = 1 << 20
 """Bytes that are set free when the memory is full, so that the cell's end can be told and the next cell can make room."""
 
 
-class Output(io.TextIOBase):
+class _Output(io.TextIOBase):
     """Keeps the first characters that are written and counts the rest."""
 
     def __init__(self, most: int) -> None:
@@ -63,7 +61,7 @@ class Output(io.TextIOBase):
         return len(text)
 
 
-class Interpreter:
+class _Interpreter:
     """The variables inside, and the conversation with the program outside.
 
     Args:
@@ -160,7 +158,7 @@ class Interpreter:
             with contextlib.suppress(MemoryError):
                 self.reserve = bytes(RESERVE)
         before = {name: self.variables[name] for name in PYTHONS & self.variables.keys()}
-        output = Output(self.room)
+        output = _Output(self.room)
         sys.stdout = sys.stderr = output
         sys.stdin = io.StringIO()
         error = self._attempt(lambda: self._execute(code, f"<cell {self.cells}>", self.variables))
@@ -199,7 +197,7 @@ class Interpreter:
         """Whether a cell can run, print and fail here, and be told of, once more. Not all that code can do can be undone."""
         try:
             self._restore()
-            output = sys.stdout = sys.stderr = Output(100)
+            output = sys.stdout = sys.stderr = _Output(100)
             try:
                 self._execute("print(2)\n1 / 0", "<cell 0>", {"__builtins__": builtins})
             except ZeroDivisionError as error:
@@ -357,6 +355,6 @@ def main(link: int, lock: typing.Callable[[int, tuple[str, ...]], list[str]]) ->
         link: descriptor of the connection.
         lock: gives up the machine; see `lockdown.lock`.
     """
-    inside = Interpreter(link)
+    inside = _Interpreter(link)
     inside.begin(inside.receive(), lock)
     inside.serve()

@@ -19,8 +19,6 @@ from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, Stopped
 from kilburn.agents.sandboxes.interpreter import pieces, raised
 from kilburn.errors import MissingExtra, SandboxError, SandboxRefused
 
-__all__ = ["Monty"]
-
 GRACE = 1.0
 """Seconds beyond the bound until the worker is killed, which otherwise stops by itself."""
 FOREVER = 1_000_000_000
@@ -108,7 +106,7 @@ class Monty(Sandbox):
         return self._session is not None
 
     def _run(self, code: str, total: float) -> Cell:
-        output = Output(self.bounds.output)
+        output = _Printed(self.bounds.output)
         outcome, said, lost = CellOutcome.OK, "", False
         try:
             try:
@@ -221,7 +219,7 @@ class Monty(Sandbox):
         return answer["result"]
 
 
-class Output:
+class _Printed:
     """Keeps the first characters that are printed and counts the rest."""
 
     def __init__(self, most: int) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from kilburn.retrieval import Candidate, Query, Scored
 
-__all__ = ["Rrf"]
-
 
 class Rrf:
     """Fuses by ranks.
