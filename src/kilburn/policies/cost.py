@@ -30,6 +30,8 @@ from kilburn.text.excerpts import (
     unread,
 )
 
+__all__ = ["Cost"]
+
 CHANCE = 1000.0
 """Worth that a passage must have for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
 recorded runs, where one of 20 prompts needs a line that is older than the last output."""

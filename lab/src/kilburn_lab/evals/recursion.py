@@ -26,9 +26,9 @@ from kilburn.agents.rlm import Recursive, RecursiveResult
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.resolve import locate
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
+from kilburn.stores.sqlite import Sqlite
 from kilburn_lab.evals.aggregation import KEYWORDS, TASKS, TOPICS, Item, Question, items, question_of, reports, tally, topic_of
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
@@ -329,9 +329,7 @@ def evaluate(
             _, told, whole = text
             asked = question_of(task, told, number)
         began = time.perf_counter()
-        with Hierarchy(
-            locate("stores", "sqlite")(":memory:"), Budget(window), "hybrid", tokenizer=f"chars/{CHARACTERS}"
-        ) as store:
+        with Hierarchy(Sqlite(":memory:"), Budget(window), "hybrid", tokenizer=f"chars/{CHARACTERS}") as store:
             if system.startswith("depth"):
                 depth = int(system[-1])
                 agent = Recursive(
