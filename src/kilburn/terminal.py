@@ -60,8 +60,8 @@ def console(*, stderr: bool = False) -> Any:
     """A console of rich that takes texts as they are, made plain, for tables and bars."""
     from rich.console import Console
 
-    class Plain(Console):
+    class PlainConsole(Console):
         def render_str(self, text: str, **style: Any) -> Any:
             return super().render_str(plain(text), **style)
 
-    return Plain(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)

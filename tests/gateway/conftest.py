@@ -18,7 +18,7 @@ import uvicorn
 import kilburn
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.testing.upstream import Upstream
 from kilburn.testing.upstream import serving as served
@@ -74,8 +74,8 @@ def serving() -> Iterator[Callable[..., int]]:
     """Serves an application on a free port of the loopback until the test ends; returns the port."""
     servers: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def serve(app: Any, limits: Bounds | None = None) -> int:
-        config = uvicorn.Config(app, port=0, log_level="error", lifespan="auto", **uvicorn_options(limits or Bounds()))
+    def serve(app: Any, limits: RequestBounds | None = None) -> int:
+        config = uvicorn.Config(app, port=0, log_level="error", lifespan="auto", **uvicorn_options(limits or RequestBounds()))
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()

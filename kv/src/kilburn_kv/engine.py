@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError
 from kilburn_kv.attention import ForwardPass, Segment
 from kilburn_kv.blocks import SIZE, Pool
-from kilburn_kv.prefixes import Key
-from kilburn_kv.sequence import CachedSequence, Past
+from kilburn_kv.prefixes import PrefixKey
+from kilburn_kv.sequence import CachedSequence, SequenceState
 from kilburn_kv.storage import Storage, span_of
 from kilburn_kv.tables import Tables
 from kilburn_kv.tensors import Tensor, torch
@@ -65,7 +65,7 @@ class Engine:
         return self.tables.pool
 
     @property
-    def identity(self) -> Key:
+    def identity(self) -> PrefixKey:
         """Model, dtype and tenant of the keys and values. It never changes."""
         return self._own_key
 
@@ -75,7 +75,7 @@ class Engine:
         return self._own_key.tenant
 
     @property
-    def key(self) -> Key | None:
+    def key(self) -> PrefixKey | None:
         """The key under which prefixes are shared, or None."""
         return self._own_key if self._share else None
 
@@ -222,7 +222,7 @@ class Engine:
         self._check_tokens(tokens)
         if not len(tokens):
             return
-        before = Past(sequence)
+        before = SequenceState(sequence)
         try:
             slots = table.insert(position, tokens)
         except OutOfBlocks as error:
@@ -337,7 +337,7 @@ class Engine:
                 raise InvalidRange(f"the last token of sequence {sequence.number} is not cached", advice="append one")
             if self.pool.references[table.blocks[-1]] > 1:
                 self.reserve(1, [sequence])
-            before, tokens = Past(sequence), table.tokens[-1:]
+            before, tokens = SequenceState(sequence), table.tokens[-1:]
             self.storage.perform(self.tables.copies)
             kept = self.storage.gather(span_of(table.slots(len(table) - 1).physical, self.weights.device))
             self.truncate(sequence, table.end - 1)

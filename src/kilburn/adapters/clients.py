@@ -17,11 +17,11 @@ from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.agents.loop import shrink
 from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.extras import command
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import Events
 from kilburn.gateway.form import Asked, Form, Reading
-from kilburn.gateway.messages import Messages
-from kilburn.gateway.responses import Responses
+from kilburn.gateway.messages import MessagesForm
+from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
@@ -41,7 +41,7 @@ ROUNDS = 5
 
 CLIENTS = {"openai.OpenAI", "openai.AsyncOpenAI", "anthropic.Anthropic", "anthropic.AsyncAnthropic"}
 
-FORMS: tuple[Form, ...] = (Chat(), Responses(), Messages())
+FORMS: tuple[Form, ...] = (ChatForm(), ResponsesForm(), MessagesForm())
 
 CARRIED = ("content-encoding", "content-length", "transfer-encoding")
 """Headers that say how a body was carried; what is handed on is carried otherwise."""

@@ -23,7 +23,7 @@ from kilburn.message import Role, Trust
 from kilburn.page import Page
 from kilburn.store import ProcessKind
 
-__all__ = ["Deed", "Permit", "Privilege", "Question", "Rights"]
+__all__ = ["CallQuestion", "Deed", "Permit", "Privilege", "Rights"]
 
 
 class Deed(StrEnum):
@@ -280,7 +280,7 @@ def _is_ours(page: Page, pages: Mapping[int, Page], clean: Collection[str]) -> b
     return page.answers != 0 and pages[page.answers].name in clean
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class CallQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """May this call be carried out? Asked of a person.
 
     Args:
@@ -300,7 +300,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     over: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
-Confirm = Callable[[Question], bool]
+Confirm = Callable[[CallQuestion], bool]
 """Asks a person. Only True is a yes."""
 
 
@@ -346,7 +346,7 @@ class Confirmation:
         self._cancelled.set()
         self._answers.put(Consent.CANCELLED)
 
-    def ask(self, question: Question) -> Consent:
+    def ask(self, question: CallQuestion) -> Consent:
         """Ask, and wait for the answer for `question.seconds` at most."""
         with self._one:
             hook, answers = self.hook, queue.SimpleQueue[Consent]()
@@ -367,7 +367,7 @@ class Confirmation:
                 question.over.set()
 
 
-def _answer(hook: Confirm, question: Question) -> Consent:
+def _answer(hook: Confirm, question: CallQuestion) -> Consent:
     try:
         said: Any = hook(question)
     except BaseException:  # noqa: BLE001 -- whatever it raises, it is no yes, and nobody else would see it in this thread

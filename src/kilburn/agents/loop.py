@@ -19,7 +19,19 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat, tainted
+from kilburn.agents.access import (
+    Action,
+    CallQuestion,
+    Confirm,
+    Confirmation,
+    Consent,
+    Deed,
+    Permit,
+    Rights,
+    decide,
+    flat,
+    tainted,
+)
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
@@ -722,7 +734,9 @@ class Agent:
         consent = None
         if decision.permit is Permit.ASK:
             consent = self.confirmation.ask(
-                Question(session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait)
+                CallQuestion(
+                    session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait
+                )
             )
         self.process.record(
             Act.NOTE,

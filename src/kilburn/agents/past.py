@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.sub_calls import Key, Known, Recorded
+from kilburn.agents.sub_calls import Key, Known, RunRecord
 from kilburn.kernel.branches import BRANCH
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -36,7 +36,7 @@ class Past:
         reader: Process,
         own: tuple[str, int],
         note: Callable[[str, str, tuple[Key, ...], Known | None], None],
-        recorded: Recorded | None = None,
+        recorded: RunRecord | None = None,
         readable: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self._reader = reader

@@ -36,7 +36,7 @@ from kilburn.agents.access import Action, Deed, Permit, Rights, decide, flat
 from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, InBranch, Limits, Returned, RunEvent, Stopped
 from kilburn.agents.past import Past, is_of
 from kilburn.agents.sandbox import ONE_CALL, Bounds, Cell, CellOutcome, open_sandbox
-from kilburn.agents.sub_calls import Hooks, Key, Known, Missing, Recorded, SubCalls
+from kilburn.agents.sub_calls import Hooks, Key, Known, Missing, RunRecord, SubCalls
 from kilburn.agents.tool import Tool
 from kilburn.agents.variable import Source, Variable, variable
 from kilburn.arguments import checked
@@ -55,7 +55,7 @@ from kilburn.store import ProcessKind
 from kilburn.wire.form import parse
 from kilburn.wire.quotation import quote
 
-__all__ = ["Recursive", "RecursiveResult", "replay", "resume"]
+__all__ = ["RecursiveModel", "RecursiveResult", "replay", "resume"]
 
 EMPTY = {"content": None, "ready": False}
 BLANK = 'answer = {"content": None, "ready": False}'
@@ -205,7 +205,7 @@ class SubCalled(msgspec.Struct, frozen=True):
 
 
 @checked
-class Recursive(Agent):
+class RecursiveModel(Agent):
     """A model that answers questions about texts that are larger than its window.
 
     Args:
@@ -262,7 +262,7 @@ class Recursive(Agent):
         retry: Retry | None = None,
         tools: bool = True,
         above: Account | None = None,
-        recorded: Recorded | None = None,
+        recorded: RunRecord | None = None,
         free: threading.BoundedSemaphore | None = None,
         **options: Any,
     ) -> None:
@@ -498,7 +498,7 @@ class Recursive(Agent):
 
     # A run that was cut off
 
-    def _rejoin(self, known: Recorded) -> None:
+    def _rejoin(self, known: RunRecord) -> None:
         """Begin to go on with a recorded run: from here on it is ours."""
         with self.process.batch() as kernel:
             # This fails if the session went on since it was read.
@@ -927,7 +927,7 @@ class Recursive(Agent):
             )
         if recorded is not None and not recorded.goes_on:
             model = Scripted(recorded.replies, form=model.form, tokenizer=model.tokenizer)
-        run = Recursive(
+        run = RecursiveModel(
             model,
             branch,
             sub=self.sub,
@@ -1038,15 +1038,15 @@ def replay(
         process: a new session for the steps, in any store.
         source: the same text; its digest is checked.
         past: the same past.
-        options: those of `Recursive`, such as the sandbox.
+        options: those of `RecursiveModel`, such as the sandbox.
 
     Raises:
         SpecError: nothing was asked there, or the text is another one.
         Unavailable: the code asked for something that is not in the recorded run.
     """
-    run = Recorded(recorded)
+    run = RunRecord(recorded)
     model = Scripted(run.replies, name="recorded", tokenizer=process.counter.name)
-    agent = Recursive(model, process, depth=run.depth, recorded=run, **options)
+    agent = RecursiveModel(model, process, depth=run.depth, recorded=run, **options)
     return agent.ask(run.question, source, past=past)
 
 
@@ -1073,11 +1073,11 @@ def resume(
         process: the session of the run; its last question counts.
         model: the root, the same or another.
         source: the same text; its digest is checked.
-        past, kind, watch: see `Recursive.ask`.
+        past, kind, watch: see `RecursiveModel.ask`.
         limits: what is different from the limits of the first part, by their names in `Limits`. A run that one of them ended
             without an answer goes on if it is higher now.
         question: what was asked, to be checked; "" for whatever it was.
-        options: those of `Recursive`, such as `sub`.
+        options: those of `RecursiveModel`, such as `sub`.
 
     Raises:
         SpecError: nothing was asked there, the question or the text is another one, or the session went on with something else.
@@ -1086,12 +1086,12 @@ def resume(
     """
     if unknown := sorted({*(limits or {})} - {*Limits.__struct_fields__}):
         raise SpecError(f"no limit {unknown[0]!r}", advice=f"there are: {', '.join(Limits.__struct_fields__)}")
-    run = Recorded(process, goes_on=True, given=limits)
+    run = RunRecord(process, goes_on=True, given=limits)
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
     known = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
     with _alone(process):
-        agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
+        agent = RecursiveModel(model, process, depth=run.depth, recorded=run, **(known | options))
         return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
 
 
@@ -1111,7 +1111,7 @@ def _taken_up(process: Process) -> StoreStale:
     )
 
 
-def _ended(run: Recorded) -> RecursiveResult:
+def _ended(run: RunRecord) -> RecursiveResult:
     """What came of a run that has ended, from its pages."""
     said, content = run.ended, None
     if said["page"]:

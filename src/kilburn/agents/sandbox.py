@@ -105,7 +105,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
 
 
-class Stopped(Exception):
+class SandboxStopped(Exception):
     """The code inside goes no further, its variables are lost, and why."""
 
     def __init__(self, outcome: CellOutcome, why: str) -> None:

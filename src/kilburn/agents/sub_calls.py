@@ -74,7 +74,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
 
 
-class Refusal(msgspec.Struct, kw_only=True):
+class RefusedCalls(msgspec.Struct, kw_only=True):
     """Calls of one cell that were not made, because a limit is reached.
 
     Args:
@@ -93,7 +93,7 @@ class Refusal(msgspec.Struct, kw_only=True):
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions of the caller that are told what a run does, as it does it; see `Recursive`."""
+    """Functions of the caller that are told what a run does, as it does it; see `RecursiveModel`."""
 
     on_subcall_start: Callable[[int, str, str], Any] | None = None
     on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None
@@ -181,7 +181,7 @@ class SubCalls:
         workers: int,
         retry: Retry,
         reply: int,
-        recorded: Recorded | None = None,
+        recorded: RunRecord | None = None,
         watch: Callable[[int, int], None] | None = None,
         check: Callable[[], None] = lambda: None,
         hooks: Hooks | None = None,
@@ -192,7 +192,7 @@ class SubCalls:
         self.done = self.failed = 0
         self.hooks, self.depth = hooks or Hooks(), depth
         self.failures: dict[str, Missing] = {}
-        self.refusals: dict[tuple[int, str], Refusal] = {}
+        self.refusals: dict[tuple[int, str], RefusedCalls] = {}
         self.origin: tuple[Key, ...] = ()
         self.written: list[Key] = []
         self._branch, self._free, self._check = branch, free, check
@@ -260,7 +260,7 @@ class SubCalls:
             return ""
         with self._lock:
             self.failed += 1
-            refusal = self.refusals.setdefault((code, limit), Refusal(code=code, limit=limit, prompt=_short(prompt)))
+            refusal = self.refusals.setdefault((code, limit), RefusedCalls(code=code, limit=limit, prompt=_short(prompt)))
             refusal.count += 1
             if self.watch is not None:
                 self.watch(self.done, self.failed)
@@ -445,7 +445,7 @@ class Entry(NamedTuple):
     why: str
 
 
-class Recorded:
+class RunRecord:
     """What was said in a run that stands in a session, for running it again without a model, or for going on with it.
 
     Args:
@@ -471,7 +471,7 @@ class Recorded:
     def __init__(self, process: Process, *, goes_on: bool = False, given: Mapping[str, Any] | None = None) -> None:
         asked: dict[str, Any] = {}
         beside: list[tuple[str, bool]] = []
-        self._refused: list[Refusal] = []
+        self._refused: list[RefusedCalls] = []
         answers: set[int] = set()
         began = before = 0.0
         for event in process.events():
@@ -490,7 +490,7 @@ class Recorded:
                 answers |= {int(said["page"])} if said["answered"] != "said" else set()
             elif "refused" in said:
                 code, limit = event.pages[0], str(said["limit"])
-                self._refused.append(Refusal(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
+                self._refused.append(RefusedCalls(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
             if asked:
                 self._count(event)
         if not asked:
@@ -509,15 +509,15 @@ class Recorded:
         self.ended = {} if self.more else self.ended
         self._read(self._originals(process, self.first), answers)
         self._entries: list[Entry] = []
-        self._runs: dict[tuple[str, str], deque[Recorded]] = {}
-        self._below: list[Recorded] = []
+        self._runs: dict[tuple[str, str], deque[RunRecord]] = {}
+        self._below: list[RunRecord] = []
         self._lock = threading.Lock()
         for name, calls in beside:
             branch = process.branch(name)
             if calls:
                 self._learn(branch)
             elif any(event.act is Act.NOTE and "asked" in event.data for event in branch.events()):
-                run = Recorded(branch, goes_on=goes_on)
+                run = RunRecord(branch, goes_on=goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
                 self._add(run.spent.calls, run.spent.tokens, run.spent.money, run.last)
@@ -633,7 +633,7 @@ class Recorded:
         page = (entry.branch.kernel.info.number, (entry.reply or entry.prompt).id) if self.goes_on else None
         return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
 
-    def run(self, question: str, digest: str) -> Recorded | None:
+    def run(self, question: str, digest: str) -> RunRecord | None:
         """The run within this one that was asked so; None if it is not there, and the run goes on.
 
         Raises:

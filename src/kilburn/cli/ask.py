@@ -13,7 +13,7 @@ import typer
 
 import kilburn
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
-from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
+from kilburn.agents.rlm import AnswerOutcome, RecursiveModel, RecursiveResult, SubCalled, replay, resume
 from kilburn.agents.variable import Source, texts_of
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
@@ -136,7 +136,7 @@ def ask(
                     result = resume(store.process(session), root, source, past=before, watch=watch, **again)
                 else:
                     limits = msgspec.structs.replace(Limits(steps=30), **given)
-                    agent = Recursive(root, store.process(session), depth=depth, limits=limits, **options)
+                    agent = RecursiveModel(root, store.process(session), depth=depth, limits=limits, **options)
                     result = agent.ask(question, source, past=before, watch=watch)
             except (ModelError, KeyboardInterrupt):
                 say("what was done so far is kept: go on with --resume")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import kilburn
-from kilburn.agents.access import Permit, Question, Rights
+from kilburn.agents.access import CallQuestion, Permit, Rights
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import fetched
 from kilburn.cli.screen import cell, count, many
@@ -95,7 +95,7 @@ def chat(
             speaker.close()
 
 
-def confirm(question: Question) -> bool:
+def confirm(question: CallQuestion) -> bool:
     """Ask on the terminal whether a call may be carried out. What was typed before the question is no answer to it, and
     where there is no terminal the answer is no."""
     if not sys.stdin.isatty():

@@ -31,7 +31,7 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _role = msgspec.json.Decoder(msgspec.defstruct("_Role", [("role", Any, None)])).decode
 
 
-class Chat(Form):
+class ChatForm(Form):
     """`/v1/chat/completions`."""
 
     name: ClassVar[str] = "chat"

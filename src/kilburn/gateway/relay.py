@@ -43,8 +43,8 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import reason_of, words_of
-from kilburn.gateway.sessions import Session
-from kilburn.gateway.upstream import Response, Upstream, gathered, status_of
+from kilburn.gateway.sessions import OpenSession
+from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import to_send
@@ -94,7 +94,7 @@ class Relay:
     def __init__(
         self,
         histories: Histories,
-        upstream: Upstream,
+        upstream: UpstreamApi,
         learners: Learners,
         offer: Offer,
         *,
@@ -124,7 +124,9 @@ class Relay:
             with anyio.CancelScope(shield=True):
                 await turn.give()
 
-    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange) -> tuple[Session, _Work]:
+    def _begin(
+        self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange
+    ) -> tuple[OpenSession, _Work]:
         exchange.form = form.name
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
@@ -151,7 +153,7 @@ class Relay:
         raise AssertionError("a prompt is made or an error is raised")
 
     @property
-    def upstream(self) -> Upstream:
+    def upstream(self) -> UpstreamApi:
         """What answers."""
         return self._upstream
 
@@ -174,7 +176,7 @@ class _Work:
         relay: Relay,
         form: Form,
         asked: Asked,
-        session: Session,
+        session: OpenSession,
         key: Key,
         room: int,
         known: Remembered | None,
@@ -288,7 +290,7 @@ class _Turn:
     def __init__(
         self,
         relay: Relay,
-        session: Session,
+        session: OpenSession,
         work: _Work,
         path: str,
         headers: Mapping[str, str],
@@ -647,7 +649,7 @@ async def start(send: Send, status: int, headers: Mapping[str, str], length: int
 
 
 async def forward(
-    upstream: Upstream,
+    upstream: UpstreamApi,
     method: str,
     path: str,
     body: bytes | AsyncIterable[bytes],

@@ -26,7 +26,7 @@ BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
 
 
-class Session:
+class OpenSession:
     """What is known in memory of one session.
 
     Args:
@@ -75,10 +75,10 @@ class Session:
         """A request goes on with it."""
         self.busy, self.asked, self.taken = True, asked, threading.Event()
 
-    def again(self, turn: int, count: int) -> Session:
+    def again(self, turn: int, count: int) -> OpenSession:
         """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
         process, and its prompt is made without what came after; only a reply that says something else begins a branch."""
-        twin = Session.__new__(Session)
+        twin = OpenSession.__new__(OpenSession)
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
@@ -164,7 +164,7 @@ class Memo:
         asked: the request.
     """
 
-    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked) -> None:
+    def __init__(self, session: OpenSession, of: tuple[str, str | None, str], asked: Asked) -> None:
         self.session, self.of, self.digests = session, of, len(session.digests)
         self.history, self.lead = asked.history, asked.lead
         self.prefix = b""

@@ -17,7 +17,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, Link
-from kilburn.gateway.limits import Bounds, Bucket
+from kilburn.gateway.limits import Bucket, RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.wire.plain import NOT_JSON
 
@@ -157,7 +157,7 @@ class Shares:
     It is used in the event loop alone.
     """
 
-    def __init__(self, limits: Bounds) -> None:
+    def __init__(self, limits: RequestBounds) -> None:
         self._limits = limits
         self._running: Counter[tuple[str, str]] = Counter()
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()

@@ -28,7 +28,7 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
+from kilburn.kernel.search import RANKING, Searcher, kinds_of, reading_order
 from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
@@ -348,14 +348,14 @@ class Hierarchy:
         """`recall` for async callers, in a worker thread."""
         return await aside(partial(self.recall, query, tokens, where=where, user=user, at=at, limit=limit))
 
-    def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
+    def _searching(self, where: str | Iterable[str], user: str | None) -> Searcher:
         kinds = kinds_of(where)
         known = self.store.processes()
         infos = [info for info in known if info.kind in kinds and (user is None or info.user in ("", user))]
         for info in infos:
             if info.damaged:
                 warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
-        return Search(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+        return Searcher(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
 
     def _record(self, user: str | None, hits: Iterable[Found]) -> None:
         """Note in the ledgers of memories that they were searched, and what was found: what is found has not decayed."""

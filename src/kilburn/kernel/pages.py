@@ -45,7 +45,7 @@ def finder_of(store: Store, lineage: Lineage) -> Finder:
     return find
 
 
-class Pages(MutableMapping[int, Page]):
+class PagesById(MutableMapping[int, Page]):
     """Pages by their ids.
 
     Args:
@@ -58,9 +58,9 @@ class Pages(MutableMapping[int, Page]):
         # The ids that the store has: all from the one to the other, but 0.
         self._first = self._last = 0
 
-    def copy(self) -> Pages:
+    def copy(self) -> PagesById:
         """The same, to be changed by itself."""
-        made = Pages(self.read)
+        made = PagesById(self.read)
         made._here, made._first, made._last = self._here.copy(), self._first, self._last
         return made
 

@@ -46,7 +46,7 @@ from kilburn.kernel.prompts import Prompts
 from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
-from kilburn.kernel.window import GONE, Window
+from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
@@ -131,7 +131,7 @@ class Process:
         return self.kernel.lock
 
     @property
-    def window(self) -> Window:
+    def window(self) -> WindowState:
         """What is in the window, where and at what cost, as this process last saw it. Only the kernel changes it."""
         return self.kernel.window
 

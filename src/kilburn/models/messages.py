@@ -91,11 +91,11 @@ class Messages(SdkModel):
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
-    def _collector(self) -> Blocks:
-        return Blocks(self.name)
+    def _collector(self) -> ReplyBlocks:
+        return ReplyBlocks(self.name)
 
 
-class Blocks:
+class ReplyBlocks:
     """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
 
     def __init__(self, who: str) -> None:

@@ -104,7 +104,7 @@ class Heard(NamedTuple):
     first: float
 
 
-class Connection:
+class ClientConnection:
     """One connection of a client, kept open.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from kilburn.agents.sandbox import ONE_CALL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, Stopped, open_file, plain
+from kilburn.agents.sandbox import ONE_CALL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, SandboxStopped, open_file, plain
 from kilburn.errors import SandboxError, SandboxRefused
 
 if sys.platform == "linux":
@@ -112,7 +112,7 @@ class Cpython(Sandbox):
     def _run(self, code: str, total: float) -> Cell:
         try:
             ended = self._converse({"run": plain(code)}, _Ended, total)
-        except Stopped as stopped:
+        except SandboxStopped as stopped:
             return Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
         # Within the bounds, whatever the inside says.
         most, outcome, notes = self.bounds.output, ended.outcome, list[str]()
@@ -132,7 +132,7 @@ class Cpython(Sandbox):
     def _get(self, name: str) -> str:
         try:
             found = self._converse({"get": plain(name)}, _Value, self.bounds.seconds)
-        except Stopped as stopped:
+        except SandboxStopped as stopped:
             raise ValueError(f"{stopped.why}; the variables are lost") from stopped
         if found.value is None:
             raise ValueError(found.why[:1000])
@@ -142,7 +142,7 @@ class Cpython(Sandbox):
         try:
             self._spawn()
             ready = self._receive()
-        except (Stopped, TimeoutError) as error:
+        except (SandboxStopped, TimeoutError) as error:
             self._end()
             raise SandboxRefused(f"the process inside did not start: {error or 'it took too long'}") from error
         except OSError as error:
@@ -227,7 +227,7 @@ class Cpython(Sandbox):
                 if isinstance(message, kind) and message.number == self._number:
                     return message
                 if not isinstance(message, _Call):
-                    raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
+                    raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
                 calls += 1
                 if told or calls > self.bounds.calls or kind is not _Ended:
                     answer = _refused(told, self.bounds.calls if kind is _Ended else 0)
@@ -240,8 +240,8 @@ class Cpython(Sandbox):
                 self._send(answer)
         except TimeoutError:
             self._end()
-            raise Stopped(CellOutcome.TIMEOUT, f"killed after {min(self.bounds.seconds, total):g} s") from None
-        except Stopped:
+            raise SandboxStopped(CellOutcome.TIMEOUT, f"killed after {min(self.bounds.seconds, total):g} s") from None
+        except SandboxStopped:
             self._end()
             raise
 
@@ -258,7 +258,7 @@ class Cpython(Sandbox):
         if come == b"":
             raise self._why()
         if come:
-            raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
+            raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
 
     def _computed(self) -> float:
         """Seconds of processor time that the process inside has taken."""
@@ -299,12 +299,12 @@ class Cpython(Sandbox):
         self._read(4)
         length = int.from_bytes(self._arrived[:4], "big")
         if length > MESSAGE:
-            raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
+            raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
         self._read(4 + length)
         try:
             message: _Message = _DECODER.decode(memoryview(self._arrived)[4:])
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise Stopped(CellOutcome.KILLED, "the code broke the protocol") from None
+            raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol") from None
         self._arrived = bytearray()
         return message
 
@@ -322,18 +322,18 @@ class Cpython(Sandbox):
                 raise self._why()
             self._arrived += piece
 
-    def _why(self) -> Stopped:
+    def _why(self) -> SandboxStopped:
         """Why the connection ended."""
         process = self._running()
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         code = process.poll()
         if code is None:
-            return Stopped(CellOutcome.KILLED, "the process inside closed the connection")
+            return SandboxStopped(CellOutcome.KILLED, "the process inside closed the connection")
         if code == -signal.SIGXCPU:
-            return Stopped(CellOutcome.TIMEOUT, "killed after its processor time")
+            return SandboxStopped(CellOutcome.TIMEOUT, "killed after its processor time")
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        return Stopped(CellOutcome.KILLED, f"the process inside ended ({how})")
+        return SandboxStopped(CellOutcome.KILLED, f"the process inside ended ({how})")
 
 
 def _refused(told: bool, most: int) -> bytes:
