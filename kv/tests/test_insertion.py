@@ -1,4 +1,4 @@
-"""Tokens put into a gap, and a cache squeezed per head: where they go, what moves for them, what it costs others."""
+"""Tokens put into a gap, and a cache pressed per head: where they go, what moves for them, what it costs others."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_what_was_folded_cannot_be_computed_again_and_says_so_before_it_is_preem
     assert (len(again), again.recomputable) == (4, True), "only the block before the first alteration"
 
 
-def test_a_squeezed_cache_lies_in_blocks_of_its_own() -> None:
+def test_a_pressed_cache_lies_in_blocks_of_its_own() -> None:
     tables = tables_of(12)
     table = filled(tables, 15)
     table.publish()
@@ -255,7 +255,7 @@ def test_a_squeezed_cache_lies_in_blocks_of_its_own() -> None:
     fork.append([15, 16])
     tables.copies.take()
     before = table.slots()
-    slots = fork.squeeze(6)
+    slots = fork.press(6)
     assert slots == fork.slots().physical
     assert list(fork.slots().logical) == [11, 12, 13, 14, 15, 16]
     assert (len(fork.blocks), fork.altered, fork.pages.items()) == (2, {"compressed": 0}, {})
@@ -265,14 +265,14 @@ def test_a_squeezed_cache_lies_in_blocks_of_its_own() -> None:
     assert list(fork.append([17])) == [slots[-1] + 1]
 
 
-def test_squeezing_alone_needs_no_block_and_forgets_what_it_overwrites() -> None:
+def test_pressing_alone_needs_no_block_and_forgets_what_it_overwrites() -> None:
     tables = tables_of(4)
     table = filled(tables, 16)
     table.publish()
-    assert table.squeeze(5)[0] == 8
+    assert table.press(5)[0] == 8
     assert tables.pool.free == 2
     assert len(tables.open(KEY, range(17))) == 8, "the head is still found, the tail is overwritten"
-    assert len(table.squeeze(0)) == 0
+    assert len(table.press(0)) == 0
     assert (table.blocks, table.end) == ((), 16)
     table.append([1])
     assert list(table.slots().logical) == [16]
@@ -280,21 +280,21 @@ def test_squeezing_alone_needs_no_block_and_forgets_what_it_overwrites() -> None
     assert table.altered == {}
 
 
-def test_squeezing_without_blocks_or_by_a_wrong_count_drops_nothing() -> None:
+def test_pressing_without_blocks_or_by_a_wrong_count_drops_nothing() -> None:
     tables = tables_of(4)
     table = filled(tables, 16)
     fork = tables.fork(table)
     fork.label(1, 2, 5)
     before = (fork.blocks, fork.slots(), fork.altered, fork.pages.items(), list(tables.pool.references))
     with pytest.raises(OutOfBlocks) as raised:
-        fork.squeeze(5)
+        fork.press(5)
     assert raised.value.needed == 2
     for count in (-1, 17):
         with pytest.raises(InvalidRange, match=f"{count} entries cannot remain of the 16"):
-            fork.squeeze(count)
+            fork.press(count)
     assert (fork.blocks, fork.slots(), fork.altered, fork.pages.items(), list(tables.pool.references)) == before
     tables.free(fork)
     with pytest.raises(FreedSequence):
-        fork.squeeze(0)
+        fork.press(0)
     with pytest.raises(FreedSequence):
         fork.insert(0, [])

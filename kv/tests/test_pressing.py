@@ -118,7 +118,7 @@ def test_streaming_equals_rotating_everything_by_cache_index(tiny: Weights, budg
     assert places == list(range(table.end - len(table), table.end))
 
 
-def test_what_is_shared_is_never_rotated_or_squeezed_in_place(tiny: Weights) -> None:
+def test_what_is_shared_is_never_rotated_or_pressed_in_place(tiny: Weights) -> None:
     engine = Engine(tiny, 512, size=4)
     base = engine.open(PROMPT)
     expected = engine.fork(base)
@@ -196,11 +196,11 @@ def test_what_is_no_selection_drops_nothing(tiny: Weights, selection: Selection)
     assert len(sequence) == 80
 
 
-def test_what_was_squeezed_is_not_rotated(tiny: Weights) -> None:
+def test_what_was_pressed_is_not_rotated(tiny: Weights) -> None:
     engine = Engine(tiny, 128)
     sequence = engine.open(PROMPT)
     compress(engine, sequence, press_of("keynorm"), 40)
-    with pytest.raises(KVError, match="squeezed"):
+    with pytest.raises(KVError, match="pressed"):
         compress(engine, sequence, press_of("streaming(sinks=2)"), 20)
     assert len(sequence) == 40
     assert compress(engine, sequence, press_of("streaming(sinks=2, rotate=False)"), 20) == 20
@@ -215,7 +215,7 @@ def test_a_full_pool_can_be_pressed(tiny: Weights, spec: str) -> None:
     assert (len(sequence), engine.pool.free) == (20, 15)
 
 
-def test_squeezing_preempts_others_before_it_gives_up(tiny: Weights) -> None:
+def test_pressing_preempts_others_before_it_gives_up(tiny: Weights) -> None:
     engine = Engine(tiny, 120, size=4, share=False)
     sequence, other = engine.open(PROMPT), engine.open(range(1, 41))
     twin = engine.fork(sequence)
@@ -239,7 +239,7 @@ def test_half_precision_does_not_wear_off_by_rotating() -> None:
     assert float((after.float() - expected).norm() / expected.norm()) < 0.01
 
 
-def test_what_was_squeezed_has_no_single_tokens_to_evict(tiny: Weights) -> None:
+def test_what_was_pressed_has_no_single_tokens_to_evict(tiny: Weights) -> None:
     engine = Engine(tiny, 512, share=False)
     sequence = engine.open(PROMPT)
     compress(engine, sequence, press_of("keynorm"), 30)

@@ -484,7 +484,7 @@ def test_whose_blocks_were_taken_begins_anew(speaker: Weights, process: Process)
     assert engine.used == 0
 
 
-def test_what_was_squeezed_is_computed_anew_where_the_window_changes(engine: Engine, process: Process) -> None:
+def test_what_was_pressed_is_computed_anew_where_the_window_changes(engine: Engine, process: Process) -> None:
     residence = Residence(engine, process)
     residence.follow()
     compress(engine, residence.sequence, press_of("keynorm"), 100)

@@ -40,7 +40,7 @@ class Plain:
     evicted: set[int] = field(default_factory=set)
     folded: int | None = None
     blended: int | None = None
-    squeezed: bool = False
+    pressed: bool = False
     pages: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def run(self, token: int) -> Cell:
@@ -54,7 +54,7 @@ class Plain:
             "evicted": min(self.evicted, default=None),
             "folded": self.folded,
             "blended": self.blended,
-            "compressed": 0 if self.squeezed else None,
+            "compressed": 0 if self.pressed else None,
         }
         return {why: position for why, position in since.items() if position is not None}
 
@@ -188,7 +188,7 @@ class Engine(RuleBasedStateMachine):
             lambda: table.evict(0, 0),
             lambda: table.truncate(0),
             lambda: table.insert(0, []),
-            lambda: table.squeeze(0),
+            lambda: table.press(0),
             table.slots,
             table.defragment,
             table.publish,
@@ -284,7 +284,7 @@ class Engine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(len(plain.cells) > 4 for plain in self.plain.values()))
     @rule(choice=CHOICE, count=CHOICE, most=st.booleans())
-    def squeeze(self, choice: int, count: int, most: bool) -> None:
+    def press(self, choice: int, count: int, most: bool) -> None:
         """The engine reads the first cached tokens and writes what it made of them where the table says."""
         table, plain = self.pick(choice)
         count = count % (len(plain.cells) + 2) if most else -(count % 2)
@@ -298,17 +298,17 @@ class Engine(RuleBasedStateMachine):
             refused = InvalidRange
         if refused:
             with pytest.raises(refused):
-                table.squeeze(count)
+                table.press(count)
             assert state_of(self.tables) == before
             return
-        slots = table.squeeze(count)
+        slots = table.press(count)
         assert len(table.blocks) == wanted
         assert len(self.tables.copies) == 0
         places = [position for position, _ in plain.cells[len(plain.cells) - count :]]
         plain.cells = [(at, (plain.key, at, None, ("altered", hash(cell)))) for at, cell in zip(places, read, strict=True)]
         for slot, (_, cell) in zip(slots, plain.cells, strict=True):
             self.put(slot, cell)
-        plain.squeezed, plain.pages = True, {}
+        plain.pressed, plain.pages = True, {}
 
     @precondition(lambda self: self.plain)
     @rule(choice=CHOICE, back=st.integers(-1, 8))
@@ -328,7 +328,7 @@ class Engine(RuleBasedStateMachine):
         plain.evicted = {at for at in plain.evicted if at < position}
         plain.folded = plain.folded if plain.folded is not None and plain.folded < position else None
         plain.blended = plain.blended if plain.blended is not None and plain.blended < position else None
-        plain.squeezed = plain.squeezed and position > 0
+        plain.pressed = plain.pressed and position > 0
         plain.pages = {page: (a, min(b, position)) for page, (a, b) in plain.pages.items() if a < position}
 
     @precondition(lambda self: self.plain)

@@ -151,15 +151,15 @@ def insert_mementos(blocks: int, size: int) -> Prepared:
     return insert_into_gaps(blocks, size, 2 * size)
 
 
-def squeeze(blocks: int, size: int) -> Prepared:
+def press(blocks: int, size: int) -> Prepared:
     _, table = filled(blocks, size)
-    return lambda: table.squeeze(blocks * size // 2), blocks
+    return lambda: table.press(blocks * size // 2), blocks
 
 
-def squeeze_shared(blocks: int, size: int) -> Prepared:
+def press_shared(blocks: int, size: int) -> Prepared:
     tables, table = filled(blocks, size)
     fork = tables.fork(table)
-    return lambda: fork.squeeze(blocks * size // 2), blocks
+    return lambda: fork.press(blocks * size // 2), blocks
 
 
 def defragment(blocks: int, size: int) -> Prepared:
@@ -199,8 +199,8 @@ OPERATIONS: dict[str, Callable[[int, int], Prepared]] = {
     "insert pages, shared": insert_shared,
     "insert mementos": insert_mementos,
     "defragment": defragment,
-    "squeeze to half": squeeze,
-    "squeeze to half, shared": squeeze_shared,
+    "press to half": press,
+    "press to half, shared": press_shared,
     "truncate": truncate,
     "preempt": preempt,
 }

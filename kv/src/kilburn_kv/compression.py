@@ -82,11 +82,11 @@ def compress(
         if len(chosen.keep) < before or chosen.shift is not None:
             _drop(engine, sequence, seen, chosen)
     elif chosen.keep.shape[-1] < before:
-        _squeeze(engine, sequence, chosen.keep)
+        _press_heads(engine, sequence, chosen.keep)
     return before - len(sequence)
 
 
-def keep_within(
+def rotated(
     engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, CachedPage] = NOTHING
 ) -> Callable[[CachedSequence], None]:
     """For `generate(between=...)`: a sequence is pressed whenever it is more than `slack` tokens over the budget."""
@@ -114,7 +114,7 @@ def _check_selection(engine: Engine, sequence: CachedSequence, seen: Observation
         engine.weights.check_rotation()
     if shift is not None and Alteration.COMPRESSED in sequence.table.altered:
         raise KVError(
-            f"sequence {sequence.number} was squeezed: its keys have no single positions to be rotated from",
+            f"sequence {sequence.number} was pressed: its keys have no single positions to be rotated from",
             advice="use a press that does not rotate, such as streaming(rotate=False)",
         )
 
@@ -127,10 +127,8 @@ def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: S
         turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
     if turned:
         # Shared tokens are rotated in new slots, which have to be available before anything leaves.
-        keep_within, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
-        engine.reserve(
-            sum(references[block] > 1 for block in {slot // engine.pool.size for slot in keep_within.tolist()}), [sequence]
-        )
+        slots, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
+        engine.reserve(sum(references[block] > 1 for block in {slot // engine.pool.size for slot in slots.tolist()}), [sequence])
     _evict_all_but(sequence, chosen.keep)
     if turned and chosen.shift is not None:
         _turn(engine, sequence, turned)
@@ -178,17 +176,17 @@ def _slots(sequence: CachedSequence, turns: list[tuple[int, int]], device: torch
     return torch.tensor([physical[sequence.table.count(0, place)] for place, _ in turns], device=device)
 
 
-def _squeeze(engine: Engine, sequence: CachedSequence, keep: Tensor) -> None:
+def _press_heads(engine: Engine, sequence: CachedSequence, keep: Tensor) -> None:
     storage, table = engine.storage, sequence.table
     storage.perform(engine.tables.copies)
     keys, values = storage.gather(span_of(table.slots().physical, engine.weights.device))
     index = keep[..., None].expand(-1, -1, -1, keys.shape[-1])
     try:
-        slots = table.squeeze(keep.shape[-1])
+        slots = table.press(keep.shape[-1])
     except OutOfBlocks as error:
         engine.reserve(error.needed, [sequence])
-        slots = table.squeeze(keep.shape[-1])
-    sequence.squeezed = table.end
+        slots = table.press(keep.shape[-1])
+    sequence.pressed = table.end
     storage.scatter(span_of(slots, engine.weights.device), keys.gather(2, index), values.gather(2, index))
     if sequence.watch is not None:
         sequence.watch.select(keep)

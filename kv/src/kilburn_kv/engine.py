@@ -123,7 +123,7 @@ class Engine:
             FreedSequence: there is nothing to fork.
         """
         made = CachedSequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
-        made.logits, made.squeezed = sequence.logits, sequence.squeezed
+        made.logits, made.pressed = sequence.logits, sequence.pressed
         made.shifts, made.first, made.owners = dict(sequence.shifts), dict(sequence.first), sequence.owners
         self.sequences[made.number] = made
         return made
@@ -274,7 +274,7 @@ class Engine:
         if table.end < before:
             sequence.logits = None
             sequence.shifts = {place: by for place, by in sequence.shifts.items() if place < position}
-            sequence.squeezed = min(sequence.squeezed, position)
+            sequence.pressed = min(sequence.pressed, position)
         if gone and sequence.watch is not None:
             sequence.watch.select(torch.arange(len(table), device=self.weights.device))
         return gone

@@ -19,7 +19,7 @@ class CachedSequence:
         logits: of the next token, shape [vocabulary]; None before the first token, and if the last token is not the
             one that ran last (after `truncate`).
         watch: the observed attention, if it was opened for a press that needs it.
-        squeezed: the logical position before which cached entries do not stand for single tokens any more.
+        pressed: the logical position before which cached entries do not stand for single tokens any more.
         shifts: by how many positions the keys at a logical position were rotated since they were computed.
         first: for each of those, the key before its first rotation here, and its shift then; shape [layers, heads,
             dim].
@@ -33,7 +33,7 @@ class CachedSequence:
         self.logits: Tensor | None = None
         self.watch = watch
         self.lineage: TableLineage | None = None
-        self.squeezed = 0
+        self.pressed = 0
         self.shifts: dict[int, int] = {}
         self.first: dict[int, tuple[int, Tensor]] = {}
         self.owners: frozenset[str] = frozenset()
@@ -83,9 +83,9 @@ class CachedSequence:
         Raises:
             InvalidRange: a press chose them for each head. FreedSequence.
         """
-        if 0 <= position < self.squeezed:
+        if 0 <= position < self.pressed:
             raise InvalidRange(
-                f"before position {self.squeezed} each head of sequence {self.number} keeps other tokens",
+                f"before position {self.pressed} each head of sequence {self.number} keeps other tokens",
                 advice="truncate to 0 and compute it anew, or use what came behind",
             )
         return self.table

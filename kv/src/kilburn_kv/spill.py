@@ -429,7 +429,7 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
     sequence.logits = logits.to(weights.device) if logits is not None else None
     sequence.shifts, sequence.first = dict(header.shifts), _read_firsts(engine, header, tensors)
     sequence.owners = frozenset(header.owners or ())
-    sequence.squeezed = sequence.end if Alteration.COMPRESSED in header.altered else 0
+    sequence.pressed = sequence.end if Alteration.COMPRESSED in header.altered else 0
     sequence.watch = None
     if header.watch is not None:
         sums, rows = header.watch

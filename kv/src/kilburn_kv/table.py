@@ -415,7 +415,7 @@ class Table:
         self._bases[kept:] = self._positions[first::size]
         return saved
 
-    def squeeze(self, count: int) -> array[int]:
+    def press(self, count: int) -> array[int]:
         """Make room for `count` entries that each head chose for itself; returns the physical slots to write, in order.
 
         The engine carries out the copies and reads the selected entries before this call, and writes all of these

@@ -61,7 +61,7 @@ class Cost:
             capacity.
         tail: tokens of newest pages, before what the agent has not read, that stay whole, and are read again at each
             edit; None for none.
-        core: tokens of marked pages ("remember this") that stay whole; None for a quarter of the capacity.
+        core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for half of the capacity.
     """

@@ -26,7 +26,7 @@ class Hybrid:
         low: tokens in the window after it acted; None leaves a tenth of a small window free, and nearly a quarter of a
             large one. Every action edits the prefix, and a large window can afford to act less often.
         tail: tokens of newest pages, before what the agent has not read, that stay whole; None for a tenth of the capacity.
-        core: tokens of marked pages ("remember this") that stay whole; None for a quarter.
+        core: tokens of important pages ("remember this") that stay whole; None for a quarter.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for a quarter of the capacity.
     """

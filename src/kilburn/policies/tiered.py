@@ -22,7 +22,7 @@ class Tiered:
     """Keep a core and the recent pages when the window is over capacity; evict the rest.
 
     Args:
-        core: tokens for pages that were marked as important or spoken by the user, newest first;
+        core: tokens for important pages and the user's words, newest first;
             None for a quarter of the capacity. Pinned pages are not counted.
         spare: tokens to free beyond the excess; None for an eighth of the capacity.
     """
@@ -52,7 +52,7 @@ class Tiered:
         return [Evict(pages=chosen, why="archived")] if chosen else []
 
     def members(self, view: View, tokens: int) -> set[int]:
-        """The pages of the core: marked ones by their mark, then the user's words, newest first."""
+        """The pages of the core: important ones by their importance, then the user's words, newest first."""
         said = [page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)]
         ranked = sorted(said, key=lambda page: (-view.importance.get(page.id, 0.0), -page.id))
         chosen: set[int] = set()

@@ -43,15 +43,15 @@ SHOWN = 40_000
 """Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
 window of 8,000 tokens, and the newest in a larger one."""
 
-MARKED = 0.5
+IMPORTANT = 0.5
 """Importance from which on a page belongs to the core."""
 
 
 def old_pages(view: View, tail: int, core: int) -> list[Page]:
     """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
     stays: set[int] = set()
-    marked = [page for page in view.pages if view.importance.get(page.id, 0.0) >= MARKED] if view.importance else []
-    for page in sorted(marked, key=lambda page: (-view.importance[page.id], -page.id)):
+    important = [page for page in view.pages if view.importance.get(page.id, 0.0) >= IMPORTANT] if view.importance else []
+    for page in sorted(important, key=lambda page: (-view.importance[page.id], -page.id)):
         if page.tokens <= core:
             core -= page.tokens
             stays.add(page.id)

@@ -39,7 +39,8 @@ class _SavedCell(msgspec.Struct, Generic[C]):
 
 
 class Digested(msgspec.Struct, frozen=True):
-    """What came of a prompt. `digest` is of all that it was made from, so another code that shows the same need not ask again."""
+    """What came of a prompt. `digest` is over all that the prompt was made from, so a program that makes the same one
+    need not ask again."""
 
     digest: str
 
