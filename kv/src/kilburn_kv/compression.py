@@ -86,7 +86,7 @@ def compress(
     return before - len(sequence)
 
 
-def rotated(
+def keep_within(
     engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, CachedPage] = NOTHING
 ) -> Callable[[CachedSequence], None]:
     """For `generate(between=...)`: a sequence is pressed whenever it is more than `slack` tokens over the budget."""
