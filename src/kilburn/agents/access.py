@@ -281,7 +281,7 @@ def _is_ours(page: Page, pages: Mapping[int, Page], clean: Collection[str]) -> b
 
 
 class CallQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """May this call be carried out? Asked of a person.
+    """A question to a person: may this call be carried out?
 
     Args:
         session: whose agent wants to make the call.
@@ -338,11 +338,11 @@ class Confirmation:
         self._cancelled = threading.Event()
 
     def begin(self) -> None:
-        """A run begins: questions are asked again."""
+        """Begin a run: questions are asked again."""
         self._cancelled.clear()
 
     def cancel(self) -> None:
-        """The run is given up: the question that waits is answered with no, and so is each further one."""
+        """Give up the run: the question that waits, and each later one, is answered with no."""
         self._cancelled.set()
         self._answers.put(Consent.CANCELLED)
 

@@ -197,7 +197,7 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
 
 
 def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, int], ...] = ()) -> Message:
-    """A reply, with what its prompt showed as the sources of a compaction in it. What a model merely says has none: it was said.
+    """A reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
 
     Args:
         pages: of the process. others: pages of other processes, by number of the process and page.
@@ -287,7 +287,7 @@ class Account:
         return self.reached(below=below) or (self.above.ended(below=True) if self.above is not None else "")
 
     def go_on(self) -> None:
-        """Nothing, unless a run above it was given up.
+        """Raise if a run above this one was given up; do nothing else.
 
         Raises:
             Cancelled: one was.
@@ -571,7 +571,7 @@ class Agent:
         brought.keep(self.process, made_of(message, prompt.pages), found.pages if found is not None else ())
 
     def _prompt(self) -> tuple[Prompt, Brought | None]:
-        """What the model is asked, and what of it a search has brought."""
+        """The prompt for the model, and the passages in it that a search brought."""
         prompt = to_send(self.process.render(self.model.form))
         if not self.searches or self.process.window.whole:
             return prompt, None

@@ -128,6 +128,6 @@ def _originals(process: Process) -> list[Page]:
 
 
 def is_of(process: Process, other: Process) -> bool:
-    """Whether another session is of the store of this one, so that its pages can be cited here."""
+    """Whether another session is in the same store, so that its pages can be cited here."""
     found = process.kernel.store.process(other.name, time=0.0, create=False)
     return found is not None and (found.number, found.created) == (other.kernel.info.number, other.kernel.info.created)

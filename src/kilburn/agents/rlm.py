@@ -487,7 +487,7 @@ class RecursiveModel(Agent):
         self._pin(first)
 
     def _pin(self, first: int) -> None:
-        """Keep the question, and what the model was told of the text, where there is room."""
+        """Pin the question and the description of the text, where there is room."""
         process = self.process
         self._seen = process.kernel.pending.head
         both = first, first + 1
@@ -590,7 +590,7 @@ class RecursiveModel(Agent):
         return known
 
     def _system(self, depth: int, past: bool = False) -> str:
-        """What a root of this depth is told first."""
+        """The first message for a root at this depth."""
         ours = OURS * bool(self.functions) + "".join(f"  - {_described(tool)}\n" for tool in self.functions.values())
         return SYSTEM.format(calls=CALLS * (depth > 0) + RUNS * (depth > 1) + ours + PAST * past)
 
@@ -1010,7 +1010,7 @@ def _tools_of(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, T
 
 
 def _described(tool: Tool) -> str:
-    """What the model is told of a function: how it is called, and what it does."""
+    """The description of a function for the model: how it is called, and what it does."""
     signature = str(inspect.signature(tool.function)).replace("'", "")
     about = " ".join((tool.function.__doc__ or "").split())
     return encodable(f"{tool.name}{signature}" + (f": {about}" if about else ""))[:TOLD]

@@ -446,7 +446,7 @@ class Entry(NamedTuple):
 
 
 class RunRecord:
-    """What was said in a run that stands in a session, for running it again without a model, or for going on with it.
+    """The record of a run in a session: to run it again without a model, or to go on with it.
 
     Args:
         process: its session. If several questions were asked in it, the last one counts.

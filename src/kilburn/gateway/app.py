@@ -171,7 +171,7 @@ class Gateway:
 
     @property
     def search(self) -> str:
-        """How what was said is found."""
+        """Whether searches go by words, or by words and meaning."""
         if self._embedder is None:
             return "words"
         troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)

@@ -321,7 +321,7 @@ class Histories:
     def _remembered(
         self, form: Form, asked: Asked, name: str | None, user: str
     ) -> tuple[OpenSession, list[bytes], list[bytes]] | None:
-        """The same for a history that begins, byte for byte, as that of an earlier request: only what follows is read."""
+        """The same for a history that begins with the bytes of an earlier one. Only the bytes that follow are read."""
         history = asked.history
         if asked.after:
             return None
@@ -345,7 +345,8 @@ class Histories:
             return session, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
 
     def _remember(self, session: OpenSession) -> None:
-        """Keep the bytes of a history, by which the next one is recognised: when its request is over, so that nobody waits."""
+        """Keep the bytes of a history, so that the next one is recognised by them. It happens after the request, so nobody waits
+        for it."""
         memo, session.memo = session.memo, None
         if memo is None:
             return
@@ -382,7 +383,7 @@ class Histories:
         session.busy = False
 
     def lose(self, session: OpenSession) -> None:
-        """Keep nothing of a session in memory; it is read again from the store when it is asked for."""
+        """Drop what memory holds of a session. The next request reads the session from the store."""
         with self._lock:
             self._seen.discard((session.root, session.user))
             self._put_away(session)
@@ -478,7 +479,7 @@ class Histories:
     def _begin(
         self, process: Process, origin: Process, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
     ) -> None:
-        """Write into a new session's ledger where it is from, and what of it another one has, and append what is kept of that."""
+        """Begin a session: note in its ledger where it comes from, and append the messages that it takes over."""
         shared = sum(len(message.parts) for message in known)
         number = origin.kernel.info.number
         process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
@@ -491,8 +492,8 @@ class Histories:
             raise
 
     def _compacted(self, request: _Request) -> tuple[OpenSession | None, int]:
-        """The session that a client has compacted into this history by itself, if any, and how many of the history's digests are
-        of what it made of it."""
+        """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
+        beginning belong to the compaction."""
         if request.user not in self._warm:
             self._warm.add(request.user)
             self._read_newest(request.user)
@@ -588,7 +589,7 @@ class Histories:
     def said(
         self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = (), *, more: bool = False
     ) -> None:
-        """Append what the model said and what it was answered here.
+        """Append the reply of the model, and the results that were made here.
 
         If others went on with the session since its request began, it waits until the reply is whole. If that says what is there,
         nothing is written; else it is a branch. Our own calls make no such difference.
@@ -650,8 +651,8 @@ class Histories:
     def _branch(
         self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
     ) -> tuple[list[Message], list[tuple[int, int]]]:
-        """Give a busy session a process of its own, with what the old one had until others went on; returns what is said now, and
-        the pages that it was answered from, as they are there.
+        """Give a session a process of its own, because others went on with the old one: it begins as the old one was before.
+        Returns the new messages, and the sources of the reply as pages there.
 
         Raises:
             StoreStale: others are faster again.

@@ -27,7 +27,7 @@ BESIDE = 8
 
 
 class OpenSession:
-    """What is known in memory of one session.
+    """A session as far as it is in memory.
 
     Args:
         process: the process.
@@ -145,7 +145,7 @@ class OpenSession:
         return prompt
 
     def fill(self, digests: Sequence[bytes]) -> None:
-        """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
+        """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
         there = digests[: len(self.digests)]
         if self.gaps and _agree(self.digests, self.gaps, there):
             self.digests, self.chain = list(there), list(chained(there))
@@ -157,7 +157,7 @@ class OpenSession:
 
 
 class Memo:
-    """The bytes of the history of a session's last request.
+    """The bytes of a session's last history, by which the next one is recognised.
 
     Args:
         of: the form, the client's name of the session, and the user.
@@ -171,13 +171,13 @@ class Memo:
 
 
 def is_linkable(root: str, other: str) -> bool:
-    """Whether a session of one root may be linked to one of another, both of the same user. What a client named has its own
-    past and nobody else's."""
+    """Whether two sessions of one user may be linked, by their roots. A session that the client named has a past of its own,
+    which no other session shares."""
     return root == other or bool(OF_WORDS.fullmatch(root) and OF_WORDS.fullmatch(other))
 
 
 def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
-    """For each digest, one that says all that came before it too."""
+    """For each digest, a digest of it and of all before it."""
     for digest in digests:
         start = hashlib.blake2b(start + digest, digest_size=16).digest()
         yield start

@@ -144,7 +144,7 @@ def sees(key: Key, user: str) -> Callable[[str], bool]:
 
 
 def logged(user: str) -> str:
-    """A key's user as the log has it: an end user, whose name is what a request said, by a digest."""
+    """The user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
     if not user.startswith("/"):
         return user
     own, _, end = user[1:].rpartition("/")

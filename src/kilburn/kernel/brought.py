@@ -58,7 +58,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def room_for(window: int) -> int:
-    """Tokens that are kept free for passages in a window of so many."""
+    """Tokens that are reserved for passages in a window of so many tokens."""
     return min(MOST, window // 4)
 
 
@@ -91,7 +91,7 @@ def bring(process: Process, tokens: int, earlier: Sequence[Process] = ()) -> Bro
 
 
 def _hits(process: Process, query: str, tokens: int, earlier: Sequence[Process], request: set[int]) -> list[tuple[Key, Found]]:
-    """The passages that match, with the pages that they are of."""
+    """The passages that match, each with its page."""
     own, owner = process.name, process.kernel.lineage.owner
     numbers = {info.name: info.number for info in (*process.below(), *(other.kernel.info for other in earlier))}
     found: list[tuple[Key, Found]] = []

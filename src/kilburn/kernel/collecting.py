@@ -41,7 +41,8 @@ def since_of(page: Page) -> float:
 
 
 def until_of(page: Page, state: State) -> float | None:
-    """Until when what a page says is true: as it was said, or as it was closed, whichever is earlier; None if no end is known."""
+    """When the text of a page stops being true: the end that it names, or the end at which it was closed, whichever is earlier.
+    None if it has no end."""
     return min((end for end in (page.until, state.until) if end is not None), default=None)
 
 
@@ -316,7 +317,7 @@ class Collecting:
         return self.tainted or (move.by in self.states and self.states[move.by].at is Place.PROPOSED)
 
     def _end(self, move: Retire) -> float:
-        """When retired pages stopped being true: as it was said, else when what supersedes them begins, else now."""
+        """When retired pages stopped being true: at the end that they name, else when what supersedes them begins, else now."""
         if move.until is not None:
             return move.until
         return since_of(self._known(move.by)[0]) if move.by else self.now

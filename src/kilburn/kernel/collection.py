@@ -102,17 +102,17 @@ class Collection:
 
     @property
     def kind(self) -> ProcessKind:
-        """What it holds: facts, or a document."""
+        """Whether it holds facts or a document."""
         return self.info.kind
 
     @property
     def user(self) -> str:
-        """The user of the tenant whose it is; "" for all users."""
+        """The user who owns it; "" for all users of the tenant."""
         return self.info.user
 
     @property
     def readonly(self) -> bool:
-        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
+        """Whether the store was opened for reading. Then nothing is written, not even a note that something was read."""
         return self.store.readonly
 
     @property
@@ -123,7 +123,7 @@ class Collection:
             return self.info.head
 
     def _refresh(self) -> None:
-        """Read what other writers have done to the counters; no page is read."""
+        """Read the counters again, which other writers may have changed. No page is read."""
         found = self.store.process(self.name, time=0.0, create=False)
         if found is None or found.number != self.number:
             raise StoreStale(f"collection {self.name!r} is not what it was", advice="open it again")
@@ -350,7 +350,7 @@ class Collection:
             self._commit(made)
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
-        """These pages, without those that are forgotten. What was made from them here is found by the store's index."""
+        """These pages, without the forgotten ones. The store's index finds the pages that were made from them."""
         rows = self.store.read((self.number, page) for page in pages)
         return [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
 
@@ -410,7 +410,8 @@ class Collection:
     def pages(
         self, at: float | None = None, *, proposed: bool = False, history: bool = False, after: int = 0, limit: int | None = None
     ) -> Iterator[tuple[Page, State]]:
-        """Its pages with their states: p1, p2, ..., then f1, f2, ..., read as they are asked for. Forgotten ones are left out.
+        """Its pages with their states: p1, p2, ..., then f1, f2, ..., without the forgotten ones. Each is read when the iterator
+        comes to it.
 
         Args:
             at: a time, in seconds since the epoch: what was true then, by all that is known now; None for what is true now.

@@ -71,7 +71,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made_from(store: Store, info: ProcessInfo) -> dict[int, list[int]]:
-    """What collections hold that was made from pages of a process: process -> pages, the process itself left out."""
+    """Pages of collections that were made from pages of a process: process -> pages, without the process itself."""
     found: dict[int, list[int]] = {}
     pages = [page.id for page, _ in store.pages(info.number)]
     for number, page in store.citing(info.number, pages) if pages else ():

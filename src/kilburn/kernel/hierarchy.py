@@ -101,7 +101,7 @@ class Hierarchy:
         self._closed = False
 
     def __repr__(self) -> str:
-        """What is known in memory: nothing is read for it."""
+        """The figures that are in memory. Nothing is read."""
         known = f"window={self.budget.window}, policy={self.policy_name!r}, {len(self._processes)} sessions open"
         return f"<Hierarchy on {self.store!r}: {'closed' if self._closed else known}>"
 
@@ -153,7 +153,7 @@ class Hierarchy:
             self._flush(known)
 
     def memory(self, user: str = "") -> Collection:
-        """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
+        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users.
 
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
@@ -259,7 +259,7 @@ class Hierarchy:
             return known
 
     def processes(self) -> list[ProcessInfo]:
-        """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged. Collections are not
+        """All sessions of this tenant, the oldest first. `damaged` of one says why it cannot be read. Collections are not
         sessions: see `collections`."""
         return [info for info in self.store.processes() if info.kind is ProcessKind.SESSION]
 
@@ -358,7 +358,7 @@ class Hierarchy:
         return Searcher(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
 
     def _record(self, user: str | None, hits: Iterable[Found]) -> None:
-        """Note in the ledgers of memories that they were searched, and what was found: what is found has not decayed."""
+        """Note the search and its results in the ledgers of the memories, so that a fact that is read does not decay."""
         if self.store.readonly:
             return
         pages: dict[str, list[int]] = {} if user is None else {_name_of_memory(user): []}

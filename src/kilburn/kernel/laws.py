@@ -181,7 +181,7 @@ def check_evict(window: WindowState, move: Evict, patience: int = PATIENCE, *, f
 
 
 class _Seen:
-    """What is known of the groups of one move, so that each is looked at once, however many of its pages leave."""
+    """Which groups of one move were checked. Each group is checked once, however many of its pages leave."""
 
     def __init__(self) -> None:
         self.whole: set[int] = set()

@@ -105,7 +105,7 @@ class Process:
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
     def __repr__(self) -> str:
-        """What is known in memory: nothing is read, and no text of a page is in it."""
+        """The figures that are in memory. Nothing is read, and no text of a page is shown."""
         window, budget = self.kernel.window, self.kernel.budget
         known = f"{len(window.pages)} pages, {window.use} of {budget.capacity} tokens"
         return f"<Process {self.name!r} of tenant {self.tenant!r}: {known}>"
@@ -199,7 +199,7 @@ class Process:
                 self._renewed()
 
     def _renewed(self) -> None:
-        """Everything was read again: drop what is known of the old state."""
+        """Drop what memory holds of the old state, after everything was read again."""
         self._prompts.clear()
         if not self.readonly:
             try:
@@ -627,7 +627,7 @@ class Process:
         self._advise(address, lambda pages: self.kernel.remember(pages, importance), eases=True)
 
     def _advise(self, address: str, advise: Callable[[list[int]], None], *, eases: bool = False) -> None:
-        """Change what is known of pages' worth, and let the policy use the occasion."""
+        """Change the importance or the pins of pages, and let the policy act on it."""
 
         def change() -> tuple[int, ...]:
             pages = self.kernel.resolve(address)

@@ -32,7 +32,7 @@ class Prompts:
         self._whole = 0
 
     def forget(self, pages: list[int]) -> None:
-        """Remove what is known of forgotten pages."""
+        """Remove forgotten pages."""
         for page in pages:
             self._parts.pop(page, None)
         self._seen.difference_update(pages)

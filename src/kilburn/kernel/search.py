@@ -84,7 +84,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct):
-    """What is known of a page's passages before it is read."""
+    """The candidates of one page: its best passage, its scores, and its passages by words."""
 
     span: Span
     entry: int

@@ -174,7 +174,7 @@ def _ends(memory: Collection, known: float) -> dict[int, float | None]:
 
 
 def _closed(page: Page, state: State, ends: dict[int, float | None] | None, known: float | None) -> State | None:
-    """The state of a page by what was known; None if it was not known."""
+    """The state of a page as it was at a time of recording; None if the page was not written by then."""
     until = state.until
     if ends is not None and known is not None:
         if page.time > known:

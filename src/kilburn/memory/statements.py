@@ -532,7 +532,7 @@ def _instruction(text: str) -> Statement | None:
 
 
 def _memo(what: str, said: float) -> Iterator[Statement]:
-    """What was asked to be remembered: what it states, or else its words."""
+    """A request to remember something: the statement in it, or else its words."""
     what = what.strip(" .!")
     inner = [statement for clause in clauses(what) for statement in _one(_plain(clause.text), said)]
     for statement in inner:

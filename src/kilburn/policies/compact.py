@@ -191,7 +191,7 @@ def _prepare(view: View, border: int) -> None:
 
 
 def _fresh(view: View) -> int:
-    """Tokens that came since the policy was last asked: what was admitted, and the calls that it answers."""
+    """Tokens of the new pages since the policy was last asked, and of the calls that they answer."""
     firsts = [view.page(view.page(page).answers or page).message for page in view.wanted]
     first, tokens = min(firsts), 0
     for page in reversed(view.pages):

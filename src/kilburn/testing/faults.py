@@ -107,7 +107,7 @@ class FaultVFS(apsw.VFS):
         return kind
 
     def disk(self, path: str) -> _Disk:
-        """What is known of a file's durable state."""
+        """The durable state of a file."""
         if path not in self._disks:
             known = b""
             if os.path.exists(path):
