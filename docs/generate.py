@@ -3,8 +3,9 @@
     python docs/generate.py            write the pages, and docs/design/surface.txt
     python docs/generate.py --check    write nothing; say how surface.txt differs from the code, exit 1 if it does
 
-The pages are not in the repository. docs/design/surface.txt is: the signatures of what the pages and the examples import, which
-is what users are promised. A change of it is a change for users, so it is seen in every review.
+The pages are not in the repository. docs/design/surface.txt is: the signatures of the public names, which is what users are
+promised. Public is what a module names in its `__all__`; few modules have one. A change of the list is a change for users, so it
+is seen in every review.
 
 An example under a verb is the first console line of a handwritten page that uses it, if possible one
 that the tests run, so that an example that stops working fails there. It refuses to hold prose of its own.
@@ -12,7 +13,6 @@ that the tests run, so that an example that stops working fails there. It refuse
 
 from __future__ import annotations
 
-import ast
 import difflib
 import enum
 import importlib
@@ -21,7 +21,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -29,7 +29,8 @@ import typer.main
 from typer.core import TyperGroup
 
 import kilburn
-from kilburn.cli import load
+from kilburn.cli.shell import load
+from kilburn.submodules import exports
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -37,21 +38,6 @@ SURFACE = ROOT / "docs" / "design" / "surface.txt"
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
 BESIDE = ["kilburn_kv", "kilburn_lab"]
 """The packages beside the product."""
-NOUNS = (
-    "errors",
-    "message",
-    "page",
-    "budget",
-    "move",
-    "effect",
-    "event",
-    "policy",
-    "prices",
-    "store",
-    "model",
-    "file",
-    "terminal",
-)
 SECTION = re.compile(r"^(Args|Arguments|Raises|Returns|Yields|Attributes):\s*(.*)$")
 ITEM = re.compile(r"^( {4}|\t)([\w.*, `]+?):\s+(.*)$")
 
@@ -158,7 +144,7 @@ def module_section(name: str) -> str:
     """A section on one module: its docstring, then its exported names."""
     module = importlib.import_module(name)
     body = [f"## `{name}`\n\n{markdown(inspect.getdoc(module) or '')}\n"]
-    body += [member(module, exported) for exported in getattr(module, "__all__", ())]
+    body += [member(module, exported) for exported in exports().get(name, ())]
     return "\n".join(body)
 
 
@@ -169,15 +155,8 @@ FRAMEWORKS = {
 
 
 def exporting(prefix: str) -> list[str]:
-    """The modules under a package that export something, the package itself first."""
-    package = importlib.import_module(prefix)
-    names = [
-        prefix,
-        *sorted(
-            info.name for info in pkgutil.walk_packages(package.__path__, prefix + ".") if not info.name.endswith("__main__")
-        ),
-    ]
-    return [name for name in names if name not in FRAMEWORKS and getattr(importlib.import_module(name), "__all__", None)]
+    """The public modules of a package, the package itself first."""
+    return sorted(name for name in exports() if f"{name}.".startswith(f"{prefix}.") and name not in FRAMEWORKS)
 
 
 def examples() -> list[tuple[str, str]]:
@@ -255,7 +234,12 @@ def command_line() -> str:
 def pages() -> dict[str, str]:
     """The whole reference: file name -> text."""
     out = {"cli.md": command_line(), "kilburn.md": "# `kilburn`\n\n" + module_section("kilburn")}
-    out["nouns.md"] = "# The nouns\n\n" + "\n".join(module_section(f"kilburn.{name}") for name in NOUNS)
+    nouns = [
+        name
+        for name in exports()
+        if re.fullmatch(r"kilburn\.\w+", name) and not hasattr(importlib.import_module(name), "__path__")
+    ]
+    out["nouns.md"] = "# The nouns\n\n" + "\n".join(module_section(name) for name in nouns)
     packages = sorted(info.name for info in pkgutil.iter_modules(kilburn.__path__) if info.ispkg and info.name != "cli")
     packages += BESIDE
     for name in packages:
@@ -280,45 +264,45 @@ def dotted(title: str) -> str:
     return title if title == "kilburn" or title in BESIDE else f"kilburn.{title}"
 
 
-def promised() -> dict[str, object]:
-    """What the pages and the examples import of our packages, and what `kilburn` itself exports, by its address."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))]
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        if REFERENCE not in page.parents:
-            texts += re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    found: dict[str, object] = {f"kilburn.{name}": getattr(kilburn, name) for name in kilburn.__all__}
-    for text in texts:
-        for node in ast.walk(ast.parse(text, feature_version=(3, 11))):
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            if module.split(".")[0] not in ("kilburn", *BESIDE) or module in FRAMEWORKS:
-                continue
-            for alias in node.names:
-                thing = getattr(importlib.import_module(module), alias.name)
-                home = getattr(thing, "__module__", None) or module
-                if not inspect.ismodule(thing) and f"kilburn.{alias.name}" not in found:
-                    found[f"{home}.{alias.name}"] = thing
-    return dict(sorted(found.items()))
-
-
-def members(owner: type, listed: set[int]) -> dict[str, object]:
-    """What a class defines, and what it inherits from classes of ours that are not listed by themselves."""
-    bases = [each for each in owner.__mro__[1:] if each.__module__.startswith("kilburn") and id(each) not in listed]
-    return {name: value for each in (*reversed(bases), owner) for name, value in vars(each).items()}
+HEAD = """# What users are promised: the public modules with their names, and the public methods of their classes.
+# Written by docs/generate.py from each module's __all__. A change here is a change for users.
+# Every other module, and every other name, may change without notice.
+"""
 
 
 def surface() -> str:
-    """A line for each promised name, and for each public method of a promised class."""
-    lines, known = [], promised()
-    listed = set(map(id, known.values()))
-    for address, thing in known.items():
-        lines.append(f"{address}{signature(thing)}" if inspect.isclass(thing) or inspect.isroutine(thing) else address)
-        plain = inspect.isclass(thing) and not issubclass(thing, enum.Enum)
-        for name, value in sorted(members(thing, listed).items()) if plain else ():
-            if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)):
-                lines.append(f"    .{name}{signature(getattr(thing, name))}")
-            elif not name.startswith("_") and isinstance(value, property):
-                lines.append(f"    .{name}")
-    return "\n".join(lines) + "\n"
+    """A line for each public name, and for each public method of a public class. A name that stands in two modules is described
+    in the first."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    public = sorted(exports().items())
+    ours = [(module, names) for module, names in public if module not in FRAMEWORKS]
+    listed = {id(getattr(importlib.import_module(module), name)) for module, names in ours for name in names}
+    for module, names in public:
+        for name in names:
+            address = f"{module}.{name}"
+            thing = getattr(importlib.import_module(module), name) if module not in FRAMEWORKS else None
+            described = inspect.isclass(thing) or inspect.isroutine(thing)
+            if not described or id(thing) in seen:
+                lines.append(address)
+                continue
+            seen.add(id(thing))
+            lines += [f"{address}{signature(thing)}", *members(thing, listed)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def members(thing: object, listed: Container[int]) -> Iterator[str]:
+    """A line for each public method and property of a class; nothing for others, and for an enumeration."""
+    if not inspect.isclass(thing) or issubclass(thing, enum.Enum):
+        return
+    # What it inherits from classes of ours that are not public counts as its own.
+    bases = [each for each in thing.__mro__[1:] if each.__module__.startswith("kilburn") and id(each) not in listed]
+    own = {name: value for each in (*reversed(bases), thing) for name, value in vars(each).items()}
+    for name, value in sorted(own.items()):
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)):
+            yield f"    .{name}{signature(getattr(thing, name))}"
+        elif not name.startswith("_") and isinstance(value, property):
+            yield f"    .{name}"
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ import kilburn
 from kilburn.agents.loop import Agent, Called, Returned, Said
 from kilburn.message import Kind
 from kilburn.model import Request
-from kilburn.models.scripted import Scripted
+from kilburn.testing import Scripted
 
 WINDOW = 2_500
 LOGS = ("boiler.log", "pump.log", "valve.log")

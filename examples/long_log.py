@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kilburn
-from kilburn.agents.rlm import Recursive
+from kilburn.agents.rlm import RecursiveModel
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Add
@@ -101,7 +101,9 @@ def main(tokens: int) -> None:
             captain.append({"role": "user", "content": "Which harbour has the most storms?"})
 
             branch = captain.fork("Ask the log.", inherit="task")
-            result = Recursive(Programs(), branch, sub=Counting(), depth=2).ask("Count the storms.", log, kind=dict[str, int])
+            result = RecursiveModel(Programs(), branch, sub=Counting(), depth=2).ask(
+                "Count the storms.", log, kind=dict[str, int]
+            )
             most = max(result.content, key=result.content.get)
             address = branch.exit(f"{most} has the most storms.")
 

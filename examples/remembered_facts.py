@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 
 import kilburn
-from kilburn.kernel.process import Process
+from kilburn import Process
 from kilburn.memory.learning import learn
 
 

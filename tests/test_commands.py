@@ -29,7 +29,7 @@ import pytest
 import kilburn
 from cli.terminal import TALK, program
 from cli.terminal import kilburn as run
-from kilburn.cli import load
+from kilburn.cli.shell import load
 from kilburn.gateway.app import Settings, build
 from kilburn.move import Add, Retire
 from kilburn.testing.upstream import Upstream, serving

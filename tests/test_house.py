@@ -14,7 +14,9 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 
 OURS = {package.name for package in PACKAGES}
 LATE = {
+    "kilburn.cli",
     "kilburn.gateway.app",
+    "kilburn.gateway.connection",
     "kilburn.mcp",
     "kilburn.memory.vectors",
     "kilburn_kv.likelihood",
@@ -26,7 +28,8 @@ LATE = {
     "kilburn_lab.evals.kv_traces",
     "kilburn_lab.evals.vectors",
 }
-"""Modules that need an extra, or a distribution which may be absent: who uses them imports them there."""
+"""Modules that need an extra, or a distribution which may be absent: who uses them imports them there. And the verbs of the
+command line, each of which is loaded when it is used."""
 
 SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"}
 MOCKS = ("Mock(", "MagicMock", "AsyncMock", "mock.patch", "@patch", "monkeypatch." + "setattr", "unittest" + ".mock")

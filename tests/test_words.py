@@ -1,4 +1,4 @@
-"""The glossary holds: one entry a term, names that the code has, and words that the pages do not use."""
+"""The glossary holds: one entry a term, names that the code has, and words that neither the pages nor the code use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = ROOT / "docs" / "design" / "glossary.md"
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path != GLOSSARY and path.parent.name != "reference"]
 FENCE = re.compile(r"^ *```.*?^ *```[ ]*$", re.MULTILINE | re.DOTALL)
+SOURCES = sorted(path for place in ("src", "kv/src", "lab/src") for path in (ROOT / place).rglob("*.py"))
+BY_SPEC = {"Fifo"}
+"""Classes that a spec names, so that each is called as its file: a policy, and an order of agents."""
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
 ENTRY = re.compile(r"^\*\*[^\n]*?[:.] ", re.MULTILINE)
 """An entry's head: bold terms, and in brackets the name in the code and where the term is from."""
 
@@ -55,8 +61,7 @@ def test_each_term_has_one_entry() -> None:
 
 
 def test_a_name_of_the_glossary_is_in_the_code() -> None:
-    sources = [path for place in ("src", "kv/src", "lab/src") for path in (ROOT / place).rglob("*.py")]
-    there = set().union(*(names_of(ast.parse(path.read_text(encoding="utf-8"))) for path in sources))
+    there = set().union(*(names_of(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES))
     named = {name for head in heads() for name in re.findall(r"`([^`]+)`", head)}
     assert len(named) > 30
     assert named <= there, f"rename these in docs/design/glossary.md: {sorted(named - there)}"
@@ -68,3 +73,45 @@ def test_a_page_uses_the_words_of_the_glossary(page: Path) -> None:
     assert len(unwanted()) > 5
     used = [word for word in unwanted() if re.search(rf"\b{word}\b", prose, re.IGNORECASE)]
     assert not used, "docs/design/glossary.md has other words for these"
+
+
+def said_by(tree: ast.AST) -> list[str]:
+    """What a module says to people: docstrings, messages of errors; and its names, as words."""
+    said = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            said.append(re.sub(r"`[^`]*`", "", node.value.value))
+        elif isinstance(node, ast.Raise):
+            strings = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            said.append(" | ".join(strings))
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            said.append(node.name)
+        elif isinstance(node, ast.arg):
+            said.append(node.arg)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            said.append(node.id if isinstance(node, ast.Name) else node.attr)
+    return [each if " " in each else " ".join(WORD.findall(each)) for each in said]
+
+
+def test_the_code_uses_the_words_of_the_glossary() -> None:
+    """The filter of a sandbox is about the operating system's calls, and says so."""
+    used = {
+        (path.name, word)
+        for path in SOURCES
+        for text in said_by(ast.parse(path.read_text(encoding="utf-8")))
+        for word in unwanted()
+        if re.search(rf"\b{word}\b", text, re.IGNORECASE)
+    }
+    assert not used - {("lockdown.py", "system call")}, "the glossary has other words for these"
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """A reader who meets a name finds one class. Private ones are their file's."""
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert len(names) > 500
+    assert {name for name, times in names.items() if times > 1} == BY_SPEC

@@ -6,11 +6,11 @@ import pytest
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, PrefixRefused
 from kilburn_kv.blocks import Pool
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.table import Table
 from kilburn_kv.tables import Tables
 
-KEY = Key("smol", "float32")
+KEY = PrefixKey("smol", "float32")
 
 
 def tables_of(capacity: int = 8, size: int = 4) -> Tables:

@@ -24,7 +24,8 @@ from kilburn_kv.engine import Engine
 from kilburn_kv.generation import generate
 from kilburn_kv.presses import press as press_of
 from kilburn_kv.sequence import CachedSequence
-from kilburn_kv.spill import Miss, RestoredPage, Spill, Spilled, preempt, resume
+from kilburn_kv.spill import RestoredPage, Spill, Spilled, preempt, resume
+from kilburn_kv.spill_file import Miss
 from kilburn_kv.storage import span_of
 from kilburn_kv.weights import Weights, weights_of
 

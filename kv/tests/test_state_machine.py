@@ -17,12 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, PrefixRefused
 from kilburn_kv.blocks import Pool
-from kilburn_kv.lineage import Lineage
-from kilburn_kv.prefixes import Key
+from kilburn_kv.lineage import TableLineage
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.table import Table
 from kilburn_kv.tables import Tables
 
-KEYS = (Key("a", "float32"), Key("a", "bfloat16"), Key("a", "float32", "other"), None)
+KEYS = (PrefixKey("a", "float32"), PrefixKey("a", "bfloat16"), PrefixKey("a", "float32", "other"), None)
 TOKENS = st.one_of(st.lists(st.integers(0, 1), max_size=3), st.lists(st.integers(0, 1), min_size=6, max_size=14))
 CHOICE = st.integers(0, 1_000)
 
@@ -34,7 +34,7 @@ Cell = tuple[Any, ...]
 class Plain:
     """A sequence as a list: (position, cell) of each cached token."""
 
-    key: Key | None
+    key: PrefixKey | None
     cells: list[tuple[int, Cell]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     evicted: set[int] = field(default_factory=set)
@@ -82,7 +82,7 @@ class Engine(RuleBasedStateMachine):
         self.pool = self.tables.pool
         self.memory: dict[int, Cell] = {}
         self.plain: dict[int, Plain] = {}
-        self.waiting: list[tuple[Lineage, Plain]] = []
+        self.waiting: list[tuple[TableLineage, Plain]] = []
         self.dead: list[Table] = []
         self.page = 0
         self.pending: set[int] = set()
@@ -131,7 +131,7 @@ class Engine(RuleBasedStateMachine):
             plain.cells.append((len(plain.tokens), self.memory[slot]))
             plain.tokens.append(token)
 
-    def adopt(self, table: Table, key: Key | None, prompt: Sequence[int]) -> Plain:
+    def adopt(self, table: Table, key: PrefixKey | None, prompt: Sequence[int]) -> Plain:
         """What was found of a prompt must be exactly what computing it gives."""
         held = len(table)
         assert held % self.pool.size == 0
@@ -144,7 +144,7 @@ class Engine(RuleBasedStateMachine):
         return plain
 
     @rule(key=st.sampled_from(KEYS), prompt=TOKENS)
-    def open(self, key: Key | None, prompt: list[int]) -> None:
+    def open(self, key: PrefixKey | None, prompt: list[int]) -> None:
         table = self.tables.open(key, prompt)
         plain = self.adopt(table, key, prompt)
         self.write(table, plain, prompt[len(table) :])

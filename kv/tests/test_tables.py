@@ -11,10 +11,10 @@ import pytest
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, PrefixRefused
 from kilburn_kv.blocks import Copies, Pool
-from kilburn_kv.prefixes import Key, chain_digests, root_digest
+from kilburn_kv.prefixes import PrefixKey, chain_digests, root_digest
 from kilburn_kv.tables import Tables
 
-KEY = Key("smol", "float32")
+KEY = PrefixKey("smol", "float32")
 
 
 def tables_of(capacity: int = 8, size: int = 4) -> Tables:
@@ -195,7 +195,7 @@ def test_a_prompt_finds_the_full_blocks_of_the_same_prefix_under_the_same_key() 
     assert len(tables.open(KEY, range(8))) == 4, "the last token has to run"
     assert len(tables.open(KEY, [0, 1, 2, 3, 9, 5, 6, 7, 8])) == 4
     assert len(tables.open(KEY, [9, 1, 2, 3, 4, 5, 6, 7, 8])) == 0
-    for key in (Key("other", "float32"), Key("smol", "bfloat16"), Key("smol", "float32", "tenant"), None):
+    for key in (PrefixKey("other", "float32"), PrefixKey("smol", "bfloat16"), PrefixKey("smol", "float32", "tenant"), None):
         assert len(tables.open(key, range(11))) == 0
 
 
@@ -371,5 +371,5 @@ def test_a_digest_is_the_same_in_every_process() -> None:
 
 
 def test_keys_do_not_run_together() -> None:
-    keys = [Key("a", "b", "c"), Key("ab", "", "c"), Key("a", "bc", ""), Key('a","b', "c", "")]
+    keys = [PrefixKey("a", "b", "c"), PrefixKey("ab", "", "c"), PrefixKey("a", "bc", ""), PrefixKey('a","b', "c", "")]
     assert len({root_digest(key, size) for key in keys for size in (4, 8)}) == 8

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from figures import Row, emit, median, parser
 from kilburn_kv.blocks import Pool
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.table import Table
 from kilburn_kv.tables import Tables
 
-KEY = Key("model", "float32", "tenant")
+KEY = PrefixKey("model", "float32", "tenant")
 Prepared = tuple[Callable[[], object], int]
 """What is timed, and how many blocks it touches."""
 

@@ -14,8 +14,6 @@ from typing import Any
 import kilburn
 from kilburn.policy import Policy
 
-__all__ = ["SIZE", "Turn", "fill", "open_store", "texts", "turns"]
-
 SIZE = 400
 """Characters of a page: 100 tokens at four characters each."""
 

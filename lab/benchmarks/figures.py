@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kilburn_lab.evals.report import grid
 
-__all__ = ["Row", "emit", "median", "parser", "peak_megabytes", "quantile", "seconds_of"]
-
 Row = dict[str, str | float | int]
 
 

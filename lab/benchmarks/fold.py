@@ -12,7 +12,8 @@ from itertools import islice
 
 import kilburn
 from figures import Row, emit, parser, quantile
-from kilburn_lab.evals.trajectories import Step, Trajectory, read, synthetic
+from kilburn.wire.trajectory import Step, Trajectory
+from kilburn_lab.evals.trajectories import read, synthetic
 
 WINDOW = 1_000_000
 

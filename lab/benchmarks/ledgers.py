@@ -26,9 +26,10 @@ import msgspec
 import kilburn
 from figures import Row, emit, parser
 from kilburn.errors import KilburnError
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.roster import BELADY, entries, everybody
-from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
+from kilburn_lab.evals.trajectories import read, synthetic
 
 WINDOWS = (1000, 3000)
 EVERY = 7

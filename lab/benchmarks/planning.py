@@ -22,7 +22,7 @@ from kilburn.errors import SpecError
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.move import Move
 from kilburn.policy import Cause, Policy, View
 
@@ -81,7 +81,7 @@ def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
     return rows
 
 
-def _adding(window: Window) -> float:
+def _adding(window: WindowState) -> float:
     start = time.thread_time()
     sum(page.tokens for page in window.resident())
     return time.thread_time() - start

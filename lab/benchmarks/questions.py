@@ -22,8 +22,6 @@ from kilburn.errors import SpecError
 from kilburn.policy import Policy
 from kilburn.text.directives import state_of, within
 
-__all__ = ["Episode", "Objective", "Task", "answers_of", "make", "normalize", "play", "reward", "scripted"]
-
 Speaker = Callable[[Sequence[Mapping[str, Any]]], str]
 """An agent: from a rendered prompt in the chat form to its reply."""
 

@@ -24,8 +24,6 @@ from kilburn.model import Delta, Model, Reply, Request
 from kilburn.testing import Memory
 from kilburn.tokens.characters import Characters
 
-__all__ = ["STEPWISE", "Recurrence", "Run", "Stepper", "recurrences", "solve"]
-
 STEPWISE = RoundPrompts(
     system="You continue lists of numbers. You write the lines of the list and nothing else.",
     reason="{problem}",

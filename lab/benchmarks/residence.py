@@ -16,11 +16,12 @@ import kilburn
 from figures import Row, emit, parser
 from kilburn.models.weights import pull
 from kilburn.policies.cost import Cost
+from kilburn.wire.trajectory import Trajectory
 from kilburn_kv.engine import Engine
 from kilburn_kv.residence import Residence
 from kilburn_kv.timing import measure_prices
 from kilburn_kv.weights import Weights, load, weights_of
-from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
+from kilburn_lab.evals.trajectories import read, synthetic
 
 
 def speaker(model: str) -> Weights:

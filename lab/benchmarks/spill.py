@@ -22,7 +22,8 @@ from figures import Row, emit, median, parser, peak_megabytes
 from kilburn.models.weights import pull
 from kilburn_kv.engine import Engine
 from kilburn_kv.sequence import CachedSequence
-from kilburn_kv.spill import Miss, Spill
+from kilburn_kv.spill import Spill
+from kilburn_kv.spill_file import Miss
 from kilburn_kv.weights import Weights, load, weights_of
 
 

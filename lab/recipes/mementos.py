@@ -22,7 +22,7 @@ from kilburn.errors import SpecError, WireError
 from kilburn.file import check_target
 from kilburn.kernel.drive import answerer, run
 from kilburn.terminal import say
-from kilburn.tokens import counter_for
+from kilburn.tokens.choice import counter_for
 from kilburn.wire.recording import read_lines
 from traces.annotation import Annotated as Trace
 from traces.annotation import annotate

@@ -21,9 +21,9 @@ from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import HitRateWarning, Process
-from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
 from kilburn.message import Message, Part, Role
+from kilburn.stores.sqlite import Sqlite
 from kilburn.submodules import attach
 from kilburn.tokens.choice import counter_named
 
@@ -84,7 +84,7 @@ def open(
     budget = Budget(window, reserve)
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
-    store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
+    store = Sqlite(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
     try:
         vectors = vectors_for(store, embedder, foreign=foreign)
         hierarchy = Hierarchy(

@@ -21,8 +21,6 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["check_fields", "checked", "checking", "plain_number"]
-
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Takes = Callable[[Any], Any]

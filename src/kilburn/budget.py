@@ -13,7 +13,7 @@ import msgspec
 from kilburn.arguments import plain_number
 from kilburn.errors import InvalidBudget
 
-__all__ = ["Budget", "Counter", "text_cost"]
+__all__ = ["Counter"]
 
 
 @runtime_checkable

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from kilburn.page import Claim
 
-__all__ = ["SPEAKER", "Topic", "contested", "contradict", "is_speaker", "key_of", "plain_name", "same_claim", "together", "topic"]
-
 Topic = tuple[str, str, str]
 """What a claim speaks of: whose memory, if its subject is the speaker, else ""; its subject; its relation."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-__all__ = ["Act", "Data", "Event", "encodable", "writable"]
+__all__ = ["Act", "Event"]
 
 
 class Act(StrEnum):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["command"]
 
 BESIDE = {"kv": ("kilburn-kv", "kv", ""), "llama": ("kilburn-kv[llama]", "kv", "[llama]"), "lab": ("kilburn-lab", "lab", "")}
 """Extras that are distributions of their own: the requirement, its folder beside the product, and the extra in it."""

@@ -21,8 +21,6 @@ from typing import BinaryIO
 
 from kilburn.errors import SpecError
 
-__all__ = ["check_target", "sync_folder", "write_file"]
-
 DATABASE = (
     b"SQLite format 3\0",
     b"\x37\x7f\x06\x82",

@@ -54,7 +54,7 @@ try:
 except ImportError as error:
     raise MissingExtra("mcp", "mcp") from error
 
-__all__ = ["PATH", "app", "listen", "run", "server", "talk"]
+__all__ = ["server"]
 
 log = logging.getLogger("kilburn")
 

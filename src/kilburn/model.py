@@ -16,19 +16,7 @@ import msgspec
 
 from kilburn.message import Message, Part
 
-__all__ = [
-    "Delta",
-    "Finish",
-    "Model",
-    "Reply",
-    "Request",
-    "Tokens",
-    "ToolSpec",
-    "complete",
-    "is_count",
-    "object_schema",
-    "takes_tools",
-]
+__all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete"]
 
 LARGEST = 2**40
 """Bound on the tokens in a report."""

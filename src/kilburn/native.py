@@ -22,8 +22,6 @@ import msgspec
 
 from kilburn.errors import Unavailable
 
-__all__ = ["ending", "inside", "keep", "load"]
-
 PATIENCE = 120.0
 """Seconds for which the end of a program waits at most for one step of a library."""
 HURRY = 5.0

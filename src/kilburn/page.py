@@ -18,21 +18,7 @@ import msgspec
 from kilburn.errors import UnknownAddress
 from kilburn.message import Kind, Role, Trust
 
-__all__ = [
-    "OMITTED",
-    "Claim",
-    "Page",
-    "Parts",
-    "Place",
-    "Span",
-    "address_of",
-    "digest_of",
-    "expanded",
-    "parse_address",
-    "span_of",
-    "stretches",
-    "tombstone_of",
-]
+__all__ = ["Claim", "Page"]
 
 Span = tuple[int, int]
 """Half-open range of characters of a page's text."""

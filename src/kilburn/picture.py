@@ -10,8 +10,6 @@ from typing import Any, Literal
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import check_target, write_file
 
-__all__ = ["check_picture", "picture", "plain_axes"]
-
 FORMATS = (".svg", ".png", ".pdf")
 WITHOUT_MATPLOTLIB = (".html",)
 

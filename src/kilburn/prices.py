@@ -14,7 +14,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.model import Tokens
 
-__all__ = ["PRICES", "Prices", "is_amount", "prices_of"]
+__all__ = ["PRICES", "Prices"]
 
 
 def is_amount(value: object) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from kilburn.page import Page, Span
 from kilburn.store import ProcessKind, State
 
-__all__ = ["STOP", "Candidate", "Embedder", "Meanings", "Query", "Ranking", "Scored", "best_first"]
+__all__ = ["Candidate", "Embedder", "Query", "Ranking", "Scored"]
 
 _SILENT = """
 a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he

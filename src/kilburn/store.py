@@ -17,7 +17,7 @@ from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Place, Span
 
-__all__ = ["Batch", "Passage", "Pieces", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name", "root_of"]
+__all__ = ["Batch", "Passage", "Pieces", "ProcessInfo", "ProcessKind", "State", "Store", "Vector"]
 
 LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""

@@ -1,7 +1,7 @@
 """The submodules of a package as its attributes, each imported when it is first used; and where a name lives.
 
 So `kilburn.adapters.clients.wrap` works after `import kilburn`, which stays cheap. A name that is in no such place is an error
-that says which modules export it. They are read from the sources, when it is asked for: there is no list to keep.
+that says which public modules have it. They are read from the sources, when it is asked for: there is no list to keep.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import sys
 from functools import cache
 from typing import Any
 
-__all__ = ["attach", "exports"]
-
-EXPORTS = re.compile(r"^__all__ = \[(.*?)\]", re.MULTILINE | re.DOTALL)
+PUBLIC = re.compile(r"^__all__ = \[(.*?)\]", re.MULTILINE | re.DOTALL)
 
 PACKAGES = ("kilburn", "kilburn_kv", "kilburn_lab")
 """Where names live: the product, and the distributions beside it that are installed."""
@@ -48,24 +46,21 @@ def attach(package: str) -> None:
 
 @cache
 def exports() -> dict[str, list[str]]:
-    """Every public name that is defined in a module below the top, with the modules that export it, sorted. What the commands
-    of the command line are called is not among them."""
-    # Only for an error.
+    """The public modules of the packages that are here, each with its public names: those with an `__all__`, and nothing else is
+    promised. The sources are read; nothing is imported."""
+    # Only for an error, and for the reference.
     from importlib.util import find_spec
     from pathlib import Path
 
     specs = [spec for package in PACKAGES if (spec := find_spec(package)) is not None and spec.origin is not None]
-    roots = {spec.name: Path(spec.origin or "").resolve().parent for spec in specs}
     found: dict[str, list[str]] = {}
-    for package, file in [(name, file) for name, place in roots.items() for file in sorted(place.rglob("*.py"))]:
-        text = file.read_text(encoding="utf-8")
-        names = EXPORTS.search(text)
-        module = ".".join([package, *file.relative_to(roots[package]).with_suffix("").parts]).removesuffix(".__init__")
-        own = names is not None and module != package and not module.startswith(f"{package}.cli")
-        for name in re.findall(r'"(\w+)"', names[1]) if names and own else ():
-            # What a package exports again is named where it is defined.
-            if re.search(rf"^(?:(?:class|def|async def) {name}\b|{name}\b.* = )", text, re.MULTILINE):
-                found.setdefault(name, []).append(module)
+    for spec in specs:
+        root = Path(spec.origin or "").parent
+        for file in sorted(root.rglob("*.py")):
+            names = PUBLIC.search(file.read_text(encoding="utf-8"))
+            if names is not None:
+                module = ".".join([spec.name, *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
+                found[module] = re.findall(r'"(\w+)"', names[1])
     return found
 
 
@@ -73,7 +68,10 @@ def _advice(name: str, package: str) -> str:
     """Where a name lives, or one that is nearly the same, or else what the package has, as the end of a sentence."""
     if name.startswith("_"):
         return ""
-    known = exports()
+    known: dict[str, list[str]] = {}
+    for module, names in exports().items():
+        for each in names:
+            known.setdefault(each, []).append(module)
     near = sorted((each for each in known if each.lower() == name.lower()), key=lambda each: each != name)
     if not near:
         import difflib  # only for an error

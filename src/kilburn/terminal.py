@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["console", "emit", "line", "plain", "say", "show", "spelled", "tell"]
-
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that control a terminal, break or reorder a line, or cannot be written, except tab and line feed."""
 
@@ -62,8 +60,8 @@ def console(*, stderr: bool = False) -> Any:
     """A console of rich that takes texts as they are, made plain, for tables and bars."""
     from rich.console import Console
 
-    class Plain(Console):
+    class PlainConsole(Console):
         def render_str(self, text: str, **style: Any) -> Any:
             return super().render_str(plain(text), **style)
 
-    return Plain(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.agents.access import Action, Deed, Permit, Privilege, Question, Rights, decide, whereabouts
+from kilburn.agents.access import Action, CallQuestion, Deed, Permit, Privilege, Rights, decide, whereabouts
 from kilburn.agents.branch import Branching, SubAgent
 from kilburn.agents.loop import Agent, Limits, Returned
 from kilburn.agents.tool import Tool
@@ -288,7 +288,7 @@ def test_a_link_that_is_put_there_while_a_person_thinks_is_seen(tmp_path: Path) 
         written.append(path)
         return "erased"
 
-    def slow(_: Question) -> bool:
+    def slow(_: CallQuestion) -> bool:
         (root / "deep").rmdir()
         (root / "deep").symlink_to(tmp_path)
         return True
@@ -317,7 +317,7 @@ def test_a_privilege_allows_all_of_a_call_or_nothing(tmp_path: Path) -> None:
 # Questions
 
 
-def asked(answer: Callable[[Question], Any] | None, *, wait: float = 60.0) -> tuple[list[str], Agent]:
+def asked(answer: Callable[[CallQuestion], Any] | None, *, wait: float = 60.0) -> tuple[list[str], Agent]:
     post = Post()
     one = agent(
         [calls(("send", {"text": "hello"})), "done"],
@@ -330,7 +330,7 @@ def asked(answer: Callable[[Question], Any] | None, *, wait: float = 60.0) -> tu
 
 
 def test_a_yes_lets_it_through_and_is_in_the_ledger() -> None:
-    seen: list[Question] = []
+    seen: list[CallQuestion] = []
     sent, one = asked(lambda question: bool(seen.append(question)) or True)
     assert sent == ["hello"]
     assert (seen[0].session, seen[0].tool, json.loads(seen[0].arguments), seen[0].seconds) == (
@@ -360,7 +360,7 @@ def test_the_yes_is_written_before_the_deed(tmp_path: Path) -> None:
     assert found == ["yes"]
 
 
-def raising(_: Question) -> bool:
+def raising(_: CallQuestion) -> bool:
     raise SystemExit("the terminal is gone")
 
 
@@ -375,7 +375,7 @@ def raising(_: Question) -> bool:
         (lambda _: None, "invalid"),
     ],
 )
-def test_all_else_is_a_no(answer: Callable[[Question], Any] | None, consent: str) -> None:
+def test_all_else_is_a_no(answer: Callable[[CallQuestion], Any] | None, consent: str) -> None:
     sent, one = asked(answer)
     assert sent == []
     assert [note["consent"] for note in notes(one.process)] == [consent]
@@ -386,7 +386,7 @@ def test_all_else_is_a_no(answer: Callable[[Question], Any] | None, consent: str
 def test_a_timeout_is_a_no_and_a_late_yes_answers_nothing_else() -> None:
     release, post, questions = threading.Event(), Post(), list[str]()
 
-    def late(question: Question) -> bool:
+    def late(question: CallQuestion) -> bool:
         questions.append(question.arguments)
         return release.wait(600)
 
@@ -418,7 +418,7 @@ def test_no_time_is_a_no() -> None:
 def test_parallel_calls_ask_one_after_the_other() -> None:
     post, within, most = Post(), threading.Semaphore(1), list[bool]()
 
-    def answer(question: Question) -> bool:
+    def answer(question: CallQuestion) -> bool:
         alone = within.acquire(blocking=False)
         most.append(alone)
         threading.Event().wait(0.005)
@@ -436,7 +436,7 @@ def test_parallel_calls_ask_one_after_the_other() -> None:
 def test_a_run_that_is_given_up_asks_nobody_and_does_nothing() -> None:
     post, asking = Post(), threading.Event()
 
-    def answer(_: Question) -> bool:
+    def answer(_: CallQuestion) -> bool:
         asking.set()
         return threading.Event().wait(600)
 
@@ -459,7 +459,7 @@ def test_a_run_that_is_given_up_asks_nobody_and_does_nothing() -> None:
 async def test_an_async_run_that_is_cancelled_asks_nobody_and_does_nothing() -> None:
     post, asking, one = Post(), threading.Event(), opened()
 
-    def answer(_: Question) -> bool:
+    def answer(_: CallQuestion) -> bool:
         asking.set()
         return threading.Event().wait(600)
 
@@ -763,7 +763,7 @@ def test_rights_that_the_caller_loses_are_lost_in_its_branches() -> None:
 def test_branches_ask_through_the_same_hook_and_the_ledger_of_the_branch_has_it() -> None:
     post, seen = Post(), list[str]()
 
-    def answer(question: Question) -> bool:
+    def answer(question: CallQuestion) -> bool:
         seen.append(question.session)
         return True
 

@@ -16,7 +16,7 @@ import kilburn
 from kilburn.agents.branch import Branching, SubAgent
 from kilburn.agents.loop import Agent, Limits
 from kilburn.agents.queue import Share
-from kilburn.agents.rlm import Recursive
+from kilburn.agents.rlm import RecursiveModel
 from kilburn.agents.sandbox import Bounds, open_sandbox
 from kilburn.agents.scheduler import Scheduler
 from kilburn.budget import Budget
@@ -297,11 +297,11 @@ def test_odd_arguments_of_agents_and_sandboxes(store: Hierarchy, value: Any) -> 
     for named in ({"parallel": value}, {"depth": value}, {"limits": value}, {"bounds": value}, {"sandbox": value}):
         if value != 5 or not {"parallel", "depth"} & {*named}:
             with pytest.raises(SpecError):
-                Recursive(Scripted(), process, **named)
+                RecursiveModel(Scripted(), process, **named)
     for named in ({"question": value}, {"source": value}, {"past": value}, {"watch": value}):
         if named.get("source") != b"x":
             with pytest.raises(SpecError):
-                Recursive(Scripted(), process).ask(**{"question": "why?", "source": "a text", **named})
+                RecursiveModel(Scripted(), process).ask(**{"question": "why?", "source": "a text", **named})
     for named in ({"agents": value}, {"agents": [value]}):
         with pytest.raises(SpecError):
             Branching(Scripted(), [], process, **named)

@@ -13,9 +13,10 @@ import pytest
 
 import kilburn
 from kilburn.agents.access import Privilege, Rights
+from kilburn.agents.answer import AnswerOutcome, SubCalled
 from kilburn.agents.loop import InBranch, Limits, Returned, Stopped
 from kilburn.agents.recorded import Missing
-from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
+from kilburn.agents.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.agents.sandbox import open_sandbox
 from kilburn.agents.tool import Tool
 from kilburn.errors import SandboxRefused, SpecError, Unavailable
@@ -69,7 +70,7 @@ def opened(path: str = ":memory:", window: int = 6000) -> Process:
 
 def ask(*script: Any, process: Process | None = None, sub: Any = None, text: Any = TEXT, **options: Any) -> RecursiveResult:
     asking = {name: options.pop(name) for name in ("watch",) if name in options}
-    agent = Recursive(Scripted(script), process or opened(), sub=sub or Answering(), retry=AT_ONCE, **options)
+    agent = RecursiveModel(Scripted(script), process or opened(), sub=sub or Answering(), retry=AT_ONCE, **options)
     return agent.ask("what is it?", text, **asking)
 
 
@@ -201,7 +202,7 @@ def test_what_goes_wrong_in_a_function_is_an_error_of_the_code(call: str, word: 
 def test_functions_that_cannot_be_called_are_refused_before_anything_is_asked(functions: Any) -> None:
     process = opened()
     with pytest.raises(SpecError):
-        Recursive(Scripted(), process, functions=functions)
+        RecursiveModel(Scripted(), process, functions=functions)
     assert process.messages() == []
 
 
@@ -233,7 +234,7 @@ def test_a_function_is_called_with_the_rights_of_the_agent(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_function_that_asks_the_agent_that_called_it_is_told(depth: int) -> None:
-    agents: list[Recursive] = []
+    agents: list[RecursiveModel] = []
 
     def again(question: str) -> Any:
         return agents[0].ask(question, "a text").content
@@ -241,7 +242,7 @@ def test_a_function_that_asks_the_agent_that_called_it_is_told(depth: int) -> No
     below = cell('try:\n    again("?")\nexcept Exception as error:\n    answer["content"] = str(error)' + READY)
     above = cell('answer["content"] = rlm_query_batched("q", ["x"])' + READY)
     script = [below] if depth == 1 else [above, below]
-    agents.append(Recursive(Scripted(script), opened(), depth=depth, functions={"again": again}))
+    agents.append(RecursiveModel(Scripted(script), opened(), depth=depth, functions={"again": again}))
     assert "asks it another question" in str(agents[0].ask("?", TEXT).content)
 
 
@@ -434,7 +435,7 @@ def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(low: Limits, high: d
 def test_limits_that_are_none_are_refused_and_change_nothing() -> None:
     process = opened()
     with pytest.raises(SpecError, match="limits="):
-        Recursive(Scripted(), process, limits={"steps": 3})  # type: ignore[arg-type]
+        RecursiveModel(Scripted(), process, limits={"steps": 3})  # type: ignore[arg-type]
     ask(*[cell("x = 1")] * 9, process=process, limits=Limits(steps=1))
     before = said(process)
     for limits in ({"turns": 3}, {"steps": -1}, {"steps": "many"}, {"money": 5}):
@@ -493,7 +494,7 @@ class Counting:
 def test_the_largest_prompt_is_the_largest_that_the_root_received() -> None:
     root = Counting(*["print('word ' * 300)"] * 6, 'answer["content"] = 1' + READY)
     process = opened(window=4000)
-    result = Recursive(root, process, sub=Answering()).ask("what?", TEXT)
+    result = RecursiveModel(root, process, sub=Answering()).ask("what?", TEXT)
     assert result.resident == max(root.received)
     ended = resume(process, Scripted(), TEXT)
     assert ended.resident == max(root.received)

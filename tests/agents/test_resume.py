@@ -17,8 +17,9 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as command
+from kilburn.agents.answer import AnswerOutcome
 from kilburn.agents.loop import Limits, Returned
-from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, replay, resume
+from kilburn.agents.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.agents.sandbox import open_sandbox
 from kilburn.agents.sub_calls import TOGETHER
 from kilburn.budget import Budget
@@ -102,7 +103,7 @@ def killed(work: Callable[[], Any]) -> None:
 
 def begin(folder: Path, root: Any, sub: Any, **options: Any) -> None:
     asking = {name: options.pop(name) for name in ("watch",) if name in options}
-    agent = Recursive(root, opened(folder).process("a"), sub=sub, retry=AT_ONCE, parallel=2, **options)
+    agent = RecursiveModel(root, opened(folder).process("a"), sub=sub, retry=AT_ONCE, parallel=2, **options)
     agent.ask("how many are odd?", TEXT, **asking)
 
 
@@ -150,7 +151,7 @@ def on(event: str, number: int) -> Callable[[Any], None]:
 def ask_and_die(folder: Path, sandbox: str) -> None:
     tempfile.tempdir = str(folder / "tmp")  # of this program alone
     text = TEXT * 50 + "the canary sleeps at the wharf"
-    agent = Recursive(Scripted([cell("print(len(context))"), die]), opened(folder / "db").process("a"), sandbox=sandbox)
+    agent = RecursiveModel(Scripted([cell("print(len(context))"), die]), opened(folder / "db").process("a"), sandbox=sandbox)
     agent.ask("how long?", text)
 
 
@@ -251,7 +252,7 @@ def test_a_run_within_a_run_that_was_killed_goes_on(root_dies_at: int, sub_dies_
     text = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(2 * MANY))
     sub = Answering(tmp_path / "log", dies=lambda asked: len(asked) == sub_dies_at)
     options: dict[str, Any] = {"sub": sub, "depth": 2, "parallel": 2}
-    killed(lambda: Recursive(Roots(root_dies_at), opened(tmp_path).process("a"), **options).ask("how many are odd?", text))
+    killed(lambda: RecursiveModel(Roots(root_dies_at), opened(tmp_path).process("a"), **options).ask("how many are odd?", text))
     before = sub.asked
     with opened(tmp_path) as store:
         process = store.process("a")
@@ -274,7 +275,7 @@ def process_of(name: str = "a") -> Process:
 
 def cut(process: Process, *script: Any, sub: Any = None, text: Any = TEXT, past: Any = None, **options: Any) -> None:
     """A run that ends because the root is not available."""
-    agent = Recursive(Scripted([*script, Unavailable("gone")]), process, sub=sub or Scripted(), retry=AT_ONCE, **options)
+    agent = RecursiveModel(Scripted([*script, Unavailable("gone")]), process, sub=sub or Scripted(), retry=AT_ONCE, **options)
     with pytest.raises(Unavailable):
         agent.ask("what?", text, past=past)
 
@@ -283,7 +284,7 @@ def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
     cells, usage = [cell(code) for code in SCRIPT], Tokens(prompt=100, reply=10)
     limits = Limits(steps=5, calls=500, tokens=10**6, money=10**6, prices=Prices(input=1e6))
     options: dict[str, Any] = {"sub": Answering(tmp_path / "log", usage=usage), "retry": AT_ONCE}
-    whole = Recursive(Scripted(cells), process_of(), limits=limits, **options).ask("what?", TEXT)
+    whole = RecursiveModel(Scripted(cells), process_of(), limits=limits, **options).ask("what?", TEXT)
     process = process_of()
     cut(process, *cells[:2], sub=options["sub"], limits=limits)
     again = go_on(process, Scripted(cells[2:]), options["sub"])
@@ -342,7 +343,7 @@ def test_cells_and_memory_tools_of_one_reply(tmp_path: Path) -> None:
         if sub.asked == ["1", "2", "3"]:
             raise KeyboardInterrupt
 
-    agent = Recursive(Scripted([reply]), process, sub=sub, retry=AT_ONCE)
+    agent = RecursiveModel(Scripted([reply]), process, sub=sub, retry=AT_ONCE)
     with pytest.raises(KeyboardInterrupt):
         agent.ask("what?", TEXT, watch=stop)
     assert [page.call for page, _ in process.pages() if page.kind is Kind.RESULT] == ["s", "c0"]
@@ -375,7 +376,7 @@ def test_failures_stay_in_a_cell_that_ended_and_are_asked_again_in_one_that_did_
     first = 'got = llm_query_batched(["1", "2"])\nprint(got)'
     second = 'for n in "3456":\n    got += llm_query_batched([n])\nprint(got)\nanswer["content"] = got' + READY
     process, sub = process_of(), Failing(tmp_path / "log", fails=("2", "4"), stops="5")
-    agent = Recursive(Scripted([cell(first), cell(second)]), process, sub=sub, retry=AT_ONCE)
+    agent = RecursiveModel(Scripted([cell(first), cell(second)]), process, sub=sub, retry=AT_ONCE)
     with pytest.raises(KeyboardInterrupt):
         agent.ask("what?", TEXT)
     assert Counter(sub.asked) == {"1": 1, "2": 2, "3": 1, "4": 2}
@@ -513,7 +514,7 @@ def test_a_run_that_another_program_has_taken_up_ends(tmp_path: Path) -> None:
         code = "got = [llm_query(str(n)) for n in range(4)]"
         root = Scripted([cell(code), cell(code)])
         with pytest.raises(StoreStale, match="another program went on"):
-            Recursive(root, process, sub=slow, retry=AT_ONCE).ask("what?", TEXT)
+            RecursiveModel(root, process, sub=slow, retry=AT_ONCE).ask("what?", TEXT)
         assert root.left == 1
     with opened(tmp_path) as store:
         assert go_on(store.process("a"), Scripted(), Scripted()).content == list("0123")

@@ -15,8 +15,9 @@ import pytest
 
 import kilburn
 from kilburn.agents.access import Privilege, Rights
+from kilburn.agents.answer import AnswerOutcome, SubCalled
 from kilburn.agents.loop import Limits, Returned
-from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay, resume
+from kilburn.agents.rlm import RecursiveModel, replay, resume
 from kilburn.agents.sandbox import ONE_CALL, Bounds, open_sandbox
 from kilburn.errors import Forgotten, KilburnError, MissingExtra, SandboxRefused, SpecError, Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
@@ -87,7 +88,7 @@ def opened(window: int = 4000) -> Hierarchy:
 def ask(*script: Any, text: Any = TEXT, sub: Any = None, process: Process | None = None, **options: Any) -> Any:
     process = process or opened().process("a")
     asking = {name: options.pop(name) for name in ("past", "kind", "watch") if name in options}
-    agent = Recursive(Scripted(script), process, sub=sub or Answering(str.upper), retry=AT_ONCE, **options)
+    agent = RecursiveModel(Scripted(script), process, sub=sub or Answering(str.upper), retry=AT_ONCE, **options)
     return agent.ask("what is it?", text, **asking)
 
 
@@ -99,7 +100,7 @@ def test_the_text_is_never_in_the_window() -> None:
     model = Scripted([cell("print(context[-50:][:9])"), cell('answer["content"] = len(context)' + READY)])
     process = opened().process("a")
     text = "the beginning\n" + "x" * 400_000 + "the very end"
-    result = Recursive(model, process).ask("how long is it?", text)
+    result = RecursiveModel(model, process).ask("how long is it?", text)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, len(text))
     for request in model.requests:
         validate_chat(request.messages)
@@ -245,7 +246,7 @@ def test_a_later_answer_heals() -> None:
 def test_a_budget_of_zero_is_an_outcome(limits: Limits, limit: str) -> None:
     process = opened().process("a")
     model = Scripted([])
-    result = Recursive(model, process, limits=limits).ask("what?", TEXT)
+    result = RecursiveModel(model, process, limits=limits).ask("what?", TEXT)
     assert (result.outcome, result.limit, result.content) == (AnswerOutcome.NOTHING, limit, None)
     assert model.requests == []
     validate_chat(process.render())
@@ -295,7 +296,7 @@ def test_prose_is_answered_with_a_reminder_and_taken_in_the_end() -> None:
 def test_a_fenced_block_is_a_cell_too() -> None:
     process = opened().process("a")
     model = Scripted(["Let me look.\n```repl\nprint(len(context))\n```", f'```python\nanswer["content"] = 1{READY}\n```'])
-    result = Recursive(model, process, tools=False).ask("?", TEXT)
+    result = RecursiveModel(model, process, tools=False).ask("?", TEXT)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
     assert model.requests[0].tools == ()
     output = next(
@@ -437,7 +438,7 @@ class Roots:
 
 def test_runs_within_runs_are_charged_to_the_run_above() -> None:
     process = opened().process("a")
-    agent = Recursive(Roots(), process, sub=Answering(str.upper, Tokens(prompt=1000, reply=1)), depth=2)
+    agent = RecursiveModel(Roots(), process, sub=Answering(str.upper, Tokens(prompt=1000, reply=1)), depth=2)
     result = agent.ask("how many are odd in each half?", TEXT)
     assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [5, 5], 20)
     assert result.tokens > 20_000
@@ -452,7 +453,7 @@ def test_runs_within_runs_are_charged_to_the_run_above() -> None:
 
 def test_a_limit_holds_for_all_runs_together() -> None:
     sub = Answering(str.upper)
-    result = Recursive(Roots(), opened().process("a"), sub=sub, depth=2, limits=Limits(calls=12), parallel=1).ask("?", TEXT)
+    result = RecursiveModel(Roots(), opened().process("a"), sub=sub, depth=2, limits=Limits(calls=12), parallel=1).ask("?", TEXT)
     assert len(sub.asked) <= 10
     assert result.outcome is not AnswerOutcome.ANSWERED
     assert result.missing
@@ -510,7 +511,7 @@ def test_the_last_question_of_a_session_is_run_again() -> None:
 
 def test_a_run_within_a_run_is_run_again() -> None:
     process = opened().process("a")
-    Recursive(Roots(), process, sub=Answering(str.upper), depth=2).ask("odd?", TEXT)
+    RecursiveModel(Roots(), process, sub=Answering(str.upper), depth=2).ask("odd?", TEXT)
     assert again(process).content == [5, 5]
 
 
@@ -795,7 +796,7 @@ def test_the_watch_is_told_of_sub_calls() -> None:
 def test_numbers_that_mean_nothing() -> None:
     for options in ({"depth": -1}, {"parallel": 0}):
         with pytest.raises(KilburnError):
-            Recursive(Scripted([]), opened().process("a"), **options)  # type: ignore[arg-type]
+            RecursiveModel(Scripted([]), opened().process("a"), **options)  # type: ignore[arg-type]
 
 
 def test_the_system_prompt_names_what_there_is() -> None:

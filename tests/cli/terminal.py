@@ -14,7 +14,8 @@ from typing import Any
 
 from typer import Typer
 
-from kilburn.cli import app, main
+from kilburn.cli import main
+from kilburn.cli.shell import app
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "You keep the log of a lighthouse."},

@@ -17,7 +17,7 @@ import pytest
 
 from cli.terminal import kilburn, program
 from kilburn import open as open_store
-from kilburn.agents.access import Confirmation, Consent, Question
+from kilburn.agents.access import CallQuestion, Confirmation, Consent
 from kilburn.cli.chat import confirm
 from kilburn.testing.upstream import Refusal, Upstream, serving
 
@@ -50,7 +50,7 @@ class Watched(io.StringIO):
 
 
 def answered(typed: str, early: str = "", seconds: float = 60.0) -> tuple[Consent, str]:
-    question = Question(
+    question = CallQuestion(
         session="s", tool="send", arguments='{"text": "\x1b[2Jhello"}', why="it cannot be undone", seconds=seconds
     )
     said = Watched()
@@ -92,7 +92,7 @@ def test_no_answer_in_time_is_a_no_and_the_question_leaves_the_terminal() -> Non
 def test_without_a_terminal_the_answer_is_no() -> None:
     before, sys.stdin = sys.stdin, io.StringIO("y\n")
     try:
-        assert confirm(Question(session="s", tool="send", arguments="{}", why="x", seconds=60.0)) is False
+        assert confirm(CallQuestion(session="s", tool="send", arguments="{}", why="x", seconds=60.0)) is False
     finally:
         sys.stdin = before
 

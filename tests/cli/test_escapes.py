@@ -22,7 +22,8 @@ import pytest
 import kilburn as package
 import mementos
 from cli.terminal import Said, kilburn
-from kilburn.cli import app, main
+from kilburn.cli import main
+from kilburn.cli.shell import app
 from kilburn.terminal import line, plain, spelled
 
 SOURCES = Path(package.__file__).parent

@@ -16,8 +16,7 @@ from typer.core import TyperGroup
 
 import kilburn as package
 from cli.terminal import kilburn, program
-from kilburn.cli import load
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Json, load
 from startup import cost_of_import
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from cli.terminal import TALK, write_jsonl
 from kilburn.cli.screen import grid, progress, shortened
 from kilburn.cli.top import frame, traffic
-from kilburn.gateway.exchange import Row
+from kilburn.gateway.exchange import SessionTotals
 
 JOBS = {
     "stage": "waiting",
@@ -73,7 +73,9 @@ def test_a_frame_of_many_sessions_fits_its_height(height: int, jobs: object) -> 
     shown = sum(line.startswith("s") for line in lines[2 : height // 2 if jobs else None])
     assert shown >= height // 2 - 4 > 0 or height == 8
     assert (height == 60 and not jobs) or any(" rows and " in line for line in lines)
-    assert len(drawn(traffic([Row(tenant="t", session=f"s{number}") for number in range(40)], 100, height), 100)) <= height
+    assert (
+        len(drawn(traffic([SessionTotals(tenant="t", session=f"s{number}") for number in range(40)], 100, height), 100)) <= height
+    )
 
 
 def test_at_a_hundred_columns_the_figures_that_matter_are_there() -> None:
@@ -85,8 +87,10 @@ def test_at_a_hundred_columns_the_figures_that_matter_are_there() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_gateways_frame_fits_too(width: int) -> None:
-    row = Row(tenant="t", session="agent-" * 20, requests=9_999, sent=7_654_321, shipped=7_654_321, window=200_000, hit_rate=0.1)
-    lines = drawn(traffic([row, Row(tenant="other", session="s")], width), width)
+    row = SessionTotals(
+        tenant="t", session="agent-" * 20, requests=9_999, sent=7_654_321, shipped=7_654_321, window=200_000, hit_rate=0.1
+    )
+    lines = drawn(traffic([row, SessionTotals(tenant="other", session="s")], width), width)
     assert max(map(cell_len, lines)) <= width
     assert "7.7M" in lines[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kilburn
-from kilburn.demo.job import JobResult, Plan, check, perform
+from kilburn.demo.job import DemoPlan, JobResult, check, perform
 from kilburn.demo.voice import phrase
 from kilburn.errors import SpecError
 from kilburn.models import weights
@@ -17,7 +17,7 @@ from kilburn.models.scripted import Scripted
 
 @pytest.fixture(scope="module")
 def performed(shared_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> JobResult:
-    return perform(Plan(db=str(tmp_path_factory.mktemp("demo") / "d.db"), library=str(shared_tree), window=2500, seed=3))
+    return perform(DemoPlan(db=str(tmp_path_factory.mktemp("demo") / "d.db"), library=str(shared_tree), window=2500, seed=3))
 
 
 def test_a_history_far_beyond_the_window_never_overflows_it(performed: JobResult) -> None:
@@ -60,12 +60,12 @@ def test_an_address_that_was_given_can_be_recalled_afterwards(performed: JobResu
 
 @pytest.mark.parametrize("policy", ["lru", "chain(preprocess, mask, fifo)", "summarize(ask=False)"])
 def test_other_policies_lose_nothing_either(policy: str, shared_tree: Path, tmp_path: Path) -> None:
-    results = perform(Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=3000, policy=policy, questions=10))
+    results = perform(DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=3000, policy=policy, questions=10))
     assert results.ok, [asked for asked in results.asked if not asked.exact]
 
 
 def test_a_work_whose_time_is_up_is_asked_about_what_it_read(shared_tree: Path, tmp_path: Path) -> None:
-    plan = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=4000, seconds=0.0, enough=15_000, questions=10)
+    plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=4000, seconds=0.0, enough=15_000, questions=10)
     results = perform(plan)
     assert results.stopped > 0
     assert 15_000 <= results.output_tokens < 25_000
@@ -80,7 +80,7 @@ def test_a_name_that_an_unread_file_defines_too_is_not_asked_for(tmp_path: Path)
     (root / "first.py").write_text("def shared(one):\n    return one\n\n\ndef alone(one):\n    return one\n" + "# more\n" * 30)
     (root / "second.py").write_text("def shared(one):\n    return one\n")
     for seed in range(4):
-        plan = Plan(db=str(tmp_path / f"{seed}.db"), library=str(root), window=4000, seconds=0.0, enough=60, seed=seed)
+        plan = DemoPlan(db=str(tmp_path / f"{seed}.db"), library=str(root), window=4000, seconds=0.0, enough=60, seed=seed)
         results = perform(plan)
         assert (results.files, results.stopped) == (1, 1)
         assert [asked.expected for asked in results.asked if asked.kind == "place"] == ["first.py"]
@@ -89,23 +89,23 @@ def test_a_name_that_an_unread_file_defines_too_is_not_asked_for(tmp_path: Path)
 
 def test_a_store_that_has_the_session_already_is_refused(performed: JobResult, shared_tree: Path) -> None:
     with pytest.raises(SpecError, match="already"):
-        perform(Plan(db=performed.plan.db, library=str(shared_tree)))
+        perform(DemoPlan(db=performed.plan.db, library=str(shared_tree)))
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no folder"):
-        perform(Plan(db=str(tmp_path / "d.db"), library=str(tmp_path / "nowhere")))
+        perform(DemoPlan(db=str(tmp_path / "d.db"), library=str(tmp_path / "nowhere")))
 
 
 def test_each_phase_is_told_in_turn(shared_tree: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    plan = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5)
+    plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5)
     perform(plan, told=lambda phase, done, total, line: lines.append(phase))
     assert list(dict.fromkeys(lines)) == ["work", "check", "questions", "answers", "rivals"]
 
 
 def test_a_page_that_does_not_come_back_is_counted_as_lost(shared_tree: Path, tmp_path: Path) -> None:
-    plan = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=1)
+    plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=1)
     results = perform(plan)
     with kilburn.open(plan.db, window=4000, policy="fifo", readonly=True) as store:
         given = list(store.process(results.session).recall(f"p1-p{results.stats.pages}").parts)
@@ -131,7 +131,7 @@ def test_a_model_answers_from_what_one_search_brings_and_is_not_believed() -> No
 @pytest.mark.slow
 def test_the_embedded_model_folds_and_phrases(shared_tree: Path, tmp_path: Path) -> None:
     weights.pull("smollm2")
-    plan = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5, folds=1, phrases=1)
+    plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5, folds=1, phrases=1)
     with Local("smollm2") as model:
         results = perform(plan, model)
     assert results.ok

@@ -14,7 +14,7 @@ import pytest
 import kilburn
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.testing.upstream import Upstream
 from kilburn.testing.upstream import serving as served
@@ -70,8 +70,8 @@ def serving() -> Iterator[Callable[..., int]]:
     """Serves an application on a free port of the loopback until the test ends; returns the port."""
     with ExitStack() as stack:
 
-        def serve(app: Any, limits: Bounds | None = None) -> int:
-            url = stack.enter_context(served(app, **uvicorn_options(limits or Bounds())))
+        def serve(app: Any, limits: RequestBounds | None = None) -> int:
+            url = stack.enter_context(served(app, **uvicorn_options(limits or RequestBounds())))
             return int(url.rpartition(":")[2])
 
         yield serve

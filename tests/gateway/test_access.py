@@ -22,7 +22,7 @@ from kilburn.gateway.access import Access
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, add_key, revoke_key
 from kilburn.gateway.keys import Keys as KeysOf
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 from waiting import until
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -76,7 +76,7 @@ class Door:
         self.file = folder / "keys.json"
         self.ana = add_key(self.file, Key(tenant="acme", user="ana"))
         self.ben = add_key(self.file, Key(tenant="bricks"))
-        limits = options.pop("limits", Bounds())
+        limits = options.pop("limits", RequestBounds())
         keys = KeysOf(self.file) if keyed else None
         self.access = Access(self.mirror, keys=keys, limits=limits, observe=self.seen.append, **options)
         self.port = serving(self.access, limits)
@@ -264,7 +264,7 @@ def test_the_official_clients_understand_the_refusals(door: Callable[..., Door])
     import anthropic
     import openai
 
-    it = door(limits=Bounds(body=10_000))
+    it = door(limits=RequestBounds(body=10_000))
     hello: Any = [{"role": "user", "content": "hello"}]
     large: Any = [{"role": "user", "content": "x" * 3_000_000}]
     with openai.OpenAI(base_url=f"{it.http.base_url}/v1", api_key="wrong", max_retries=0) as client:
@@ -283,7 +283,7 @@ def test_the_official_clients_understand_the_refusals(door: Callable[..., Door])
 
 
 def test_a_body_of_100_mb_is_refused_early_and_memory_stays_flat(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(body=1_000_000))
+    it = door(limits=RequestBounds(body=1_000_000))
     me = psutil.Process()
     chunk = b"x" * 1_000_000
     highest = before = me.memory_info().rss
@@ -320,7 +320,7 @@ def test_a_body_is_not_read_before_the_key(door: Callable[..., Door]) -> None:
 
 
 def test_many_large_bodies_together_are_bounded(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(bodies=300_000))
+    it = door(limits=RequestBounds(bodies=300_000))
     it.mirror.wait = threading.Event()
     with it.http.stream("POST", "/wait", headers=it.bearer, content=b"x" * 200_000) as first:
         pieces = first.iter_raw()
@@ -356,7 +356,7 @@ def test_a_compressed_body_is_refused(door: Callable[..., Door]) -> None:
 
 
 def test_headers_that_never_end_are_cut(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(patience=0.5))
+    it = door(limits=RequestBounds(patience=0.5))
     with it.raw() as silent, it.raw() as slow:
         try:
             for letter in b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ":
@@ -369,7 +369,7 @@ def test_headers_that_never_end_are_cut(door: Callable[..., Door]) -> None:
 
 
 def test_a_second_request_whose_headers_never_end_is_cut(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(patience=0.5))
+    it = door(limits=RequestBounds(patience=0.5))
     with it.raw() as made:
         made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert made.recv(1000).startswith(b"HTTP/1.1 200")
@@ -382,7 +382,7 @@ def test_a_body_that_drips_is_refused_while_a_slow_honest_one_comes_in(door: Cal
         key = it.ana[1].encode()
         return b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: " + key + b"\r\nContent-Length: 20000\r\n\r\n"
 
-    it = door(limits=Bounds(patience=0.6, pace=10_000.0))
+    it = door(limits=RequestBounds(patience=0.6, pace=10_000.0))
     with it.raw() as made:
         made.sendall(head(it))
         said = b""
@@ -395,7 +395,7 @@ def test_a_body_that_drips_is_refused_while_a_slow_honest_one_comes_in(door: Cal
                 break
         assert said.startswith(b"HTTP/1.1 408")
     # Each piece is worth minutes here, so what the machine does meanwhile does not matter.
-    it = door(limits=Bounds(patience=0.6, pace=10.0))
+    it = door(limits=RequestBounds(patience=0.6, pace=10.0))
     with it.raw() as made:
         made.sendall(head(it) + b"x" * 10_000)
         time.sleep(1.0)
@@ -404,7 +404,7 @@ def test_a_body_that_drips_is_refused_while_a_slow_honest_one_comes_in(door: Cal
 
 
 def test_a_client_that_does_not_read_is_cut(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(patience=0.5))
+    it = door(limits=RequestBounds(patience=0.5))
     with it.raw() as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         made.sendall(it.head("/flood", 0))
@@ -431,7 +431,7 @@ def test_half_closed_sockets_leave_nothing_behind(door: Callable[..., Door]) -> 
 
 
 def test_one_key_may_not_take_all_places(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(per_key=2, running=3))
+    it = door(limits=RequestBounds(per_key=2, running=3))
     it.mirror.wait = threading.Event()
     streams = [it.http.stream("POST", "/wait", headers=it.bearer) for _ in range(2)]
     # A reply is closed when nobody holds what iterates over it.
@@ -454,7 +454,7 @@ def test_one_key_may_not_take_all_places(door: Callable[..., Door]) -> None:
 
 
 def test_a_rate_is_of_one_key(door: Callable[..., Door]) -> None:
-    it = door(limits=Bounds(rate=8))
+    it = door(limits=RequestBounds(rate=8))
     assert [it.post().status_code for _ in range(3)] == [200, 200, 429]
     refused = it.post()
     assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -583,7 +583,7 @@ def test_no_headers_bring_anyone_in_without_a_key(
     if not file.exists():
         add_key(file, Key())
     mirror = Mirror()
-    access = Access(mirror, keys=KeysOf(file), limits=Bounds(body=100))
+    access = Access(mirror, keys=KeysOf(file), limits=RequestBounds(body=100))
     status, body = asyncio.run(call(access, headers, path, pieces))
     assert mirror.calls == 0 or path == "/health"
     assert path == "/health" or 400 <= status < 500
@@ -593,7 +593,7 @@ def test_no_headers_bring_anyone_in_without_a_key(
 
 
 async def test_a_refused_body_that_came_whole_is_not_waited_for() -> None:
-    access = Access(Mirror(), limits=Bounds(depth=2))
+    access = Access(Mirror(), limits=RequestBounds(depth=2))
     pieces: list[Any] = [{"type": "http.request", "body": b'{"x":[[[1]]]}', "more_body": False}]
     sent: list[Any] = []
 

@@ -21,11 +21,11 @@ import pytest
 import kilburn
 from gateway.bodies import ARRAYS, CHAT, MESSAGES, RESPONSES, Body
 from kilburn.gateway.app import Settings, build
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.history import Histories
-from kilburn.gateway.limits import Bounds, Tally
-from kilburn.gateway.messages import Messages
-from kilburn.gateway.responses import Responses
+from kilburn.gateway.limits import BodyTally, RequestBounds
+from kilburn.gateway.messages import MessagesForm
+from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.render import to_send
 from kilburn.testing.upstream import Upstream, serving
 from kilburn.wire.plain import VALUES, load_object
@@ -33,7 +33,7 @@ from kilburn.wire.plain import VALUES, load_object
 SIZE = 60_000
 
 MOST = 10
-"""Bytes of memory for each byte of a body's weight (see `Tally`)."""
+"""Bytes of memory for each byte of a body's weight (see `BodyTally`)."""
 
 READ = 200
 """Bytes of memory for each value in the arguments of a call, which are JSON in a text; they are read one call after the other."""
@@ -41,7 +41,7 @@ READ = 200
 FIXED = 400_000
 """Bytes that a request takes whatever it is."""
 
-FORMS = {CHAT: Chat(), MESSAGES: Messages(), RESPONSES: Responses()}
+FORMS = {CHAT: ChatForm(), MESSAGES: MessagesForm(), RESPONSES: ResponsesForm()}
 
 REPLIES = {
     CHAT: {"choices": [{"index": 0, "message": {"role": "assistant", "content": "r"}, "finish_reason": "stop"}]},
@@ -135,7 +135,7 @@ def warm(port: int, path: str) -> None:
 
 
 def weight(body: bytes) -> int:
-    tally = Tally()
+    tally = BodyTally()
     tally.feed(body)
     return tally.weight
 
@@ -238,7 +238,7 @@ def test_a_body_with_more_json_than_is_allowed_is_refused_before_it_is_read(
 
 
 def test_the_bounds_are_the_operators(door: Callable[..., int]) -> None:
-    port = door(CHAT, limits=Bounds(values=20, depth=5))
+    port = door(CHAT, limits=RequestBounds(values=20, depth=5))
     short = Body(CHAT, '{"model":"m","messages":[', '{"role":"user","content":"a"}', "]}")
     assert post(port, CHAT, short.of(5))[0] == 200
     assert post(port, CHAT, short.of(7))[0] == 413
@@ -249,7 +249,7 @@ def test_the_bounds_are_the_operators(door: Callable[..., int]) -> None:
 
 
 def test_many_small_values_together_are_bounded_as_many_bytes_are(door: Callable[..., int]) -> None:
-    limits = Bounds(bodies=1_000_000)
+    limits = RequestBounds(bodies=1_000_000)
     port = door(CHAT, limits=limits)
     few = Body(CHAT, '{"model":"m","messages":[{"role":"user","content":"a"}],"x":[', "1", "]}")
     assert post(port, CHAT, few.of(7000))[0] == 200
@@ -284,7 +284,7 @@ def test_what_is_counted_is_what_a_reader_would_find(seed: int) -> None:
     for _ in range(200):
         said = {text(): value() for _ in range(choose.randrange(5))}
         raw = b" \n" + json.dumps(said, ensure_ascii=choose.random() < 0.5, indent=choose.choice([None, 1])).encode()
-        tally, at = Tally(), 0
+        tally, at = BodyTally(), 0
         while at < len(raw):
             end = at + choose.choice([1, 2, 3, 7, 1000])
             tally.feed(raw[at:end])
@@ -294,13 +294,13 @@ def test_what_is_counted_is_what_a_reader_would_find(seed: int) -> None:
 
 def test_what_is_no_object_has_no_values() -> None:
     for raw in (b"", b"[1,2,3]", b"--boundary\r\n{,,,[[[", b"\xef\xbb\xbf{}", b"null"):
-        tally = Tally()
+        tally = BodyTally()
         tally.feed(raw)
         assert (tally.size, tally.values, tally.depth) == (len(raw), 0, 0)
 
 
 def test_memory_is_given_back(tmp_path: Path) -> None:
-    form = Chat()
+    form = ChatForm()
 
     def ask(histories: Histories, number: int) -> None:
         messages = [{"role": "user", "content": f"{number} {at}"} for at in range(500)]

@@ -11,15 +11,15 @@ import pytest
 
 import kilburn
 from gateway.talk import TALK, TOPICS, Talk, said, user, work
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.faults import answered
 from kilburn.gateway.history import Histories
-from kilburn.gateway.messages import Messages
-from kilburn.gateway.sessions import Session
+from kilburn.gateway.messages import MessagesForm
+from kilburn.gateway.sessions import OpenSession
 from kilburn.message import Kind, Part
 from kilburn.wire.form import parse
 
-CHAT, MESSAGES = Chat(), Messages()
+CHAT, MESSAGES = ChatForm(), MessagesForm()
 
 
 SUMMARY = "\n".join(
@@ -46,20 +46,20 @@ class Gateway:
         self.store.close()
         self.start()
 
-    def take(self, talk: Talk, *, form: Any = CHAT, of: str = "", **more: Any) -> Session:
+    def take(self, talk: Talk, *, form: Any = CHAT, of: str = "", **more: Any) -> OpenSession:
         body = msgspec.json.encode({"model": "m", "max_tokens": 9, "messages": talk, **more})
         session = self.histories.take(form, form.open(body), None, of)
         self.histories.give(session)
         return session
 
-    def turn(self, talk: Talk, reply: dict[str, Any], **more: Any) -> Session:
+    def turn(self, talk: Talk, reply: dict[str, Any], **more: Any) -> OpenSession:
         session = self.take(talk, **more)
         session.busy = True
         self.histories.said(session, parse(reply))
         self.histories.give(session)
         return session
 
-    def hold(self, talk: Talk, **more: Any) -> Session:
+    def hold(self, talk: Talk, **more: Any) -> OpenSession:
         """The conversation as it was, turn by turn; the last message is the assistant's."""
         for end in range(1, len(talk), 2):
             session = self.turn(talk[:end], talk[end], **more)
@@ -185,7 +185,7 @@ def test_all_earlier_sessions_together_bring_half_of_the_window(tmp_path: Path) 
         for process in (now, *others):
             for number in range(20):
                 process.append(user(f"{process.name}: the zebra number {number} has {number * 7} stripes\n" * 4))
-        session = Session(now, "s", [process.number for process in others])
+        session = OpenSession(now, "s", [process.number for process in others])
         call = Part(kind=Kind.CALL, name="search_memory", text='{"query": "zebra stripes"}', call="c")
         (found,) = answered(store, session, [call], over=False)
         assert {number for number, _ in found.cites} == {session.earlier[0]}, "the newest first"
@@ -203,6 +203,6 @@ def test_what_a_search_brings_from_branches_is_forgotten_with_them(tmp_path: Pat
         call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": "{}"}}
         now.append({"role": "assistant", "content": None, "tool_calls": [call]})
         part = Part(kind=Kind.CALL, name="search_memory", text='{"query": "canary"}', call="c")
-        (found,) = answered(store, Session(now, "now", [old.number]), [part], over=False)
+        (found,) = answered(store, OpenSession(now, "now", [old.number]), [part], over=False)
         assert found.parts[0].text.count("a canary") == 2
         assert {number for number, _ in found.cites} >= {process.branches.open("b1").number for process in (now, old)}

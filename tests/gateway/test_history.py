@@ -15,16 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kilburn
 from kilburn.errors import OrphanResult
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.history import Histories
-from kilburn.gateway.messages import Messages
-from kilburn.gateway.sessions import Session
+from kilburn.gateway.messages import MessagesForm
+from kilburn.gateway.sessions import OpenSession
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.form import parse
 
-CHAT, MESSAGES = Chat(), Messages()
+CHAT, MESSAGES = ChatForm(), MessagesForm()
 
 
 def user(text: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def take(histories: Histories, messages: list[Any], *, form: Any = CHAT, name: str | None = None, of: str = "") -> Session:
+def take(histories: Histories, messages: list[Any], *, form: Any = CHAT, name: str | None = None, of: str = "") -> OpenSession:
     body = msgspec.json.encode({"model": "m", "max_tokens": 9, "messages": messages})
     return histories.take(form, form.open(body), name, of)
 
@@ -384,7 +384,7 @@ def over_the_window(histories: Histories) -> tuple[list[dict[str, Any]], str]:
     return talk[:-1], name
 
 
-def words_of(session: Session) -> str:
+def words_of(session: OpenSession) -> str:
     """The texts of the prompt for the request that goes on now."""
     return "\n".join(str(message["content"]) for message in session.render("chat"))
 

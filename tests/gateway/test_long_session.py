@@ -14,13 +14,13 @@ from cli.terminal import kilburn as program
 from kilburn.errors import SpecError
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Upstream, serving
-from kilburn_lab.evals.gateway_session import Client, Recorded, Speech, evaluate, lost
+from kilburn_lab.evals.gateway_session import Client, RecordedSession, Speech, evaluate, lost
 from kilburn_lab.evals.trajectories import synthetic
 
 
 @pytest.fixture
-def recorded() -> Recorded:
-    return Recorded(islice(synthetic(2, 1), 2))
+def recorded() -> RecordedSession:
+    return RecordedSession(islice(synthetic(2, 1), 2))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_nothing_is_lost_every_request_is_valid_and_the_prefix_stays() -> None:
 
 
 def test_the_gateway_may_restart_in_the_middle_of_a_session(
-    recorded: Recorded, upstream: Upstream, url: str, tmp_path: Path
+    recorded: RecordedSession, upstream: Upstream, url: str, tmp_path: Path
 ) -> None:
     db, half = tmp_path / "agent.db", len(recorded.steps) // 2
     history: list[dict[str, object]] = []
@@ -82,7 +82,9 @@ def test_the_gateway_may_restart_in_the_middle_of_a_session(
     assert set(called) == {"shell"}
 
 
-def test_what_a_store_does_not_have_counts_as_lost(recorded: Recorded, upstream: Upstream, url: str, tmp_path: Path) -> None:
+def test_what_a_store_does_not_have_counts_as_lost(
+    recorded: RecordedSession, upstream: Upstream, url: str, tmp_path: Path
+) -> None:
     with serving(build(settings(tmp_path / "agent.db", url, 8000))) as gateway:
         client = Client(gateway, recorded)
         upstream.otherwise = recorded.steps[0][0]
@@ -93,7 +95,7 @@ def test_what_a_store_does_not_have_counts_as_lost(recorded: Recorded, upstream:
     assert lost(str(tmp_path / "agent.db"), more) == len("This was never said.")
 
 
-def test_a_client_that_truncates_sends_what_fits(recorded: Recorded, upstream: Upstream, url: str) -> None:
+def test_a_client_that_truncates_sends_what_fits(recorded: RecordedSession, upstream: Upstream, url: str) -> None:
     client = Client(url, recorded, room=2000)
     for reply, following in recorded.steps:
         upstream.otherwise = reply

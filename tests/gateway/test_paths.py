@@ -19,7 +19,7 @@ from kilburn.errors import StoreError
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.kept import Kept
 from kilburn.gateway.keys import Key, add_key
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.models.scripted import Scripted
 from kilburn.testing.upstream import serving
@@ -190,7 +190,7 @@ def test_a_status_and_its_words_are_the_providers(house: Callable[..., House]) -
 
 @pytest.mark.parametrize("length", [True, False])
 def test_a_file_of_100_mb_goes_through_piece_by_piece(house: Callable[..., House], length: bool) -> None:
-    it = house(limits=Bounds(bodies=1_000_000, body=500_000))
+    it = house(limits=RequestBounds(bodies=1_000_000, body=500_000))
     pieces = 100_000_000 // len(CHUNK)
 
     def file() -> Iterator[bytes]:
@@ -222,7 +222,7 @@ def test_a_file_of_100_mb_comes_back_piece_by_piece(house: Callable[..., House])
 
 
 def test_a_file_over_the_limit_or_too_slow_is_refused(house: Callable[..., House]) -> None:
-    it = house(limits=Bounds(upload=2_000_000, patience=0.3, pace=1e9))
+    it = house(limits=RequestBounds(upload=2_000_000, patience=0.3, pace=1e9))
     kind = {"content-type": "application/octet-stream"}
     assert it.ask("POST", "/v1/files", headers=kind, content=iter([CHUNK] * 5)).status_code == 413
     assert it.raw("POST /v1/files HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 3000000").startswith(b"HTTP/1.1 413")
@@ -343,7 +343,7 @@ def test_a_keys_of_the_gateway_is_needed_and_stays_here(house: Callable[..., Hou
 
 
 def test_a_rate_is_of_all_paths(house: Callable[..., House]) -> None:
-    it = house(keyed=True, limits=Bounds(rate=8))
+    it = house(keyed=True, limits=RequestBounds(rate=8))
     codes = [it.ask("POST", "/v1/audio/speech", "ana", json={"input": "x"}).status_code for _ in range(6)]
     assert codes == [200, 200, 429, 429, 429, 429]
 

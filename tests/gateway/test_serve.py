@@ -12,7 +12,7 @@ from cli.terminal import kilburn, program
 from kilburn.cli.serve import BOUNDS
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, add_key
-from kilburn.gateway.limits import RATE, Bounds, limits_of
+from kilburn.gateway.limits import RATE, RequestBounds, limits_of
 
 FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
 
@@ -66,18 +66,18 @@ def test_without_its_extra_it_names_it(tmp_path: Path) -> None:
 def test_every_limit_is_named_with_its_default() -> None:
     named = dict(re.findall(r"(\w+)=(\d+)", BOUNDS))
     assert {name: float(value) for name, value in named.items()} == {
-        **{name: float(getattr(Bounds(), name)) for name in Bounds.__struct_fields__},
+        **{name: float(getattr(RequestBounds(), name)) for name in RequestBounds.__struct_fields__},
         "rate": RATE,
     }
     page = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text()
     assert f"{RATE} with keys" in page
-    assert f"{Bounds().messages:,}" in page
+    assert f"{RequestBounds().messages:,}" in page
 
 
 def test_limits_are_read_and_checked() -> None:
-    assert limits_of((), keyed=False) == Bounds()
+    assert limits_of((), keyed=False) == RequestBounds()
     assert limits_of((), keyed=True).rate == RATE
-    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == Bounds(messages=9, patience=0.5)
+    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == RequestBounds(messages=9, patience=0.5)
     for wrong in ("body", "body=", "body=-1", "body=x", "patience=nan", "body=1.5", "=3"):
         with pytest.raises(SpecError):
             limits_of([wrong], keyed=False)

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import kilburn
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.keys import Key, add_key
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.scripted import Scripted
 from kilburn.stores.sqlite import Sqlite
@@ -235,7 +235,7 @@ ODD = [body % key for body in ODD for key in (b"messages", b"input")]
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_bad_bodies_get_an_error_of_the_clients(house: Callable[..., House], path: str) -> None:
-    it = house(limits=Bounds(messages=500))
+    it = house(limits=RequestBounds(messages=500))
     headers = {"x-api-key": it.keys["ana"], "content-type": "application/json"}
     many = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}] * 501, "max_tokens": 5}).encode()
     if path == RESPONSES:

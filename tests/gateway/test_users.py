@@ -15,9 +15,9 @@ import pytest
 import kilburn
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.gateway.app import Settings, build
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.keys import Key, Link, add_key, read_keys
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.users import below, told
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
@@ -224,7 +224,7 @@ def test_what_is_no_text_is_a_user_too_or_is_refused() -> None:
     for value in (b'"\\ud800"', b'{"user_id": "\\udc00"}'):
         body = b'{"messages": [{"role": "user", "content": "x"}], "metadata": ' + value + b"}"
         with pytest.raises(InvalidMessage):
-            Chat().open(body)
+            ChatForm().open(body)
 
 
 def test_what_claude_code_says_of_itself_is_a_device_and_under_a_persons_key_nobody() -> None:
@@ -304,7 +304,7 @@ def name_of(answer: httpx2.Response) -> str:
 
 
 def test_a_user_takes_a_share_and_the_others_do_not_pay_for_it(house: Callable[..., House]) -> None:
-    it = house(key={"rate": 96}, limits=Bounds())  # at once: 24 of the key, 6 of a user
+    it = house(key={"rate": 96}, limits=RequestBounds())  # at once: 24 of the key, 6 of a user
 
     def ask(who: str, way: str) -> int:
         body = {"messages": [open_(f"I am {who}.")], **({"user": who} if way == "user" else {})}

@@ -38,7 +38,7 @@ from kilburn.kernel import memory_tools
 from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.memory import learn
+from kilburn.memory.learning import learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Evict

@@ -16,7 +16,7 @@ from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import UnknownAddress
 from kilburn.event import Act, Data
 from kilburn.kernel.process import HitRateWarning, Process
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.model import Tokens
 from kilburn.move import Evict, Fold, Load, Retire
 
@@ -214,7 +214,7 @@ def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> 
                 spelt[at] = msgspec.structs.replace(event, data={**event.data, "cover": list(event.pages), **uncover})
         assert [event.data for event in spelt] != [event.data for event in events]
         pages = {page.id: page for page, _ in kernel.store.pages(kernel.info.number)}
-        old, new = Window(kernel.counter), Window(kernel.counter)
+        old, new = WindowState(kernel.counter), WindowState(kernel.counter)
         for event in spelt:
             old.enact(event, pages)
         for event in events:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from kilburn.errors import Overlong, RateLimited, Refused, SpecError, Unavailable
 from kilburn.kernel.resolve import names, resolve
 from kilburn.model import Request, ToolSpec, complete
-from kilburn.models.metrics import Metrics, read_metrics, samples
+from kilburn.models.metrics import VllmMetrics, read_metrics, samples
 from kilburn.models.retry import Retry
 from kilburn.models.vllm import SECRET, Prefix, Vllm, salt_of
 from kilburn.testing.models import check_model
@@ -459,8 +459,8 @@ def test_metrics_are_read_under_either_name(current: bool) -> None:
 
 def test_metrics_that_are_missing_are_none() -> None:
     found = read_metrics('vllm:num_requests_waiting{engine="0"} 4\nvllm:num_requests_waiting{engine="1"} 1 1795256082\n')
-    assert found == Metrics(waiting=5, found={"waiting": "vllm:num_requests_waiting"})
-    assert read_metrics("") == Metrics()
+    assert found == VllmMetrics(waiting=5, found={"waiting": "vllm:num_requests_waiting"})
+    assert read_metrics("") == VllmMetrics()
 
 
 def test_engines_are_summed_and_the_fullest_counts() -> None:
@@ -472,7 +472,7 @@ def test_engines_are_summed_and_the_fullest_counts() -> None:
 
 
 def test_a_restart_counts_from_zero() -> None:
-    old, new = Metrics(queries=900, hits=500, preemptions=2), Metrics(queries=1000, hits=3, preemptions=0)
+    old, new = VllmMetrics(queries=900, hits=500, preemptions=2), VllmMetrics(queries=1000, hits=3, preemptions=0)
     assert new.since(old) == new
 
 

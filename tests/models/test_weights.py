@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from kilburn.errors import RateLimited, Refused, SpecError, Unavailable
 from kilburn.models import hub
-from kilburn.models.weights import WeightsFile, WheelPart, catalogue, find, present, pull, verify
+from kilburn.models.weights import WeightsFile, catalogue, find, present, pull, verify
+from kilburn.models.wheels import WheelPart
 
 SOURCES = Path(msgspec.__file__).parents[1], Path(hub.__file__).parents[2]
 

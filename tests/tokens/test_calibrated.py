@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.budget import Counter
-from kilburn.tokens import Calibrated, counter_for
+from kilburn.tokens.calibrated import Calibrated
+from kilburn.tokens.choice import counter_for
 
 PROMPT = st.tuples(st.integers(256, 2_000_000), st.floats(0.3, 3.0)).map(lambda seen: (seen[0], max(256, int(seen[0] * seen[1]))))
 

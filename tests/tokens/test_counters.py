@@ -19,9 +19,11 @@ import kilburn
 from kilburn.budget import Counter
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.scripted import Scripted
-from kilburn.tokens import Characters, Claude, Ctok, Encoding, Estimate, counter_for
-from kilburn.tokens.claude import generation_of
-from kilburn.tokens.estimate import ANY, OPEN
+from kilburn.tokens.characters import Characters
+from kilburn.tokens.choice import counter_for
+from kilburn.tokens.claude import Claude, Ctok, generation_of
+from kilburn.tokens.encodings import Encoding
+from kilburn.tokens.estimate import ANY, OPEN, Estimate
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 NAMES = ["chars/4", "auto", "gpt-5", "gpt-4", "qwen3.5-4b", "llama-3.1-8b", "claude-3-opus-20240229", "claude-opus-4-8"]

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.tokens import Calibrated, cost_of_image, counter_for, image_size, image_tokens
+from kilburn.tokens.calibrated import Calibrated
+from kilburn.tokens.choice import counter_for
+from kilburn.tokens.images import cost_of_image, image_size, image_tokens
 
 SIDE = st.integers(1, 16_383)
 FAMILIES = ["", "openai", "openai-small", "gpt-4o-mini", "claude", "claude-large", "other"]

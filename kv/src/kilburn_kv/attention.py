@@ -17,8 +17,6 @@ from kilburn_kv.storage import Span, Storage, length_of, part_of
 from kilburn_kv.tensors import Tensor, torch
 from kilburn_kv.watch import AttentionWatch
 
-__all__ = ["NAME", "PROBE", "ForwardPass", "Segment", "register"]
-
 NAME = "kilburn_slots"
 
 PROBE = "kilburn_slots_probe"
@@ -38,7 +36,7 @@ ROWS = 128
 
 
 @dataclass(frozen=True)
-class Segment:
+class ForwardSegment:
     """One sequence's part of a step.
 
     Args:
@@ -64,7 +62,7 @@ class ForwardPass:
 
     storage: Storage
     written: Span
-    segments: Sequence[Segment]
+    segments: Sequence[ForwardSegment]
     seen: list[int] = field(init=False)
     _outer: Token[ForwardPass | None] = field(init=False, repr=False)
 

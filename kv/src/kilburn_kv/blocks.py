@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from kilburn.errors import FreedBlock, OutOfBlocks
 
-__all__ = ["SIZE", "Copies", "Pool"]
+__all__ = ["Pool"]
 
 SIZE = 16
 """Slots in a block by default."""

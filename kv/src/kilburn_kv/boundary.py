@@ -22,8 +22,6 @@ from kilburn.move import Evict, Move
 from kilburn.policy import Cause, Policy, View
 from kilburn_kv.table import Table
 
-__all__ = ["Boundary", "Relief"]
-
 ROUNDS = 4
 """Times a policy is asked for one shortage, at most."""
 

@@ -18,8 +18,6 @@ from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.storage import numbers_of, span_of
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["compress", "keep_within", "observe"]
-
 NOTHING: Mapping[int, CachedPage] = {}
 
 
@@ -129,10 +127,8 @@ def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: S
         turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
     if turned:
         # Shared tokens are rotated in new slots, which have to be available before anything leaves.
-        keep_within, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
-        engine.reserve(
-            sum(references[block] > 1 for block in {slot // engine.pool.size for slot in keep_within.tolist()}), [sequence]
-        )
+        slots, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
+        engine.reserve(sum(references[block] > 1 for block in {slot // engine.pool.size for slot in slots.tolist()}), [sequence])
     _evict_all_but(sequence, chosen.keep)
     if turned and chosen.shift is not None:
         _turn(engine, sequence, turned)

@@ -15,12 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from kilburn.errors import UnsupportedModel
-from kilburn_kv.attention import NAME, PROBE, ForwardPass, Segment, register
+from kilburn_kv.attention import NAME, PROBE, ForwardPass, ForwardSegment, register
 from kilburn_kv.rotation import rotate
 from kilburn_kv.storage import CacheShape, Storage, span_of
 from kilburn_kv.tensors import Tensor, torch
-
-__all__ = ["Decoder", "prove", "twin"]
 
 TOKENS = 12
 """Tokens of the longer of the two sequences of the trial run: few, because the model may be large."""
@@ -125,7 +123,7 @@ def _prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
                 tokens += piece
                 places += range(starts[row] + done, starts[row] + done + len(piece))
                 written += slots[row][done : done + len(piece)]
-                segments.append((row, Segment(at, len(tokens), span_of(slots[row][: done + len(piece)], device))))
+                segments.append((row, ForwardSegment(at, len(tokens), span_of(slots[row][: done + len(piece)], device))))
         step = ForwardPass(storage, span_of(written, device), [segment for _, segment in segments])
         logits = decoder.run(tokens, places, range(len(tokens)), step)
         for row, segment in segments:

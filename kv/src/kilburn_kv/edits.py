@@ -16,8 +16,6 @@ from typing import NamedTuple
 from kilburn.errors import SpecError
 from kilburn_kv.template import WindowLine
 
-__all__ = ["EditPlan", "How", "PlacedLine", "Price", "plan_edits"]
-
 
 class How(StrEnum):
     """How a sequence comes to hold the window: what is asked for, and what was done."""

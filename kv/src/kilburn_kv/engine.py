@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError
-from kilburn_kv.attention import ForwardPass, Segment
+from kilburn_kv.attention import ForwardPass, ForwardSegment
 from kilburn_kv.blocks import SIZE, Pool
-from kilburn_kv.prefixes import Key
-from kilburn_kv.sequence import CachedSequence, Past
+from kilburn_kv.prefixes import PrefixKey
+from kilburn_kv.sequence import CachedSequence, SequenceState
 from kilburn_kv.storage import Storage, span_of
 from kilburn_kv.tables import Tables
 from kilburn_kv.tensors import Tensor, torch
@@ -65,7 +65,7 @@ class Engine:
         return self.tables.pool
 
     @property
-    def identity(self) -> Key:
+    def identity(self) -> PrefixKey:
         """Model, dtype and tenant of the keys and values. It never changes."""
         return self._own_key
 
@@ -75,7 +75,7 @@ class Engine:
         return self._own_key.tenant
 
     @property
-    def key(self) -> Key | None:
+    def key(self) -> PrefixKey | None:
         """The key under which prefixes are shared, or None."""
         return self._own_key if self._share else None
 
@@ -195,13 +195,13 @@ class Engine:
         spans = [sequence.table.slots().physical for sequence, _ in feeds]
         starts = [0, *[place + 1 for place in last]]
         segments = [
-            Segment(starts[row], starts[row + 1], span_of(spans[row], self.weights.device), sequence.watch)
+            ForwardSegment(starts[row], starts[row + 1], span_of(spans[row], self.weights.device), sequence.watch)
             for row, (sequence, _) in enumerate(feeds)
         ]
         return self._forward([token for _, tokens in feeds for token in tokens], places, written, segments, last)
 
     def _forward(
-        self, tokens: list[int], places: list[int], written: array[int], segments: list[Segment], last: list[int]
+        self, tokens: list[int], places: list[int], written: array[int], segments: list[ForwardSegment], last: list[int]
     ) -> Tensor:
         self.storage.perform(self.tables.copies)
         step = ForwardPass(self.storage, span_of(written, self.weights.device), segments)
@@ -222,7 +222,7 @@ class Engine:
         self._check_tokens(tokens)
         if not len(tokens):
             return
-        before = Past(sequence)
+        before = SequenceState(sequence)
         slots = self.take_slots(sequence, lambda: table.insert(position, tokens))
         try:
             first = table.count(0, position)
@@ -231,7 +231,7 @@ class Engine:
             for place in range(position, position + len(tokens)):
                 sequence.shifts.pop(place, None)
             span = span_of(table.slots().physical[: first + len(tokens)], self.weights.device)
-            segment = Segment(0, len(tokens), span, watch)
+            segment = ForwardSegment(0, len(tokens), span, watch)
             self._forward(list(tokens), list(range(position, position + len(tokens))), slots, [segment], [len(tokens) - 1])
         except BaseException:
             table.evict(position, position + len(tokens))
@@ -333,7 +333,7 @@ class Engine:
                 raise InvalidRange(f"the last token of sequence {sequence.number} is not cached", advice="append one")
             if self.pool.references[table.blocks[-1]] > 1:
                 self.reserve(1, [sequence])
-            before, tokens = Past(sequence), table.tokens[-1:]
+            before, tokens = SequenceState(sequence), table.tokens[-1:]
             self.storage.perform(self.tables.copies)
             kept = self.storage.gather(span_of(table.slots(len(table) - 1).physical, self.weights.device))
             self.truncate(sequence, table.end - 1)

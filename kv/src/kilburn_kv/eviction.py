@@ -16,19 +16,6 @@ from itertools import islice
 
 from kilburn.errors import SpecError
 
-__all__ = [
-    "ORDERS",
-    "EvictionOrder",
-    "FifoOrder",
-    "GreedyDual",
-    "LfuOrder",
-    "LruK",
-    "LruOrder",
-    "PromptUse",
-    "RankedOrder",
-    "S3Fifo",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:

@@ -13,7 +13,7 @@ from kilburn_kv.engine import Engine
 from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["GREEDY", "Between", "Sampling", "generate", "stream"]
+__all__ = ["generate"]
 
 Between = Callable[[CachedSequence], None]
 """Called with a sequence after each of its tokens: a press, or the reader of mementos."""

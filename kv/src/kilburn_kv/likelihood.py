@@ -15,9 +15,6 @@ from kilburn_kv.decoder import twin
 from kilburn_kv.tensors import Tensor, torch
 from kilburn_kv.weights import Weights, load
 
-__all__ = ["Likelihood", "TokenLoss", "load_likelihood"]
-
-
 NAME = "kilburn_rows"
 
 ROWS = 128

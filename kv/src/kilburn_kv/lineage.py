@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kilburn_kv.prefixes import Key
-
-__all__ = ["Alteration", "Eviction", "Lineage", "context"]
+from kilburn_kv.prefixes import PrefixKey
 
 
 class Alteration(StrEnum):
@@ -39,7 +37,7 @@ class Eviction(NamedTuple):
     stop: int
 
 
-class Lineage(msgspec.Struct, frozen=True):
+class TableLineage(msgspec.Struct, frozen=True):
     """The state of a table, except which positions are cached: what is needed to compute it again, if that is possible.
 
     Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at` positions. The
@@ -57,7 +55,7 @@ class Lineage(msgspec.Struct, frozen=True):
     """
 
     number: int
-    key: Key | None
+    key: PrefixKey | None
     tokens: array[int]
     evictions: tuple[Eviction, ...]
     pages: Mapping[int, tuple[int, int]]

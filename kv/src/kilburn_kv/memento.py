@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kilburn.wire.mementos import PLACES, Fault, Grammar, Tag, ThoughtBlock, Where
 
-__all__ = ["OFF", "BlockReader", "DroppedRange", "Instruction", "Markers", "MementoRules"]
+__all__ = ["Markers", "MementoRules"]
 
 OFF = -1
 """`keep_last_n_blocks` of a run in which nothing leaves."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CachedPage", "Observation", "Press", "Selection"]
+__all__ = ["CachedPage", "Observation"]
 
 
 @dataclass(frozen=True)

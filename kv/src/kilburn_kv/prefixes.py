@@ -17,10 +17,10 @@ import msgspec
 
 from kilburn_kv.blocks import Pool
 
-__all__ = ["Key", "chain_digests", "find_prefix", "root_digest"]
+__all__ = ["PrefixKey"]
 
 
-class Key(msgspec.Struct, frozen=True):
+class PrefixKey(msgspec.Struct, frozen=True):
     """Identifies whose KV it is. Sequences under different keys never share a block by content.
 
     Args:
@@ -35,7 +35,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
-def root_digest(key: Key, size: int) -> bytes:
+def root_digest(key: PrefixKey, size: int) -> bytes:
     """The parent of a first block, for blocks of `size` tokens."""
     return sha256(msgspec.json.encode(("kilburn.kv", 1, key.model, key.dtype, key.tenant, size))).digest()
 

@@ -11,8 +11,6 @@ from types import MappingProxyType
 
 from kilburn.errors import InvalidRange
 
-__all__ = ["Ranges"]
-
 
 class Ranges:
     """Half-open ranges of logical positions, each under the id of a page.

@@ -20,7 +20,7 @@ from kilburn_kv.memento import BlockReader, DroppedRange, Instruction, MementoRu
 from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.tensors import torch
 
-__all__ = ["Point", "ReasoningRun", "reason", "replay", "stream"]
+__all__ = ["reason"]
 
 
 class Point(NamedTuple):

@@ -28,7 +28,7 @@ from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.spill import owner_of
 from kilburn_kv.template import Template, WindowLine
 
-__all__ = ["Followed", "Residence"]
+__all__ = ["Residence"]
 
 
 class Followed(msgspec.Struct, frozen=True):

@@ -15,8 +15,6 @@ from collections.abc import Container, Sequence
 from kilburn.errors import SpecError
 from kilburn_kv.eviction import EvictionOrder, PromptUse
 
-__all__ = ["ReturnOdds"]
-
 Group = tuple[bool, int]
 """Whether it is a sub-agent's, and the session's pace compared with all: 0 for average, 1 for about e times as slow."""
 

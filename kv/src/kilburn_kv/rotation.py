@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["rotate"]
-
 
 def rotate(keys: Tensor, shift: Tensor, inv_freq: Tensor) -> Tensor:
     """The keys as they would be `shift` positions further on; a new tensor of the same dtype.

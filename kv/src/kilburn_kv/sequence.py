@@ -6,12 +6,10 @@ The engine does everything; this only names the sequence. After `free` it cannot
 from __future__ import annotations
 
 from kilburn.errors import FreedSequence, InvalidRange
-from kilburn_kv.lineage import Lineage
+from kilburn_kv.lineage import TableLineage
 from kilburn_kv.table import Table
 from kilburn_kv.tensors import Tensor
 from kilburn_kv.watch import AttentionWatch
-
-__all__ = ["CachedSequence", "Past"]
 
 
 class CachedSequence:
@@ -34,7 +32,7 @@ class CachedSequence:
         self.number = table.number
         self.logits: Tensor | None = None
         self.watch = watch
-        self.lineage: Lineage | None = None
+        self.lineage: TableLineage | None = None
         self.packed = 0
         self.shifts: dict[int, int] = {}
         self.first: dict[int, tuple[int, Tensor]] = {}
@@ -75,7 +73,7 @@ class CachedSequence:
     def __repr__(self) -> str:
         return f"<Sequence of {self._table!r}>" if self._table is not None else f"<Sequence {self.number}: gone>"
 
-    def detach(self, lineage: Lineage | None = None) -> None:
+    def detach(self, lineage: TableLineage | None = None) -> None:
         """Its table was freed; with a lineage, to be resumed. For the engine."""
         self._table, self.lineage = None, lineage
 
@@ -97,7 +95,7 @@ class CachedSequence:
         self._table, self.lineage = table, None
 
 
-class Past:
+class SequenceState:
     """The state of a sequence before a step that may fail, except its keys and values."""
 
     def __init__(self, sequence: CachedSequence) -> None:

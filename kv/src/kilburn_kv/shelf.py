@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kilburn.errors import SpillFailed
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.spill_file import (
     SUFFIX,
     Contents,
@@ -28,8 +28,6 @@ from kilburn_kv.spill_file import (
     size_of,
     write,
 )
-
-__all__ = ["Shelf"]
 
 
 class Shelf:
@@ -84,7 +82,7 @@ class Shelf:
             self.pin(address)
         return address, size
 
-    def get(self, address: str, key: Key) -> Contents | Miss:
+    def get(self, address: str, key: PrefixKey) -> Contents | Miss:
         """The content of a file, every byte checked."""
         found = read(self.folder, address, key)
         if not isinstance(found, Miss):

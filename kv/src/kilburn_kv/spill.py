@@ -18,7 +18,7 @@ from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.page import Place
 from kilburn_kv.engine import Engine
-from kilburn_kv.lineage import Alteration, Lineage, context
+from kilburn_kv.lineage import Alteration, TableLineage, context
 from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.shelf import Shelf
 from kilburn_kv.spill_file import Contents, Draft, Header, Miss, PageHeader, SequenceHeader, Why
@@ -27,7 +27,7 @@ from kilburn_kv.table import Table
 from kilburn_kv.tensors import Tensor, torch
 from kilburn_kv.watch import AttentionWatch
 
-__all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "Why", "owner_of", "preempt", "resume"]
+__all__ = ["Spill", "preempt", "resume"]
 
 
 class Spilled(msgspec.Struct, frozen=True):
@@ -407,7 +407,9 @@ def _adopt(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tensor]
     for start, stop in header.cached:
         positions.extend(range(start, stop))
     key = engine.key if header.shared else None
-    lineage = Lineage(number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood)
+    lineage = TableLineage(
+        number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood
+    )
     engine.reserve(-(-len(positions) // engine.pool.size), [])
     table = engine.tables.adopt(lineage, positions)
     try:

@@ -25,25 +25,10 @@ import msgspec
 from kilburn.errors import SpillFailed
 from kilburn.file import sync_folder
 from kilburn_kv.lineage import Alteration, Eviction
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = [
-    "SUFFIX",
-    "Contents",
-    "Draft",
-    "Header",
-    "Miss",
-    "PageHeader",
-    "SequenceHeader",
-    "TensorEntry",
-    "Why",
-    "header_of",
-    "read",
-    "remove_leftovers",
-    "size_of",
-    "write",
-]
+__all__ = ["Miss"]
 
 MAGIC = b"kilbnKV\x01"
 """Its last byte is the version; a file with another version is a miss."""
@@ -112,7 +97,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
         stood: as `Table.stood`: the pages that may have been visible when this was computed.
     """
 
-    key: Key
+    key: PrefixKey
     tokens: list[int]
     order: str = sys.byteorder
     sections: list[TensorEntry] = []
@@ -233,7 +218,7 @@ def _write_tensors(file: BinaryIO, header: Header, drafts: Iterable[Draft]) -> s
     return hashlib.sha256(text).hexdigest()
 
 
-def read(folder: Path, address: str, key: Key) -> Contents | Miss:
+def read(folder: Path, address: str, key: PrefixKey) -> Contents | Miss:
     """A file's header and tensors, every byte checked; on the CPU, in memory of their own."""
     if len(address) != 64 or not address.isalnum():
         return Miss(Why.ABSENT, f"{address!r} is no address")
@@ -282,7 +267,7 @@ def _read_header(file: BinaryIO, address: str) -> tuple[Header, int] | Miss:
         return Miss(Why.CORRUPT, f"{address} has a header that is none: {error}")
 
 
-def _read_tensors(file: BinaryIO, address: str, key: Key) -> Contents | Miss:
+def _read_tensors(file: BinaryIO, address: str, key: PrefixKey) -> Contents | Miss:
     told = _read_header(file, address)
     if isinstance(told, Miss):
         return told

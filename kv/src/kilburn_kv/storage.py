@@ -13,8 +13,6 @@ from kilburn.errors import SpecError
 from kilburn_kv.blocks import Copies
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["CacheShape", "Span", "Storage", "length_of", "numbers_of", "part_of", "span_of"]
-
 Span = slice | Tensor
 """Slots: a run of neighbours, or their numbers."""
 

@@ -15,11 +15,9 @@ from typing import NamedTuple
 
 from kilburn.errors import FreedSequence, InvalidRange, PrefixRefused
 from kilburn_kv.blocks import Copies, Pool
-from kilburn_kv.lineage import Alteration, Eviction, Lineage
-from kilburn_kv.prefixes import Key, chain_digests, find_prefix, root_digest
+from kilburn_kv.lineage import Alteration, Eviction, TableLineage
+from kilburn_kv.prefixes import PrefixKey, chain_digests, find_prefix, root_digest
 from kilburn_kv.ranges import Ranges
-
-__all__ = ["CachedSlots", "Table"]
 
 
 class CachedSlots(NamedTuple):
@@ -62,7 +60,7 @@ class Table:
             while the page was visible, even if it left since. Updated by `label` and `truncate`.
     """
 
-    def __init__(self, number: int, pool: Pool, copies: Copies, key: Key | None) -> None:
+    def __init__(self, number: int, pool: Pool, copies: Copies, key: PrefixKey | None) -> None:
         self.number, self.key = number, key
         self.pages = Ranges()
         self.stood: dict[int, int] = {}
@@ -478,16 +476,18 @@ class Table:
         digests += fresh
         return pool.name(self._blocks[done : len(digests)], digests[done:])
 
-    def lineage(self) -> Lineage:
+    def lineage(self) -> TableLineage:
         """What outlives its blocks: a snapshot, which later changes do not affect."""
-        return Lineage(self.number, self.key, self.tokens, self.evictions, self.pages.items(), self.altered, dict(self.stood))
+        return TableLineage(
+            self.number, self.key, self.tokens, self.evictions, self.pages.items(), self.altered, dict(self.stood)
+        )
 
-    def restore(self, lineage: Lineage) -> None:
+    def restore(self, lineage: TableLineage) -> None:
         """Restore a snapshot; the same positions must be cached as then."""
         self._tokens, self._evictions, self._altered = lineage.tokens[:], list(lineage.evictions), dict(lineage.altered)
         self.relabel(lineage)
 
-    def relabel(self, lineage: Lineage) -> None:
+    def relabel(self, lineage: TableLineage) -> None:
         """Restore only which positions belong to which page."""
         self.pages, self.stood = Ranges(lineage.pages), dict(lineage.stood)
 

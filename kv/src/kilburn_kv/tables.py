@@ -8,8 +8,8 @@ from itertools import count
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks
 from kilburn_kv.blocks import Copies, Pool
-from kilburn_kv.lineage import Alteration, Lineage
-from kilburn_kv.prefixes import Key
+from kilburn_kv.lineage import Alteration, TableLineage
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.table import Table
 
 __all__ = ["Tables"]
@@ -41,7 +41,7 @@ class Tables:
             raise FreedSequence(f"there is no live sequence {number}", advice="it was freed or preempted; open or resume it")
         return found
 
-    def open(self, key: Key | None = None, prompt: Sequence[int] = ()) -> Table:
+    def open(self, key: PrefixKey | None = None, prompt: Sequence[int] = ()) -> Table:
         """A new sequence, which already has the cached part of the prompt's prefix: append `prompt[len(table):]`.
 
         At least the last token of the prompt is left to compute. Without a key nothing is shared.
@@ -98,7 +98,7 @@ class Tables:
             )
         return [table for table in chosen if any(not owners[block] for block in table.blocks)]
 
-    def reserve(self, blocks: int, keep: Collection[int] = ()) -> list[Lineage]:
+    def reserve(self, blocks: int, keep: Collection[int] = ()) -> list[TableLineage]:
         """Preempt sequences, the newest first, until so many blocks are free; those numbered in `keep` are safe.
 
         A preempted sequence is resumed and computed again, or restored if it is not `recomputable`. What it published
@@ -113,7 +113,7 @@ class Tables:
             self.free(table)
         return lineages
 
-    def resume(self, lineage: Lineage) -> Table:
+    def resume(self, lineage: TableLineage) -> Table:
         """Open a preempted sequence again, under its old number, with as much of it as is still cached.
 
         Append `lineage.tokens[len(table):]`, with its evictions at their times. If it is not recomputable, this
@@ -128,7 +128,7 @@ class Tables:
         exact = min(borders, default=len(lineage.tokens))
         return self._opened(lineage.number, lineage.key, lineage.tokens[:exact])
 
-    def adopt(self, lineage: Lineage, positions: array[int]) -> Table:
+    def adopt(self, lineage: TableLineage, positions: array[int]) -> Table:
         """A sequence whose KV comes from elsewhere, under the number of its lineage, or a new number if that is 0.
 
         `positions` are the cached logical positions, ascending. The sequence gets new blocks, shares nothing, and its
@@ -146,7 +146,7 @@ class Tables:
         self._tables[made.number] = made
         return made
 
-    def _opened(self, number: int, key: Key | None, prompt: array[int]) -> Table:
+    def _opened(self, number: int, key: PrefixKey | None, prompt: array[int]) -> Table:
         made = Table(number, self.pool, self.copies, key)
         if key is not None:
             made.share_prefix(prompt)
@@ -157,6 +157,6 @@ class Tables:
         if self._tables.get(table.number) is not table:
             raise FreedSequence(f"sequence {table.number} was freed, or is not of this pool", advice="open or resume it anew")
 
-    def _check_gone(self, lineage: Lineage) -> None:
+    def _check_gone(self, lineage: TableLineage) -> None:
         if lineage.number in self._tables:
             raise ValueError(f"sequence {lineage.number} is live")

@@ -14,8 +14,6 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn_kv.weights import Weights
 
-__all__ = ["Template", "WindowLine"]
-
 
 class WindowLine(NamedTuple):
     """One line of the window.

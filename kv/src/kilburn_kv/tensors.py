@@ -5,9 +5,7 @@ from __future__ import annotations
 from kilburn.errors import MissingExtra
 
 try:
-    import torch
-    from torch import Tensor
+    import torch as torch
+    from torch import Tensor as Tensor
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
-
-__all__ = ["Tensor", "torch"]

@@ -12,8 +12,6 @@ from kilburn.prices import Prices
 from kilburn_kv.engine import Engine
 from kilburn_kv.sequence import CachedSequence
 
-__all__ = ["measure_prices"]
-
 STEPS = 8
 
 

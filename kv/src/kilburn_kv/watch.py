@@ -9,8 +9,6 @@ from __future__ import annotations
 from kilburn_kv.storage import CacheShape
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["AttentionWatch"]
-
 
 class AttentionWatch:
     """Attention received by `n` cached tokens, updated by the engine.

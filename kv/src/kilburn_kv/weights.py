@@ -16,12 +16,12 @@ from typing import Any
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn_kv.decoder import Decoder, prove
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.rotation import rotate
 from kilburn_kv.storage import CacheShape
 from kilburn_kv.tensors import torch
 
-__all__ = ["Weights", "load", "weights_of"]
+__all__ = ["load", "weights_of"]
 
 log = logging.getLogger("kilburn")
 
@@ -70,9 +70,9 @@ class Weights:
         ends = self.model.config.eos_token_id if ends is None else ends
         return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
 
-    def key(self, tenant: str = "") -> Key:
+    def key(self, tenant: str = "") -> PrefixKey:
         """The key under which sequences of this model and tenant share blocks and spilled files."""
-        return Key(self.digest, str(self.dtype).removeprefix("torch."), tenant)
+        return PrefixKey(self.digest, str(self.dtype).removeprefix("torch."), tenant)
 
     def check_rotation(self) -> None:
         """Check that cached keys can be rotated to other positions.

@@ -14,8 +14,6 @@ from kilburn_kv.engine import Engine
 from kilburn_kv.generation import generate
 from kilburn_kv.weights import Weights, load
 
-__all__ = ["EngineWriter", "load_writer"]
-
 ROOM = 16_384
 """Tokens of all prompts that are kept, the one that is read included."""
 

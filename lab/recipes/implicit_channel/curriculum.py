@@ -29,7 +29,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "kv") from error
 
-__all__ = ["ALL", "FULL", "VALUES", "Batch", "Shape", "Span", "Stage", "Task", "build", "save", "train"]
 
 VALUES = 10
 """How many answers there are: one in ten is chance."""

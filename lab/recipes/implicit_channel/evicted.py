@@ -27,7 +27,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "kv") from error
 
-__all__ = ["CASES", "Answer", "Evicted", "ask"]
 
 CASES = (
     ("Falcon", "Martha Quinn", "copper-lantern-52"),

@@ -28,7 +28,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "kv") from error
 
-__all__ = ["STAGES", "WAYS", "Setting", "answers", "gap", "measure", "probe", "shares"]
 
 STAGES = (("full", FULL), ("memento", ALL), ("handing on", 1))
 """The toys, by what they saw in training. The last continues from the second; the two others begin from random weights."""

@@ -9,8 +9,6 @@ import msgspec
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.report import EvalReport, grid, row_of
 
-__all__ = ["Channel", "Gap", "Probe", "Share"]
-
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """Right answers of a toy in one way.

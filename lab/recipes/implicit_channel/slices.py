@@ -22,8 +22,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "kv") from error
 
-__all__ = ["Slices", "additive"]
-
 
 class Slices:
     """One cache for a batch of equally long sequences.

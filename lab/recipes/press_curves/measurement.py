@@ -35,7 +35,6 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["BUDGETS", "PRESSES", "RESTARTS", "UNTOLD", "Setting", "evaluate"]
 
 RESTARTS: dict[str, Callable[[Case, int, Weights, str], str]] = dict(zip(TEXTS, (summary, excerpts), strict=True))
 """What stands in place of the context after a restart, by the text that is written."""

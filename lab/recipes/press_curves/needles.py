@@ -23,23 +23,8 @@ from kilburn.text.extract import Piece as Source
 from kilburn.text.extract import extract
 from kilburn.text.lines import OMISSION
 from kilburn.text.selection import candidates_of, focus_words, grain_of, select
+from kilburn.wire.trajectory import Trajectory
 from kilburn_kv.observation import CachedPage
-from kilburn_lab.evals.trajectories import Trajectory
-
-__all__ = [
-    "KINDS",
-    "Case",
-    "Frame",
-    "Leaf",
-    "Passage",
-    "Words",
-    "case_of",
-    "excerpts",
-    "frame_of",
-    "library",
-    "passages_of",
-    "summary",
-]
 
 KINDS = ("updated", "plain")
 """Of questions: an older page says another value, or the value stands nowhere else."""

@@ -16,8 +16,6 @@ from kilburn.picture import picture, plain_axes
 from kilburn_lab.evals.intervals import interval, wilson
 from kilburn_lab.evals.report import EvalReport, grid, row_of
 
-__all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "PressResult", "Pressed", "draw"]
-
 FULL, OURS = "full", "pages"
 
 WHENS = ("later", "first")

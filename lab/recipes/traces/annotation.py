@@ -15,8 +15,6 @@ from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_S
 from traces.compression import compress
 from traces.segmentation import blocks_of, score_borders, sentences
 
-__all__ = ["Annotated", "Noted", "annotate", "tagged"]
-
 LEAST_MEMENTO = 32
 """Tokens that a memento may always have."""
 

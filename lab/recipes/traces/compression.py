@@ -23,8 +23,6 @@ from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_S
 from kilburn.wire.quotation import quote
 from traces.segmentation import sentences
 
-__all__ = ["ACCEPT", "POINTS", "TRIES", "Compressed", "Grade", "compress", "extractive", "grade"]
-
 ACCEPT = 8.0
 TRIES = 3
 POINTS = {"formulas": 3, "values": 2, "methods": 2, "validation": 1, "grounded": 1, "result_first": 1}
@@ -95,7 +93,7 @@ _RESULT = re.compile(
 )
 
 
-def _squeezed(text: str) -> str:
+def _packed(text: str) -> str:
     """A formula without what may differ in writing: spaces, dollar signs, TeX's sizing."""
     return re.sub(r"\s+|\\left|\\right|\\,|\\;|\\!|\$", "", text).strip(".,;:").lower()
 
@@ -105,11 +103,11 @@ def _formulas(text: str) -> list[str]:
     found: dict[str, str] = {}
     for match in _TEX.finditer(text):
         inner = next(group for group in match.groups() if group is not None)
-        if len(_squeezed(inner)) >= 3 and re.search(r"[=<>≤≥^_+*/\\]", inner):
-            found[_squeezed(inner)] = inner.strip()
+        if len(_packed(inner)) >= 3 and re.search(r"[=<>≤≥^_+*/\\]", inner):
+            found[_packed(inner)] = inner.strip()
     for match in _EQUATION.finditer(_TEX.sub(" ", text)):
-        if len(_squeezed(match[0])) >= 3:
-            found[_squeezed(match[0])] = match[0].strip()
+        if len(_packed(match[0])) >= 3:
+            found[_packed(match[0])] = match[0].strip()
     return list(found.values())[-MOST:]
 
 
@@ -147,17 +145,17 @@ def grade(block: str, memento: str) -> Grade:
     What a block does not have costs nothing. It compares strings, so it cannot see a false sentence made
     of true numbers.
     """
-    low, squeezed = memento.lower(), _squeezed(memento)
+    low, packed = memento.lower(), _packed(memento)
     numbers = set(_NUMBER.findall(memento))
     formulas, values, methods = _formulas(block), _values(block), _methods(block)
-    lost_formulas = [formula for formula in formulas if _squeezed(formula) not in squeezed]
+    lost_formulas = [formula for formula in formulas if _packed(formula) not in packed]
     lost_values = [value for value in values if value not in numbers and value not in low]
     lost_methods = [method for method in methods if method not in low]
     invented = tuple(sorted(number for number in numbers if number not in set(_NUMBER.findall(block)) and number not in block))
     lead = memento.strip()
     first = lead[slice(*sentences(lead)[0])] if lead else ""
     result_formulas, result_values = _result(block)
-    told = any(_squeezed(formula) in _squeezed(first) for formula in result_formulas) or any(
+    told = any(_packed(formula) in _packed(first) for formula in result_formulas) or any(
         value in _NUMBER.findall(first) for value in result_values[-1:]
     )
     checks = _CHECKS.search(block) is None or _CHECKS.search(memento) is not None

@@ -21,8 +21,6 @@ from kilburn.effect import Answer, Ask
 from kilburn.page import Span
 from kilburn.wire.quotation import quote
 
-__all__ = ["Segmentation", "blocks_of", "border_scores", "score_borders", "segment", "sentences"]
-
 WEIGHT = 0.5
 """What the coefficient of variation counts against the mean score."""
 

@@ -17,7 +17,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("numpy", "embed") from error
 
-__all__ = ["Binary", "Codec", "Components", "Int8", "Quantised", "codec_for", "codecs"]
 
 Array = np.ndarray[Any, Any]
 

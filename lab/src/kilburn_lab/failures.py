@@ -30,8 +30,6 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page, Place
 from kilburn.store import State
 
-__all__ = ["STALE", "Failing", "Failure", "contaminated", "counted", "decayed", "examine", "not_triggered", "unattributed"]
-
 STALE = 180 * 86_400.0
 """Seconds after which a fact that nobody used or said again has decayed."""
 

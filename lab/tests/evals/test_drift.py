@@ -16,10 +16,10 @@ from cli.terminal import kilburn
 from kilburn.errors import SpecError
 from kilburn.model import Request
 from kilburn.testing import Scripted
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.drift import evaluate, measure
 from kilburn_lab.evals.drift_report import DriftReport, Probe, Trial
 from kilburn_lab.evals.plants import ARMS, FACTS, RULES, garden, work
-from kilburn_lab.evals.trajectories import Step, Trajectory
 
 
 @pytest.fixture(scope="module")

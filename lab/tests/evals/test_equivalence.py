@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory
 from kilburn_lab.evals.equivalence import Forecast, evaluate
 from kilburn_lab.evals.references import references
 from kilburn_lab.evals.sample import HALVES, Sample, sample_of
 from kilburn_lab.evals.saved import SavedCells
-from kilburn_lab.evals.trajectories import HeadMessage, Step, Trajectory
 
 KNOWN, UNKNOWN = 0.5, 4.5
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import kilburn
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.future import future_of
 from kilburn_lab.evals.references import Reference, references, shuffle_names
 from kilburn_lab.evals.sample import sample_of
-from kilburn_lab.evals.trajectories import Step, Trajectory
 
 QUIET = Step("hm", "pwd", "nothing")
 

@@ -16,7 +16,7 @@ from cli.terminal import kilburn
 from kilburn.errors import SpecError, Unavailable
 from kilburn.testing.upstream import Upstream, calling, serving
 from kilburn_lab.evals.gateway import evaluate
-from kilburn_lab.evals.gateway_load import Connection, Conversation, Heard, answer_all, said
+from kilburn_lab.evals.gateway_load import ClientConnection, Conversation, Heard, answer_all, said
 from kilburn_lab.evals.gateway_report import GatewayRow
 from kilburn_lab.evals.pass_through import build
 
@@ -24,7 +24,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 async def exchanged(port: int, *, stream: bool, events: int = 5) -> tuple[bool, Heard]:
-    connection, talk = Connection(port), Conversation(1, 10, 4)
+    connection, talk = ClientConnection(port), Conversation(1, 10, 4)
     heard = await connection.ask(talk.next(7, events, stream=stream))
     right = talk.hear(heard)
     await connection.close()

@@ -6,22 +6,22 @@ import msgspec
 import pytest
 
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.baselines import BASELINES, bm25
 from kilburn_lab.evals.intervals import interval
-from kilburn_lab.evals.outcomes import Cell, join_cells
+from kilburn_lab.evals.outcomes import PolicyCounts, join_cells
 from kilburn_lab.evals.paging import evaluate
 from kilburn_lab.evals.paging_report import PagingReport
-from kilburn_lab.evals.rows import Row
+from kilburn_lab.evals.rows import PagingRow
 from kilburn_lab.evals.sample import Sample, sample_of
 from kilburn_lab.evals.saved import SavedCells
-from kilburn_lab.evals.trajectories import Step, Trajectory
 
 
 def made(runs: int, shuffle: int | None = None) -> Sample:
     return sample_of(None, runs, shuffle=shuffle)
 
 
-def timeless(report: PagingReport) -> list[Row]:
+def timeless(report: PagingReport) -> list[PagingRow]:
     return [msgspec.structs.replace(row, seconds=0.0, plan_p50=None, plan_p95=None) for row in report.rows]
 
 
@@ -80,7 +80,7 @@ def test_a_line_counts_only_where_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_read_again_is_what_stands_behind_an_edit() -> None:
-    cell = Cell(policy="p", window=10)
+    cell = PolicyCounts(policy="p", window=10)
     cell.ship("", "aaaabbbb", ["aaaa", "bbbb"])
     assert (cell.shipped, cell.refilled) == (2, 0)
     cell.ship("aaaabbbb", "aaaabbbbcccc", ["cccc"])
@@ -95,7 +95,7 @@ def test_what_is_read_again_is_what_stands_behind_an_edit() -> None:
 
 def test_what_is_not_shown_of_a_new_output_does_not_pay_for_an_edit() -> None:
     """A new output of 400 characters of which one line is shown, while 40 old characters move."""
-    cell = Cell(policy="p", window=1000)
+    cell = PolicyCounts(policy="p", window=1000)
     cell.ship("", "first\n" + "o" * 40, ["first", "o" * 40])
     output = "telling line\n" + "x" * 400
     cell.ship("first\n" + "o" * 40, "fold\n" + "o" * 40 + "\ntelling line\n", [output])
@@ -109,20 +109,23 @@ def test_two_workers_find_what_one_finds() -> None:
 
 
 def test_parts_of_a_cell_join_to_the_whole() -> None:
-    one, two = Cell(policy="p", window=10, calls=2, shipped=5), Cell(policy="p", window=10, calls=1, shipped=4, asks=3)
+    one, two = (
+        PolicyCounts(policy="p", window=10, calls=2, shipped=5),
+        PolicyCounts(policy="p", window=10, calls=1, shipped=4, asks=3),
+    )
     whole = join_cells([one, two])
     assert (whole.calls, whole.shipped, whole.asks, one.calls) == (3, 9, 3, 2)
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(3)
-    first = evaluate(runs, [200], ["fifo"], saved=SavedCells(file, runs.digest, Cell, resume=False))
+    first = evaluate(runs, [200], ["fifo"], saved=SavedCells(file, runs.digest, PolicyCounts, resume=False))
     seen: list[tuple[int, int]] = []
     again = evaluate(
         runs,
         [200],
         ["fifo", "last3"],
-        saved=SavedCells(file, runs.digest, Cell, resume=True),
+        saved=SavedCells(file, runs.digest, PolicyCounts, resume=True),
         progress=lambda done, all_: seen.append((done, all_)),
     )
     assert seen[0][0] > 6
@@ -133,24 +136,24 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_a_line_that_was_broken_off_is_measured_again(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(2)
-    evaluate(runs, [200], ["last3"], saved=SavedCells(file, runs.digest, Cell, resume=False))
+    evaluate(runs, [200], ["last3"], saved=SavedCells(file, runs.digest, PolicyCounts, resume=False))
     file.write_bytes(file.read_bytes()[:-20])
-    saved = SavedCells(file, runs.digest, Cell, resume=True)
+    saved = SavedCells(file, runs.digest, PolicyCounts, resume=True)
     assert (saved.find("tail", "tail", "", 200) is None) != (saved.find("last3", "last3", "", 200) is None)
     whole = timeless(evaluate(runs, [200], ["last3"], saved=saved))
-    reopened = SavedCells(file, runs.digest, Cell, resume=True)
+    reopened = SavedCells(file, runs.digest, PolicyCounts, resume=True)
     assert whole == timeless(evaluate(runs, [200], ["last3"], saved=reopened))
     assert reopened.find("last3", "last3", "", 200) is not None
 
 
 def test_cells_of_other_runs_or_other_names_do_not_count(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(2)
-    evaluate(runs, [200], [], saved=SavedCells(file, runs.digest, Cell, resume=False))
+    evaluate(runs, [200], [], saved=SavedCells(file, runs.digest, PolicyCounts, resume=False))
     for other in (made(3), made(2, shuffle=1), sample_of(None, 2, seed=1), sample_of(None, 2, tools=True)):
-        assert SavedCells(file, other.digest, Cell, resume=True).find("tail", "tail", "", 200) is None
-    assert SavedCells(file, runs.digest, Cell, resume=True).find("tail", "tail", "", 200) is not None
+        assert SavedCells(file, other.digest, PolicyCounts, resume=True).find("tail", "tail", "", 200) is None
+    assert SavedCells(file, runs.digest, PolicyCounts, resume=True).find("tail", "tail", "", 200) is not None
     with pytest.raises(SpecError, match="is no file"):
-        SavedCells(tmp_path, runs.digest, Cell, resume=False)
+        SavedCells(tmp_path, runs.digest, PolicyCounts, resume=False)
 
 
 def test_outputs_of_tool_calls_are_measured_like_messages() -> None:

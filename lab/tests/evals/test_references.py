@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory
 from kilburn_lab.evals.references import copies, names, references, shuffle_names
-from kilburn_lab.evals.trajectories import HeadMessage, Step, Trajectory, braided, synthetic
+from kilburn_lab.evals.trajectories import braided, synthetic
 
 
 def run_of(*steps: tuple[str, str, str], head: str = "") -> Trajectory:

@@ -5,27 +5,29 @@ import pytest
 
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import rates_of
-from kilburn_lab.evals.outcomes import Cell, ReferenceOutcome
+from kilburn_lab.evals.outcomes import PolicyCounts, ReferenceOutcome
 from kilburn_lab.evals.pareto import front
-from kilburn_lab.evals.rows import Row, model_differences_of, rows_of, verdicts_of
+from kilburn_lab.evals.rows import PagingRow, model_differences_of, rows_of, verdicts_of
 
 
-def cell(policy: str, shown: str, window: int = 100, *, refilled: int = 0, **more: str) -> Cell:
+def cell(policy: str, shown: str, window: int = 100, *, refilled: int = 0, **more: str) -> PolicyCounts:
     """`shown` has a letter a reference: + where it was shown, . where not."""
     outcomes = [
         ReferenceOutcome(run=str(at), step=0, name="n", policy=policy, window=window, shown=mark == "+", line=mark == "+")
         for at, mark in enumerate(shown)
     ]
-    made = Cell(policy=policy, window=window, spec=more.get("spec", policy), model=more.get("model", ""), outcomes=outcomes)
+    made = PolicyCounts(
+        policy=policy, window=window, spec=more.get("spec", policy), model=more.get("model", ""), outcomes=outcomes
+    )
     made.calls, made.shipped, made.cached, made.refilled = 10, 1000, 500 - refilled, refilled
     return made
 
 
-def baselines(shown: str, window: int = 100) -> list[Cell]:
+def baselines(shown: str, window: int = 100) -> list[PolicyCounts]:
     return [cell(name, shown, window) for name in BASELINES]
 
 
-def rows(*cells: Cell) -> list[Row]:
+def rows(*cells: PolicyCounts) -> list[PagingRow]:
     return rows_of(cells, rates_of(), seed=0)
 
 
@@ -98,4 +100,4 @@ def test_the_front_holds_what_nothing_beats() -> None:
 
 def test_rows_are_json() -> None:
     for row in rows(cell("tail", "+.")):
-        assert msgspec.json.decode(msgspec.json.encode(row), type=Row) == row
+        assert msgspec.json.decode(msgspec.json.encode(row), type=PagingRow) == row

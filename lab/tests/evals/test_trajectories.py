@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from kilburn.errors import InvalidMessage
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.references import references
-from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
+from kilburn_lab.evals.trajectories import read, synthetic
 
 
 def written(folder: Path, lines: list[bytes], *, packed: bool = False) -> Path:

@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise MissingExtra("claude-agent-sdk", "claude-agent") from error
 
-__all__ = ["SERVER", "hooks", "keep"]
+__all__ = ["hooks", "keep"]
 
 SERVER = "kilburn"
 """The name of the MCP server with the tools."""

@@ -17,11 +17,11 @@ from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.agents.loop import shrink
 from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.extras import command
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import Events
 from kilburn.gateway.form import Asked, Form, Reading
-from kilburn.gateway.messages import Messages
-from kilburn.gateway.responses import Responses
+from kilburn.gateway.messages import MessagesForm
+from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
@@ -34,14 +34,14 @@ try:
 except ImportError as error:
     raise MissingExtra("httpx2", "openai") from error
 
-__all__ = ["ROUNDS", "wrap"]
+__all__ = ["wrap"]
 
 ROUNDS = 5
 """Times that a model may use its memory before it has to reply."""
 
 CLIENTS = {"openai.OpenAI", "openai.AsyncOpenAI", "anthropic.Anthropic", "anthropic.AsyncAnthropic"}
 
-FORMS: tuple[Form, ...] = (Chat(), Responses(), Messages())
+FORMS: tuple[Form, ...] = (ChatForm(), ResponsesForm(), MessagesForm())
 
 CARRIED = ("content-encoding", "content-length", "transfer-encoding")
 """Headers that say how a body was carried; what is handed on is carried otherwise."""

@@ -33,8 +33,6 @@ from kilburn.page import Page, Place, parse_address
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 
-__all__ = ["KeptHistory", "Recollections"]
-
 log = logging.getLogger("kilburn")
 
 GONE = (Place.RETIRED, Place.DROPPED)
@@ -193,8 +191,8 @@ class KeptHistory:
         return False
 
     def _answers(self, given: Sequence[Message]) -> bool:
-        """Whether a history has the result of a call that waits for it here, and not the call: of clients whose provider keeps
-        what was said before."""
+        """Whether a history has the result of a call that is open here, and not the call. So do clients whose provider keeps the
+        earlier messages."""
         window = self.process.window
         asked = {call for message in given for call in _calls(message)}
         results = [part.call or "" for message in given for part in message.parts if part.kind is Kind.RESULT]
@@ -337,7 +335,8 @@ class KeptHistory:
         return msgspec.structs.replace(message, parts=tuple(parts))
 
     def _known(self) -> list[_Known]:
-        """What the framework has of the process, in order: not what is hidden from it, and not what was taken back."""
+        """The messages of the process that the framework has too, in order: those that are neither hidden from it nor taken
+        back."""
         groups: list[list[Page]] = []
         for page, state in self.process.pages():
             if page.id < 0 or state.at in GONE or page.cites:

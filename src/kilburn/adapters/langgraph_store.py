@@ -22,7 +22,7 @@ from kilburn.event import STATE, Act
 from kilburn.kernel.collecting import LONGEST, as_changes, is_true
 from kilburn.kernel.collection import Collection, undisturbed
 from kilburn.kernel.hierarchy import MEMORY, Hierarchy
-from kilburn.kernel.search import Search
+from kilburn.kernel.search import Searcher
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -135,7 +135,7 @@ class KilburnStore(BaseStore):
             rows = [row for row, item in zip(rows, values, strict=True) if _meets(item.value, op.filter)]
         scores: dict[tuple[int, int], float] = {}
         if op.query:
-            search = Search(self._store.store, self._store.ranking, self._store.vectors, [memory.info for memory in memories])
+            search = Searcher(self._store.store, self._store.ranking, self._store.vectors, [memory.info for memory in memories])
             ranked = search.ranked(op.query, self._store.clock(), RANKED, wanted=lambda page, _: _relation(page) == ITEM)
             scores = {one.key: one.scored.score for one in ranked}
             order = {key: place for place, key in enumerate(scores)}

@@ -20,21 +20,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.store import ProcessKind
 
-__all__ = [
-    "Action",
-    "Confirm",
-    "Confirmation",
-    "Consent",
-    "Decision",
-    "Deed",
-    "Permit",
-    "Privilege",
-    "Question",
-    "Rights",
-    "decide",
-    "flat",
-    "whereabouts",
-]
+__all__ = ["CallQuestion", "Deed", "Permit", "Privilege", "Rights"]
 
 
 class Deed(StrEnum):
@@ -250,7 +236,7 @@ def whereabouts(path: str) -> str:
     return str(os.path.realpath(os.fspath(path)))
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class CallQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """May this call be carried out? Asked of a person.
 
     Args:
@@ -270,7 +256,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     over: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
-Confirm = Callable[[Question], bool]
+Confirm = Callable[[CallQuestion], bool]
 """Asks a person. Only True is a yes."""
 
 
@@ -308,15 +294,15 @@ class Confirmation:
         self._cancelled = threading.Event()
 
     def begin(self) -> None:
-        """A run begins: questions are asked again."""
+        """Begin a run: questions are asked again."""
         self._cancelled.clear()
 
     def cancel(self) -> None:
-        """The run is given up: the question that waits is answered with no, and so is each further one."""
+        """Give up the run: the question that waits, and each later one, is answered with no."""
         self._cancelled.set()
         self._answers.put(Consent.CANCELLED)
 
-    def ask(self, question: Question) -> Consent:
+    def ask(self, question: CallQuestion) -> Consent:
         """Ask, and wait for the answer for `question.seconds` at most."""
         with self._one:
             hook, answers = self.hook, queue.SimpleQueue[Consent]()
@@ -337,7 +323,7 @@ class Confirmation:
                 question.over.set()
 
 
-def _answer(hook: Confirm, question: Question) -> Consent:
+def _answer(hook: Confirm, question: CallQuestion) -> Consent:
     try:
         said: Any = hook(question)
     except BaseException:  # noqa: BLE001 -- whatever it raises, it is no yes, and nobody else would see it in this thread

@@ -11,8 +11,6 @@ from kilburn.agents.recorded import Missing
 from kilburn.agents.sandbox import Sandbox
 from kilburn.errors import KilburnError, NoValue
 
-__all__ = ["EMPTY", "AnswerOutcome", "AnswerVariable", "RecursiveResult", "SubCalled"]
-
 EMPTY = {"content": None, "ready": False}
 """What the variable holds at the beginning."""
 AGAIN = '{"content": None, "ready": False}'

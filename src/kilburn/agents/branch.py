@@ -35,7 +35,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, ToolSpec
 from kilburn.page import Place
 
-__all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
+__all__ = ["Branching", "SubAgent"]
 
 LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
 TAKEN_BACK = 2
@@ -254,7 +254,7 @@ class Branching(Agent):
         return made
 
     def finish(self) -> tuple[BranchOutcome, str]:
-        """Work in this branch to its end; how it ended, and its result. What happens is shown to the agent that began it."""
+        """Run this branch to its end. Returns the outcome and the result. The agent that began the branch sees each event."""
         end = Stopped(self.account.outcome)
         for event in self.stream():
             if isinstance(event, Stopped):
@@ -305,7 +305,7 @@ class Branching(Agent):
 
 
 def _told(prompt: str) -> str:
-    """What a branch is told first; it is pinned, so it is the reminder of where the model is, too."""
+    """The first message of a branch. It is pinned, so it also reminds the model of its place."""
     return (
         f"{prompt}\n\n[You work in a branch now. The main line sees none of these steps: when this part is done, call "
         "return(message) with everything that it needs.]"

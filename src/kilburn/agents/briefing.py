@@ -10,8 +10,6 @@ from kilburn.agents.sandbox import ONE_CALL, Cell
 from kilburn.agents.tool import Tool, text_spec
 from kilburn.event import encodable
 
-__all__ = ["MEMORY", "REPL", "fenced", "instructions", "shown"]
-
 FENCE = re.compile(r"^```(?:repl|python|py)[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 SYSTEM = """\

@@ -23,7 +23,7 @@ from kilburn.policies.compact import Compact, behind
 from kilburn.wire.compaction import block_of, put_block_first
 from kilburn.wire.editing import SummarizeRequest, write
 
-__all__ = ["Compaction", "compact", "compact_at_provider"]
+__all__ = ["compact"]
 
 NAME = "compact on demand"
 

@@ -25,8 +25,6 @@ from kilburn.event import encodable
 from kilburn.message import Kind, Part
 from kilburn.model import Tokens
 
-__all__ = ["Functions", "is_called_by", "tools_of"]
-
 TAKEN = frozenset(
     {"context", "answer", "_text", "_index", "Memory", "memory", "memory_search", "memory_sessions", "memory_pages"}
     | {"llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched"}

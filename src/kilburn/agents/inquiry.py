@@ -15,7 +15,7 @@ import msgspec
 from kilburn.agents.answer import AnswerVariable, RecursiveResult, SubCalled
 from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch, said_by
 from kilburn.agents.past import is_of
-from kilburn.agents.recorded import Key, Missing, Recorded, Rerun, note, said_in
+from kilburn.agents.recorded import Key, Missing, Rerun, RunRecord, note, said_in
 from kilburn.agents.sandbox import Sandbox
 from kilburn.agents.sub_calls import SubCalls
 from kilburn.errors import StoreStale
@@ -24,8 +24,6 @@ from kilburn.kernel.process import Process
 from kilburn.message import Message, Role, Trust
 from kilburn.model import Reply
 from kilburn.wire.form import parse
-
-__all__ = ["Inquiry", "Watch", "taken_up"]
 
 Watch = Callable[[RunEvent | SubCalled], None]
 """Is given what happens, as it happens."""
@@ -63,7 +61,7 @@ class Inquiry:
         clock: Callable[[], float],
         outer: Account | None,
         *,
-        recorded: Recorded | None,
+        recorded: RunRecord | None,
         watch: Watch | None,
     ) -> None:
         self.process, self.limits, self.recorded, self.watch = process, limits, recorded, watch
@@ -108,7 +106,7 @@ class Inquiry:
         process.append(said_by(Role.USER, told, trust=Trust.TOOL, sources=(first,)))
         self._hold(first)
 
-    def rejoin(self, known: Recorded) -> None:
+    def rejoin(self, known: RunRecord) -> None:
         """Go on with a recorded run: from here on it is ours."""
         with self.process.batch() as kernel:
             # This fails if the session went on since it was read.

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat
+from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flat
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
@@ -39,30 +39,7 @@ from kilburn.store import ProcessKind
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
 
-__all__ = [
-    "CALLS",
-    "SECONDS",
-    "TOKENS",
-    "UNLIMITED",
-    "Account",
-    "Agent",
-    "Called",
-    "InBranch",
-    "Limits",
-    "Returned",
-    "RunEvent",
-    "RunResult",
-    "Said",
-    "Stopped",
-    "believed",
-    "finished",
-    "in_branch",
-    "made_of",
-    "result_of",
-    "said_by",
-    "set_up",
-    "shrink",
-]
+__all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
 
 WORKERS = 8
 RETURNED = "returned"
@@ -215,7 +192,7 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
 
 
 def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, int], ...] = ()) -> Message:
-    """A reply, with what its prompt showed as the sources of a compaction in it. What a model merely says has none: it was said.
+    """A reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
 
     Args:
         pages: of the process. others: pages of other processes, by number of the process and page.
@@ -303,7 +280,7 @@ class Account:
         return self.reached(below=below) or (self.above.ended(below=True) if self.above is not None else "")
 
     def go_on(self) -> None:
-        """Nothing, unless a run above it was given up.
+        """Raise if a run above this one was given up; do nothing else.
 
         Raises:
             Cancelled: one was.
@@ -628,7 +605,7 @@ class Agent:
         brought.keep(self.process, made_of(message, prompt.pages), found.pages if found is not None else ())
 
     def _prompt(self) -> tuple[Prompt, Brought | None]:
-        """What the model is asked, and what of it a search has brought."""
+        """The prompt for the model, and the passages in it that a search brought."""
         prompt = to_send(self.process.render(self.model.form))
         if not self.searches or self.process.window.whole:
             return prompt, None
@@ -796,7 +773,9 @@ class Agent:
         consent = None
         if decision.permit is Permit.ASK:
             consent = self.confirmation.ask(
-                Question(session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait)
+                CallQuestion(
+                    session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait
+                )
             )
         data: Data = {
             "permit": str(decision.permit),

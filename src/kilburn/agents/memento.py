@@ -31,7 +31,7 @@ from kilburn.text.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quote
 
-__all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned", "Wording"]
+__all__ = ["INSTRUCTIONS", "MementoLoop", "Mode"]
 
 TAG = re.compile("(" + "|".join(map(re.escape, (BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END))) + ")")
 

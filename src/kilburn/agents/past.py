@@ -18,8 +18,6 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.page import Page, Place, parse_address
 
-__all__ = ["Past", "is_of"]
-
 
 class Past:
     """What the code calls `memory`.

@@ -22,7 +22,7 @@ from kilburn.kernel.resolve import resolve
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Discipline", "Job", "Line", "Queue", "Served", "Share", "Stage"]
+__all__ = ["Discipline", "Job", "Share"]
 
 
 class Stage(StrEnum):

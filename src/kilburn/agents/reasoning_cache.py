@@ -30,7 +30,7 @@ from kilburn.text.judgement import garbage
 from kilburn.text.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["Reasoning", "ReasoningCache", "Round", "RoundPrompts", "Schedule", "boxed"]
+__all__ = ["ReasoningCache", "Schedule"]
 
 NAME = "reasoning_cache"
 

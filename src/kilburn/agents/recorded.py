@@ -22,8 +22,6 @@ from kilburn.kernel.process import Process
 from kilburn.message import Message, Role, Trust
 from kilburn.page import Page, Place, digest_of
 
-__all__ = ["Key", "Known", "Missing", "Recorded", "Refusal", "Rerun", "limited", "note", "said_in", "short"]
-
 Key = tuple[int, int]
 """A page of another process: the process's number, and the page's id."""
 
@@ -45,7 +43,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
 
 
-class Refusal(msgspec.Struct, kw_only=True):
+class RefusedCalls(msgspec.Struct, kw_only=True):
     """Calls of one cell that were not made, because a limit is reached.
 
     Args:
@@ -106,7 +104,7 @@ def short(prompt: str) -> str:
     return " ".join(prompt.split())[:SHOWN]
 
 
-class Recorded:
+class RunRecord:
     """What was said in a run that stands in a session, for running it again without a model, or for going on with it.
 
     Args:
@@ -133,7 +131,7 @@ class Recorded:
     resident: int
     last: float
     ended: Data
-    _refused: list[Refusal]
+    _refused: list[RefusedCalls]
     _answers_at: set[int]
     _branches: list[tuple[str, bool]]
 
@@ -181,7 +179,7 @@ class Recorded:
                 self._answers_at |= {int(said["page"])} if said["answered"] != "said" else set()
             elif "refused" in said:
                 code, limit = event.pages[0], str(said["limit"])
-                self._refused.append(Refusal(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
+                self._refused.append(RefusedCalls(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
             self._count(event)
         if not asked:
             raise SpecError(f"nothing was asked in the session {self.process.name!r}", advice="see `kilburn ask --help`")
@@ -235,14 +233,14 @@ class Recorded:
     def _read_branches(self) -> None:
         """The sub-calls, and the runs below this one."""
         entries: list[Entry] = []
-        self._runs: dict[tuple[str, str], deque[Recorded]] = {}
-        self._below: list[Recorded] = []
+        self._runs: dict[tuple[str, str], deque[RunRecord]] = {}
+        self._below: list[RunRecord] = []
         for name, calls in self._branches:
             branch = self.process.branches.open(name)
             if calls:
                 entries += self._entries_of(branch)
             elif any("asked" in said_in(event) for event in branch.events()):
-                run = Recorded(branch, goes_on=self.goes_on)
+                run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
                 self._add(run.spent, run.last)
@@ -305,7 +303,7 @@ class Recorded:
         page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
         return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
 
-    def run(self, question: str, digest: str) -> Recorded | None:
+    def run(self, question: str, digest: str) -> RunRecord | None:
         """The run within this one that was asked so; None if it is not there, and the run goes on.
 
         Raises:
@@ -340,7 +338,7 @@ class Rerun:
         differing: the outputs that came out otherwise when their cells were run again.
     """
 
-    def __init__(self, record: Recorded | None) -> None:
+    def __init__(self, record: RunRecord | None) -> None:
         self.record = record if record is not None and record.goes_on else None
         self.left = deque(zip(self.record.replies, self.record.ends, strict=True) if self.record is not None else ())
         self.differing: list[str] = []

@@ -3,7 +3,7 @@
 The model's window never holds the input: only what it is (type, characters, tokens, its beginning), the code, and what
 the code printed, cut. From the code it can ask a model about pieces of the input, many at once (`llm_query`,
 `llm_query_batched`), or begin the same thing on a piece (`rlm_query`). The result is what it leaves in the variable
-`answer`. From Recursive Language Models (arXiv 2512.24601); there the code runs unconfined, the steps are lost, and an
+`answer`. From RecursiveModel Language Models (arXiv 2512.24601); there the code runs unconfined, the steps are lost, and an
 answer was parsed from prose.
 
 The code may call functions of the caller, too. What they return stands in the same branch, so a run that goes on does not call
@@ -32,7 +32,7 @@ from kilburn.agents.functions import Functions, is_called_by, tools_of
 from kilburn.agents.inquiry import Inquiry, Watch, taken_up
 from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, Limits, Returned, RunEvent, finished, result_of, said_by
 from kilburn.agents.past import Past
-from kilburn.agents.recorded import Key, Recorded, note
+from kilburn.agents.recorded import Key, RunRecord, note
 from kilburn.agents.sandbox import Bounds, CellOutcome, open_sandbox
 from kilburn.agents.sub_calls import Hooks, SubCalls
 from kilburn.agents.tool import Tool, texts_of
@@ -51,7 +51,7 @@ from kilburn.page import digest_of
 from kilburn.store import ProcessKind
 from kilburn.wire.quotation import quote
 
-__all__ = ["AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay", "resume"]
+__all__ = ["RecursiveModel", "RecursiveResult", "replay", "resume"]
 
 PROSE = 2
 """Replies in prose that are answered with a reminder; the next one is taken as the answer."""
@@ -67,7 +67,7 @@ Ended = tuple[AnswerOutcome, Any, str]
 
 
 @checked
-class Recursive(Agent):
+class RecursiveModel(Agent):
     """A model that answers questions about texts that are larger than its window.
 
     Args:
@@ -126,7 +126,7 @@ class Recursive(Agent):
         retry: Retry | None = None,
         tools: bool = True,
         above: Account | None = None,
-        recorded: Recorded | None = None,
+        recorded: RunRecord | None = None,
         free: threading.BoundedSemaphore | None = None,
         **options: Any,
     ) -> None:
@@ -504,7 +504,7 @@ class Recursive(Agent):
             return why
         return result
 
-    def _run_below(self, run: Inquiry, recorded: Recorded | None) -> Recursive:
+    def _run_below(self, run: Inquiry, recorded: RunRecord | None) -> RecursiveModel:
         """A run below this one: the recorded one that goes on, or one of its own in a branch."""
         model = self.model
         if recorded is not None and recorded.goes_on:
@@ -514,7 +514,7 @@ class Recursive(Agent):
             branch = run.fork("Work on a part of what the run above works on.", system=system, calls=False)
         if recorded is not None and not recorded.goes_on:
             model = Scripted(recorded.replies, form=model.form, tokenizer=model.tokenizer)
-        made = Recursive(
+        made = RecursiveModel(
             model,
             branch,
             sub=self.sub,
@@ -547,15 +547,15 @@ def replay(
         process: a new session for the steps, in any store.
         source: the same text; its digest is checked.
         past: the same past.
-        options: those of `Recursive`, such as the sandbox.
+        options: those of `RecursiveModel`, such as the sandbox.
 
     Raises:
         SpecError: nothing was asked there, or the text is another one.
         Unavailable: the code asked for something that is not in the recorded run.
     """
-    run = Recorded(recorded)
+    run = RunRecord(recorded)
     model = Scripted(run.replies, name="recorded", tokenizer=process.counter.name)
-    agent = Recursive(model, process, depth=run.depth, recorded=run, **options)
+    agent = RecursiveModel(model, process, depth=run.depth, recorded=run, **options)
     return agent.ask(run.question, source, past=past)
 
 
@@ -582,11 +582,11 @@ def resume(
         process: the session of the run; its last question counts.
         model: the root, the same or another.
         source: the same text; its digest is checked.
-        past, kind, watch: see `Recursive.ask`.
+        past, kind, watch: see `RecursiveModel.ask`.
         limits: what is different from the limits of the first part, by their names in `Limits`. A run that one of them ended
             without an answer goes on if it is higher now.
         question: what was asked, to be checked; "" for whatever it was.
-        options: those of `Recursive`, such as `sub`.
+        options: those of `RecursiveModel`, such as `sub`.
 
     Raises:
         SpecError: nothing was asked there, the question or the text is another one, or the session went on with something else.
@@ -595,12 +595,12 @@ def resume(
     """
     if unknown := sorted({*(limits or {})} - {*Limits.__struct_fields__}):
         raise SpecError(f"no limit {unknown[0]!r}", advice=f"there are: {', '.join(Limits.__struct_fields__)}")
-    run = Recorded(process, goes_on=True, given=limits)
+    run = RunRecord(process, goes_on=True, given=limits)
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
     known = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
     with _alone(process):
-        agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
+        agent = RecursiveModel(model, process, depth=run.depth, recorded=run, **(known | options))
         return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
 
 
@@ -613,7 +613,7 @@ def _alone(process: Process) -> Iterator[None]:
         raise taken_up(process) from error
 
 
-def _check_same(run: Recorded, found: Variable | None, past: Process | Hierarchy | None) -> None:
+def _check_same(run: RunRecord, found: Variable | None, past: Process | Hierarchy | None) -> None:
     """Make sure that a question is about what the recorded run was about.
 
     Raises:
@@ -625,7 +625,7 @@ def _check_same(run: Recorded, found: Variable | None, past: Process | Hierarchy
         raise SpecError("the recorded run read the past", advice="give it again")
 
 
-def _ended(run: Recorded) -> RecursiveResult:
+def _ended(run: RunRecord) -> RecursiveResult:
     """What came of a run that has ended, from its pages."""
     said, content = run.ended, None
     if said["page"]:

@@ -32,7 +32,7 @@ from kilburn.prices import is_amount
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["ONE_CALL", "Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "Stopped", "open_sandbox"]
+__all__ = ["Bounds", "Sandbox", "open_sandbox"]
 
 USUAL = ("cpython", "monty")
 """The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
@@ -105,7 +105,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
 
 
-class Stopped(Exception):
+class SandboxStopped(Exception):
     """The code inside goes no further, its variables are lost, and why."""
 
     def __init__(self, outcome: CellOutcome, why: str) -> None:

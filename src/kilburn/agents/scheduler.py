@@ -27,7 +27,7 @@ from kilburn.kernel.process import Process
 from kilburn.model import Delta, Model, Reply, Request, takes_tools
 from kilburn.tokens.choice import counter_for
 
-__all__ = ["JobNote", "ScheduledModel", "Scheduler"]
+__all__ = ["Scheduler"]
 
 PATIENCE = 1.0
 """Seconds that a job waits or runs before its session's ledger says so. What is shorter costs no write of its own."""

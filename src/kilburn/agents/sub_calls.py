@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kilburn.agents.loop import Account, RunResult, believed, said_by
-from kilburn.agents.recorded import SHOWN, Key, Known, Missing, Recorded, Refusal, limited, note, short
+from kilburn.agents.recorded import SHOWN, Key, Known, Missing, RefusedCalls, RunRecord, limited, note, short
 from kilburn.budget import Budget
 from kilburn.errors import ModelError, RateLimited, ToolError, Unavailable
 from kilburn.event import encodable
@@ -32,7 +32,6 @@ from kilburn.models.retry import Retry
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Hooks", "SubCalls"]
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ SHARE = 0.9
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions of the caller that are told what a run does, as it does it; see `Recursive`."""
+    """Functions of the caller that are told what a run does, as it does it; see `RecursiveModel`."""
 
     on_subcall_start: Callable[[int, str, str], Any] | None = None
     on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None
@@ -126,7 +125,7 @@ class SubCalls:
         workers: int,
         retry: Retry,
         reply: int,
-        recorded: Recorded | None = None,
+        recorded: RunRecord | None = None,
         watch: Callable[[int, int], None] | None = None,
         check: Callable[[], None] = lambda: None,
         hooks: Hooks | None = None,
@@ -137,7 +136,7 @@ class SubCalls:
         self.done = self.failed = 0
         self.hooks, self.depth = hooks or Hooks(), depth
         self.failures: dict[str, Missing] = {}
-        self.refusals: dict[tuple[int, str], Refusal] = {}
+        self.refusals: dict[tuple[int, str], RefusedCalls] = {}
         self.origin: tuple[Key, ...] = ()
         self.written: list[Key] = []
         self._branch, self._free, self._check = branch, free, check
@@ -212,7 +211,7 @@ class SubCalls:
         if not limit:
             return ""
         with self._lock:
-            refusal = self.refusals.setdefault((code, limit), Refusal(code=code, limit=limit, prompt=short(prompt)))
+            refusal = self.refusals.setdefault((code, limit), RefusedCalls(code=code, limit=limit, prompt=short(prompt)))
             refusal.count += 1
             self._tally(answered=False)
         return limited(limit)

@@ -21,7 +21,7 @@ from kilburn.agents.access import Deed, whereabouts
 from kilburn.errors import SpecError, ToolError
 from kilburn.model import ToolSpec
 
-__all__ = ["Tool", "text_spec", "texts_of"]
+__all__ = ["Tool"]
 
 
 def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:

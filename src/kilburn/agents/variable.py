@@ -15,8 +15,6 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Source", "Variable", "texts_of", "variable"]
-
 Source = str | Path | Sequence[Path] | Mapping[str, str]
 """A text; a file or a folder; several files and folders; or texts by name."""
 
@@ -50,7 +48,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     head: str
 
     def told(self) -> str:
-        """What the model is told of it, beside its head."""
+        """The description of the text for the model: its type and size, and the names of its parts."""
         size = f"{self.characters:,} characters, about {self.tokens:,} tokens"
         if not self.index:
             return f"`context` is a str: {size}."

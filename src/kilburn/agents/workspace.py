@@ -28,7 +28,7 @@ import msgspec
 from kilburn.errors import MergeConflict, WorkspaceError
 from kilburn.file import sync_folder, write_file
 
-__all__ = ["Workspace", "open_workspace"]
+__all__ = ["open_workspace"]
 
 HOME = ".kilburn"
 """Where a folder without a repository has its working folders."""
@@ -39,14 +39,14 @@ LINK = "160000"
 """The mode of a repository inside a repository, of which a tree holds no files."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class PathChange(msgspec.Struct, frozen=True):
     """A path that differs between two trees: "A" added, "M" modified, "D" deleted, "T" of another type."""
 
     path: str
     status: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MergePlan(msgspec.Struct, frozen=True):
     """A merge that is under way: what is written and deleted in the folder, and where the files to write are."""
 
     staged: str
@@ -185,11 +185,11 @@ class Repository:
         told = self.git("ls-tree", "-r", "-z", tree).decode("utf-8", "surrogateescape").split("\0")[:-1]
         return [line.partition("\t")[2] for line in told if line.startswith(LINK)]
 
-    def changes(self, before: str, after: str) -> list[Change]:
+    def changes(self, before: str, after: str) -> list[PathChange]:
         """The paths that differ between two trees."""
         told = self.git("diff-tree", "-r", "-z", "--no-renames", "--raw", before, after).decode("utf-8", "surrogateescape")
         fields = iter(told.split("\0")[:-1])
-        return [Change(path, head.split()[4][0]) for head, path in zip(fields, fields, strict=True)]
+        return [PathChange(path, head.split()[4][0]) for head, path in zip(fields, fields, strict=True)]
 
     def check_out(self, tree: str, paths: Iterable[str] | None, to: Path, index: Path) -> None:
         """Write files of a tree into a folder; None for all."""
@@ -222,8 +222,10 @@ class Repository:
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        forward = Plan(str(staged / "after"), write, delete)
-        back = Plan(str(staged / "before"), tuple(path for path in (*write, *delete) if path not in added), tuple(sorted(added)))
+        forward = MergePlan(str(staged / "after"), write, delete)
+        back = MergePlan(
+            str(staged / "before"), tuple(path for path in (*write, *delete) if path not in added), tuple(sorted(added))
+        )
         self._write_down(forward)
         try:
             self._finish()
@@ -254,7 +256,7 @@ class Repository:
     def _journal(self) -> Path:
         return self.home / "merge.json"
 
-    def _write_down(self, plan: Plan) -> None:
+    def _write_down(self, plan: MergePlan) -> None:
         with write_file(self._journal, force=True) as file:
             file.write(
                 msgspec.json.encode(msgspec.structs.asdict(plan) | {"write": _coded(plan.write), "delete": _coded(plan.delete)})
@@ -265,7 +267,7 @@ class Repository:
         if not self._journal.exists():
             return
         noted: dict[str, Any] = msgspec.json.decode(self._journal.read_bytes())
-        plan = Plan(noted["staged"], tuple(map(_decoded, noted["write"])), tuple(map(_decoded, noted["delete"])))
+        plan = MergePlan(noted["staged"], tuple(map(_decoded, noted["write"])), tuple(map(_decoded, noted["delete"])))
         try:
             self._carry_out(plan)
         except OSError as error:
@@ -274,7 +276,7 @@ class Repository:
         sync_folder(self.home)
         shutil.rmtree(Path(plan.staged).parent, ignore_errors=True)
 
-    def _carry_out(self, plan: Plan) -> None:
+    def _carry_out(self, plan: MergePlan) -> None:
         for path in plan.delete:
             target = self.top / path
             if os.path.lexists(target) and not _is_folder(target):

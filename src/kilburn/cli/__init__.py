@@ -5,9 +5,9 @@ Only this package imports typer. Verbs are thin: the logic is in the public Pyth
 
 from __future__ import annotations
 
-from kilburn.cli.shell import app, load, main
+from kilburn.cli.shell import main
 from kilburn.submodules import attach
 
-__all__ = ["app", "load", "main"]
+__all__ = ["main"]
 
 attach(__name__)

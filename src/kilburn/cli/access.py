@@ -21,11 +21,10 @@ from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.choice import vectors_for
-from kilburn.models.weights import Progress, catalogue, pull
+from kilburn.models.download import Progress
+from kilburn.models.weights import catalogue, pull
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import line, say
-
-__all__ = ["WIDE", "counting", "embed", "existing", "fetched", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""

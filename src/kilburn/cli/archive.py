@@ -29,8 +29,6 @@ from kilburn.terminal import line
 from kilburn.wire.form import check_fit, dump, parse
 from kilburn.wire.recording import Names, RecordedRun, is_run, run_of
 
-__all__ = ["ArchivedMessages", "ArchivedSession", "Clock", "gather", "rebuild", "write"]
-
 VERSION = 1
 
 Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]

@@ -13,8 +13,9 @@ import typer
 from typer import Argument, Option
 
 import kilburn
+from kilburn.agents.answer import AnswerOutcome, SubCalled
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
-from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
+from kilburn.agents.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.agents.variable import Source, texts_of
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, closed_after, conversing, model_of
@@ -24,8 +25,6 @@ from kilburn.errors import ModelError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.prices import prices_of
 from kilburn.terminal import line, say, tell
-
-__all__ = ["ask"]
 
 WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
 """Outcomes without an answer: exit status 1."""
@@ -120,7 +119,7 @@ def ask(
                     result = resume(store.process(session), root, source, past=before, watch=watch, **again)
                 else:
                     limits = msgspec.structs.replace(Limits(steps=30), **given)
-                    agent = Recursive(root, store.process(session), depth=depth, limits=limits, **options)
+                    agent = RecursiveModel(root, store.process(session), depth=depth, limits=limits, **options)
                     result = agent.ask(question, source, past=before, watch=watch)
             except (ModelError, KeyboardInterrupt):
                 say("what was done so far is kept: go on with --resume")

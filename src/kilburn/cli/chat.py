@@ -13,7 +13,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kilburn.agents.access import Permit, Question, Rights
+from kilburn.agents.access import CallQuestion, Permit, Rights
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import closed_after, conversing, fetched
 from kilburn.cli.screen import cell, count, many
@@ -21,8 +21,6 @@ from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
 from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
-
-__all__ = ["chat", "confirm"]
 
 POLL = 0.1
 """Seconds after which it is looked whether a question is over."""
@@ -87,7 +85,7 @@ def chat(
         _talk(agent)
 
 
-def confirm(question: Question) -> bool:
+def confirm(question: CallQuestion) -> bool:
     """Ask on the terminal whether a call may be carried out. What was typed before the question is no answer to it, and
     where there is no terminal the answer is no."""
     if not sys.stdin.isatty():

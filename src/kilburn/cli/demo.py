@@ -20,12 +20,10 @@ from kilburn.cli.access import closed_after, model_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Force, Json, app
-from kilburn.demo.job import JobResult, Plan, Told, perform
+from kilburn.demo.job import DemoPlan, JobResult, Told, perform
 from kilburn.errors import MissingExtra, ModelError
 from kilburn.picture import check_picture
 from kilburn.terminal import console, emit, line, say
-
-__all__ = ["demo"]
 
 PHASES = {
     "fetch": "the model",
@@ -70,7 +68,7 @@ def demo(
     """
     if plot is not None:
         check_picture(plot, force=force, formats=FORMATS)
-    plan = Plan(
+    plan = DemoPlan(
         db=str(db or Path(tempfile.mkdtemp(prefix="kilburn-demo-")) / "library.db"),
         library=str(library or ""),
         whole=full,

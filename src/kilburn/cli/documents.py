@@ -21,8 +21,6 @@ from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_o
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["add", "documents", "list_documents", "remove", "show_document"]
-
 documents = typer.Typer(help="Texts to be searched beside the memory.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(documents, name="documents")
 

@@ -25,8 +25,6 @@ from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["carry_out", "forget"]
-
 SHOWN = 50
 """Pages that are announced one by one."""
 

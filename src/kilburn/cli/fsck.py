@@ -19,7 +19,7 @@ from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, Sto
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.replay import rebuild
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Batch, ProcessInfo, State
@@ -27,8 +27,6 @@ from kilburn.stores.inspection import Finding
 from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
-
-__all__ = ["fsck"]
 
 TRIES = 5
 """How often a store is checked at most, if others write to it meanwhile."""
@@ -131,7 +129,7 @@ def _check(store: Sqlite) -> list[Finding]:
     return found
 
 
-def _replayed(store: Sqlite, info: ProcessInfo) -> Window:
+def _replayed(store: Sqlite, info: ProcessInfo) -> WindowState:
     """The window of a session as its ledger says, opened as its reader opens it.
 
     Raises:
@@ -163,7 +161,7 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
                 yield Finding(kind="fold", what=what, process=info.number, page=page.id)
 
 
-def _differs(store: Sqlite, info: ProcessInfo, window: Window) -> bool:
+def _differs(store: Sqlite, info: ProcessInfo, window: WindowState) -> bool:
     """Whether a session that is read from its checkpoint is another than from its whole ledger (law 8)."""
     try:
         short = rebuild(store, info, Ruler(counter_of(store, info.number)), recount=False).window

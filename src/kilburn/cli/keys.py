@@ -15,8 +15,6 @@ from kilburn.cli.shell import Json, Tenant, app
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["add", "keys", "list_keys", "revoke"]
-
 keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
 

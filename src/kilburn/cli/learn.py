@@ -18,8 +18,6 @@ from kilburn.memory.learning import learn as learn_from
 from kilburn.memory.retention import Quota
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["learn"]
-
 
 @app.command()
 def learn(

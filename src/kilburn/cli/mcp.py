@@ -16,8 +16,6 @@ from kilburn.memory.retention import Quota
 from kilburn.store import check_name
 from kilburn.terminal import say
 
-__all__ = ["mcp"]
-
 
 @app.command()
 def mcp(

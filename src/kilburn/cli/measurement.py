@@ -21,8 +21,6 @@ from kilburn.tokens.images import cost_of_image
 from kilburn.wire.form import parse
 from kilburn.wire.recording import RecordedRun
 
-__all__ = ["Measured", "Total", "lost_bytes", "recount", "stream", "total_of"]
-
 
 class Measured(msgspec.Struct, kw_only=True):
     """Figures of one run. Tokens are the window's own counter's.

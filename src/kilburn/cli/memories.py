@@ -29,7 +29,6 @@ from kilburn.terminal import emit, line, tell
 
 Change = Callable[[Collection], object]
 
-__all__ = ["Look", "User", "memories", "remember", "secrets_of"]
 
 memories = typer.Typer(
     help="What is remembered for long: list it, see where it is from, take it back.", no_args_is_help=True, rich_markup_mode=None

@@ -13,8 +13,6 @@ from kilburn.cli.shell import Json, app
 from kilburn.models import weights
 from kilburn.terminal import emit, tell
 
-__all__ = ["list_models", "models", "pull"]
-
 models = typer.Typer(help="Model files: which are known, which are here.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models, name="models")
 

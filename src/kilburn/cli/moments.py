@@ -7,8 +7,6 @@ from datetime import datetime
 
 from kilburn.errors import SpecError
 
-__all__ = ["moment", "seconds", "when"]
-
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 
 _LENGTH = re.compile(rf"\s*(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({'|'.join(UNITS)})\s*", re.ASCII)

@@ -9,8 +9,6 @@ from kilburn.cli.shell import Json, app
 from kilburn.kernel.resolve import locate, names
 from kilburn.terminal import emit
 
-__all__ = ["policies"]
-
 
 @app.command()
 def policies(json: Json = False) -> None:

@@ -21,8 +21,6 @@ from kilburn.kernel.found import Found
 from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
 from kilburn.terminal import emit, line, tell
 
-__all__ = ["recall", "search"]
-
 
 @app.command()
 def recall(
@@ -112,7 +110,7 @@ def search(
 
 
 def _facts(hit: Found) -> str:
-    """What is known of a hit, in one line."""
+    """A hit in one line: its origin and age, whether it is in the window, until when it is true, its tokens and its score."""
     said = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
     if not hit.session.startswith((MEMORY, DOCUMENT)):  # facts and documents are in no window, so "out" would say nothing
         said.append(str(hit.where))

@@ -21,8 +21,6 @@ from kilburn.kernel.receipts import Receipt
 from kilburn.page import parse_address
 from kilburn.terminal import emit, line, tell
 
-__all__ = ["receipts"]
-
 SHOWN = 3
 """Addresses of one receipt that the table shows; --json has all of them."""
 

@@ -22,8 +22,6 @@ from kilburn.picture import check_picture
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 
-__all__ = ["replay"]
-
 SHOWN = 20
 """Runs that are listed one by one for people."""
 

@@ -14,8 +14,6 @@ from typing import Any
 from kilburn.file import write_file
 from kilburn.picture import check_picture, picture, plain_axes
 
-__all__ = ["FORMATS", "draw", "page", "thin", "ticks"]
-
 FORMATS = (".png", ".html")
 
 WIDTH, HEIGHT = 960, 440

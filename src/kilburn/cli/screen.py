@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from kilburn.file import write_file
 from kilburn.terminal import console, line, plain, say, spelled, tell
 
-__all__ = ["Done", "Sink", "age", "bar", "cell", "count", "grid", "many", "progress", "shortened", "sink", "table", "width_of"]
-
 
 def count(number: int) -> str:
     """A number with its thousands apart."""

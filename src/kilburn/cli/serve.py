@@ -12,13 +12,14 @@ from typer import Option
 from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.gateway.access import LOOPBACK
+from kilburn.gateway.limits import check_listening, limits_of
+from kilburn.gateway.logs import Log
 from kilburn.memory.choice import usual_embedder
 from kilburn.model import takes_tools
 from kilburn.prices import prices_of
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
-
-__all__ = ["serve"]
 
 BOUNDS = (
     "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), body=67108864 and "
@@ -107,7 +108,7 @@ def serve(
         kilburn serve --upstream https://api.anthropic.com --window 60000
     """
     gateway = _gateway()
-    gateway.check_listening(host, keys)
+    check_listening(host, keys)
     speaker = _speaker(upstream, model)
     settings = gateway.Settings(
         db=db or "agent.db",
@@ -120,11 +121,11 @@ def serve(
         memory=memory,
         memory_tools=memory_tools,
         link=link,
-        hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
+        hosts=(*LOOPBACK, host, *(allow_host or ())),
         origins=tuple(allow_origin or ()),
-        limits=gateway.limits_of(limit or (), keyed=keys is not None),
+        limits=limits_of(limit or (), keyed=keys is not None),
         prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
-        log=gateway.Log(opened_log(log)),
+        log=Log(opened_log(log)),
         contents=contents,
         fail=fail,
         tokenizer="auto" if speaker is None else counter_for(speaker.tokenizer),
@@ -158,8 +159,9 @@ def _speaker(upstream: str | None, model: str | None) -> Any:
 def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
     import uvicorn
 
-    options = gateway.uvicorn_options(settings.limits)
-    config = uvicorn.Config(gateway.build(settings), log_level="warning", **options)
+    from kilburn.gateway.connection import uvicorn_options
+
+    config = uvicorn.Config(gateway.build(settings), log_level="warning", **uvicorn_options(settings.limits))
     with _listener(host, port) as listener:
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")

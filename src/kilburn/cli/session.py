@@ -26,8 +26,6 @@ from kilburn.page import Page, address_of
 from kilburn.store import ProcessInfo, State, root_of
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["LESS_QUEUES", "QUEUES", "cells_of", "ps", "queue_cells", "row_of", "show", "stats"]
-
 Session = Annotated[str, Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
 

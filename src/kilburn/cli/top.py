@@ -18,12 +18,10 @@ from kilburn.cli.screen import age, bar, count, grid, many, progress, width_of
 from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
-from kilburn.gateway.exchange import Row, Rows
+from kilburn.gateway.exchange import Rows, SessionTotals
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.page import Place
 from kilburn.terminal import console, emit
-
-__all__ = ["top"]
 
 LARGEST = 64 << 20
 """Bytes that are read of what a gateway answers."""
@@ -103,7 +101,7 @@ def _watch(rows: Callable[[], list[Any]], shown: Callable[..., Any], once: bool,
             live.update(shown(rows(), screen.width, screen.height), refresh=True)
 
 
-def sessions_of(url: str) -> list[Row]:
+def sessions_of(url: str) -> list[SessionTotals]:
     """The sessions that a running gateway has served, the last used first. No proxy is asked, no redirect followed.
 
     Raises:
@@ -133,17 +131,17 @@ def sessions_of(url: str) -> list[Row]:
         line.close()
 
 
-def traffic(rows: list[Row], width: int, height: int | None = None) -> Any:
+def traffic(rows: list[SessionTotals], width: int, height: int | None = None) -> Any:
     """One screenful of a gateway; a hit rate under its alarm has a mark."""
     requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
     title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
-    cells = [_traffic(row) for row in rows] or [_traffic(Row(tenant="", session=""))]
+    cells = [_traffic(row) for row in rows] or [_traffic(SessionTotals(tenant="", session=""))]
     heads = [head for head in cells[0] if head != "tenant" or len({row.tenant for row in rows}) > 1]
     body = ([cell[head] for head in heads] for cell in cells[: len(rows)])
     return grid(heads, body, title=title, width=width, height=height, less=LESS_TRAFFIC)
 
 
-def _traffic(row: Row) -> dict[str, Any]:
+def _traffic(row: SessionTotals) -> dict[str, Any]:
     share = row.tokens_in_window / row.window if row.window else 0.0
     return {
         "session": row.session,

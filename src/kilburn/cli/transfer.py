@@ -26,8 +26,6 @@ from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, plain, say, tell
 from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
 
-__all__ = ["bring", "export"]
-
 
 @app.command()
 def export(

@@ -14,8 +14,6 @@ from typing import NamedTuple, Protocol
 from kilburn.demo.explorer import READ
 from kilburn.kernel.found import Found
 
-__all__ = ["Answered", "Searchable", "answer"]
-
 TOKENS, HITS = 100_000, 200
 """Tokens that the hits of one search may take."""
 

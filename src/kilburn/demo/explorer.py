@@ -15,8 +15,6 @@ import msgspec
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request
 
-__all__ = ["READ", "TASK", "Explorer"]
-
 TASK = (
     "Work through this Python library: list every folder, read every file from its first line to its last, "
     "and search for what is defined where. You will be asked about exact details afterwards."

@@ -21,7 +21,7 @@ from kilburn.agents.loop import UNLIMITED, Agent, Called, Returned, Stopped
 from kilburn.demo.answers import answer
 from kilburn.demo.explorer import TASK, Explorer
 from kilburn.demo.library import Library
-from kilburn.demo.questions import Question, questions
+from kilburn.demo.questions import LibraryQuestion, questions
 from kilburn.demo.rivals import summarised, truncated
 from kilburn.demo.voice import Folded, Phrase, folds, phrase
 from kilburn.errors import SpecError
@@ -29,8 +29,6 @@ from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
-
-__all__ = ["Checked", "JobResult", "Plan", "Rival", "check", "perform"]
 
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
@@ -44,7 +42,7 @@ Told = Callable[[str, int, int | None, str], None]
 """Called with a phase, how much is done, the total (None if unknown), and a line on what happens."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to do.
 
     Args:
@@ -70,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     enough: int = 1_200_000
 
 
-class Checked(Question, frozen=True, kw_only=True):
+class Checked(LibraryQuestion, frozen=True, kw_only=True):
     """A question and its answer from memory; `address` is the page from which it was read."""
 
     answer: str
@@ -93,7 +91,7 @@ class JobResult(msgspec.Struct, kw_only=True):
     in the window, a pair a prompt; `seconds` by phase."""
 
     library: str
-    plan: Plan
+    plan: DemoPlan
     python: str = sys.version.split()[0]
     session: str = SESSION
     files: int = 0
@@ -129,7 +127,7 @@ class JobResult(msgspec.Struct, kw_only=True):
         return not self.stats.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
 
 
-def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
+def perform(plan: DemoPlan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
     """Run the whole demo; without a model, the model's part is left out.
 
     Raises:
@@ -217,7 +215,7 @@ def check(given: Sequence[str], results: JobResult) -> None:
     results.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
 
 
-def _answer(process: Process, asked: Sequence[Question], results: JobResult, told: Told) -> None:
+def _answer(process: Process, asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
     for number, question in enumerate(asked, start=1):
         told("answers", number, len(asked), question.question)
         found = answer(question.question, process)
@@ -229,7 +227,7 @@ def _answer(process: Process, asked: Sequence[Question], results: JobResult, tol
     results.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
 
-def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], results: JobResult, told: Told) -> None:
+def _compare(process: Process, given: Sequence[str], asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
     """The same questions for the rivals, which keep only their window: each searches and recalls what it kept."""
     count, capacity = process.counter.count, process.capacity
     transcript = [(page, text) for (page, _), text in zip(process.pages(), given, strict=False)]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from kilburn.agents.tool import Tool
 
-__all__ = ["Library", "lines_of"]
-
 FOREIGN = frozenset({"__pycache__", "dist-packages", "ensurepip", "site-packages"})
 """Folders that are no part of the library, or only carry other packages."""
 

@@ -18,8 +18,6 @@ import msgspec
 
 from kilburn.demo.library import lines_of
 
-__all__ = ["KINDS", "Question", "questions"]
-
 KINDS = ("signature", "method", "constant", "line", "place")
 FILES = 5
 """Files that are read for each wanted question."""
@@ -29,7 +27,7 @@ _DEFINITION = re.compile(r"\s*(?:class|def|async def) (\w+)")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class LibraryQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """One question.
 
     Args:
@@ -47,7 +45,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     where: str
 
 
-def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int, searched: Iterable[str] = ()) -> list[Question]:
+def questions(
+    root: Path, files: Mapping[str, int], *, number: int, seed: int, searched: Iterable[str] = ()
+) -> list[LibraryQuestion]:
     """`number` questions, the kinds in turn, from files of which all lines up to a given one were read.
 
     Returns fewer if the sources do not have enough to ask about.
@@ -60,7 +60,7 @@ def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int, s
     sources = {path: lines_of(root / path)[: files[path]] for path in sorted(files)}
     shown = sources | {path: lines_of(root / path) for path in searched}
     defined = Counter(name[1] for lines in shown.values() for line in lines if (name := _DEFINITION.match(line)))
-    found: dict[str, list[Question]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[LibraryQuestion]] = {kind: [] for kind in KINDS}
     for path in chance.sample(list(sources), min(len(sources), number * FILES)):
         for question in _of_file(path, sources[path], defined, chance):
             found[question.kind].append(question)
@@ -69,13 +69,13 @@ def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int, s
     return [question for turn in zip_longest(*found.values()) for question in turn if question][:number]
 
 
-def _of_file(path: str, lines: Sequence[str], defined: Mapping[str, int], chance: random.Random) -> Iterator[Question]:
+def _of_file(path: str, lines: Sequence[str], defined: Mapping[str, int], chance: random.Random) -> Iterator[LibraryQuestion]:
     tree = _parsed("\n".join(lines))
     if tree is None:
         return  # some files of a library are broken on purpose
 
-    def ask(kind: str, question: str, expected: str, at: int) -> Question:
-        return Question(kind=kind, question=question, expected=expected, evidence=lines[at - 1], where=f"{path}:{at}")
+    def ask(kind: str, question: str, expected: str, at: int) -> LibraryQuestion:
+        return LibraryQuestion(kind=kind, question=question, expected=expected, evidence=lines[at - 1], where=f"{path}:{at}")
 
     here = Counter(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | Function))
     for node in _once(tree.body, here):

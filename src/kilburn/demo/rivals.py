@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from kilburn.page import Page
 from kilburn.text.extract import Piece, extract, piece_of
 
-__all__ = ["summarised", "truncated"]
-
 FULL, TAIL, SUMMARY = 3 / 4, 1 / 4, 1 / 8
 """Shares of the window: when a summary is made, what stays unsummarised, and the size of the summary."""
 

@@ -21,8 +21,6 @@ from kilburn.kernel.process import Process
 from kilburn.model import Model, Request, complete
 from kilburn.tokens.choice import counter_for
 
-__all__ = ["Folded", "Phrase", "folds", "phrase"]
-
 STEPS = 200
 """Calls of the explorer after which the stage ends, whether or not anything was folded."""
 

@@ -19,10 +19,8 @@ from typing import Any
 from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Bounds, Bucket, Tally
+from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds
 from kilburn.gateway.problems import OF_A_USER, Problem, body_of
-
-__all__ = ["LOOPBACK", "Access", "App", "Receive", "Scope", "Send"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -69,13 +67,13 @@ class Access:
         anonymous: Key | None = None,
         hosts: Iterable[str] = LOOPBACK,
         origins: Iterable[str] = (),
-        limits: Bounds | None = None,
+        limits: RequestBounds | None = None,
         observe: Callable[[Exchange], None] = lambda exchange: None,
         contents: bool = False,
         flows: Callable[[Scope], bool] = lambda scope: False,
     ) -> None:
         self.flows = flows
-        self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or Bounds(), observe, contents
+        self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or RequestBounds(), observe, contents
         self.anonymous = anonymous or Key()
         self.hosts = frozenset(host.lower() for host in hosts)
         self.origins = frozenset(origin.lower() for origin in origins)
@@ -293,7 +291,7 @@ class Access:
         """The whole body, counted as it comes; None if the client left."""
         limits = self.limits
         pieces: list[bytes] = []
-        tally = Tally()
+        tally = BodyTally()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limits.patience) as deadline:
@@ -319,7 +317,7 @@ class Access:
     def _too_slow(self) -> Problem:
         return Problem(408, "slow_body", "the body came too slowly")
 
-    def _check_size(self, tally: Tally) -> None:
+    def _check_size(self, tally: BodyTally) -> None:
         limits = self.limits
         if tally.size > limits.body:
             raise self._too_large()

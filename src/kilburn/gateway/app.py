@@ -18,25 +18,24 @@ from anyio.to_thread import run_sync
 import kilburn
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
-from kilburn.gateway.chat import Chat
-from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import Exchange
-from kilburn.gateway.faults import MemoryTools, Offer
+from kilburn.gateway.faults import Offer
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.kept import Ids, Kept, is_ours
 from kilburn.gateway.keys import Key, Keys, Link
-from kilburn.gateway.limits import Bounds, check_listening, limits_of
+from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
-from kilburn.gateway.messages import Messages
+from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.metrics import Metrics
 from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
-from kilburn.gateway.responses import Responses
+from kilburn.gateway.responses import ResponsesForm
 from kilburn.gateway.spans import spans
 from kilburn.gateway.status import Trouble, routes
-from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, is_lent, joined
+from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
@@ -50,18 +49,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = [
-    "LOOPBACK",
-    "Bounds",
-    "Gateway",
-    "Log",
-    "MemoryTools",
-    "Settings",
-    "build",
-    "check_listening",
-    "limits_of",
-    "uvicorn_options",
-]
+__all__ = ["Settings", "build"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -126,7 +114,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     keys: str | None = None
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
-    limits: Bounds = Bounds()
+    limits: RequestBounds = RequestBounds()
     memory: int = 0
     link: str = "auto"
     prices: Prices = PRICES["hosted"]
@@ -155,7 +143,7 @@ class Gateway:
         self._trouble = Trouble(settings.db, settings.tenant)
         self.shares = Shares(settings.limits)
         self._kept = Kept(lambda: self.relay(settings.tenant).histories.hierarchy)
-        self.upstream: Upstream
+        self.upstream: UpstreamApi
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
         else:
@@ -183,7 +171,7 @@ class Gateway:
 
     @property
     def search(self) -> str:
-        """How what was said is found."""
+        """Whether searches go by words, or by words and meaning."""
         if self._embedder is None:
             return "words"
         troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)
@@ -546,7 +534,7 @@ def build(settings: Settings) -> App:
         if not gateway.fails_open:
             raise
         log.warning("requests are served unread until the store can be used: %s", error)
-    chat, messages = Chat(), Messages()
+    chat, messages = ChatForm(), MessagesForm()
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -565,7 +553,7 @@ def build(settings: Settings) -> App:
 
     paths = [
         Route("/v1/chat/completions", _Endpoint(gateway, chat, chat)),
-        Route("/v1/responses", _Endpoint(gateway, Responses(), chat)),
+        Route("/v1/responses", _Endpoint(gateway, ResponsesForm(), chat)),
         Route("/v1/messages", _Endpoint(gateway, messages, messages)),
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),

@@ -21,8 +21,6 @@ from kilburn.wire import chat as wire
 from kilburn.wire.oddities import chat_message, counted, whole_number
 from kilburn.wire.plain import NOT_JSON
 
-__all__ = ["Chat"]
-
 DONE = b"data: [DONE]\n\n"
 FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls", Finish.REFUSED: "content_filter"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -33,7 +31,7 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _role = msgspec.json.Decoder(msgspec.defstruct("_Role", [("role", Any, None)])).decode
 
 
-class Chat(Form):
+class ChatForm(Form):
     """`/v1/chat/completions`."""
 
     name: ClassVar[str] = "chat"
@@ -272,6 +270,7 @@ class ChatReading(Reading):
         return out + DONE
 
     def broken(self, error: dict[str, Any]) -> bytes:
+        """See `Reading`."""
         return written(error)
 
     def _whole(self) -> bytes:

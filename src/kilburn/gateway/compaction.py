@@ -18,8 +18,6 @@ import msgspec
 
 from kilburn.message import Kind, Message, Role
 
-__all__ = ["OPENING", "end_of", "is_own", "is_summary", "quotes", "texts_of"]
-
 OWN = 200
 """Characters of an assistant, in texts and arguments, that no two conversations have by chance."""
 

@@ -9,17 +9,15 @@ import asyncio
 from typing import Any
 
 from kilburn.errors import MissingExtra
-from kilburn.gateway.limits import Bounds
+from kilburn.gateway.limits import RequestBounds
 
 try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "uvicorn", "serve") from error
 
-__all__ = ["uvicorn_options"]
 
-
-def uvicorn_options(limits: Bounds) -> dict[str, Any]:
+def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
     """Options of `uvicorn.Config` that hold the limits which no application can hold. Clients' addresses are those of their
     connections: a forwarded header proves nothing."""
 

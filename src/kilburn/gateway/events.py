@@ -11,8 +11,6 @@ import msgspec
 
 from kilburn.errors import Unavailable
 
-__all__ = ["MARK", "Events", "ServerEvent", "Shape", "shape_of", "written"]
-
 LONGEST = 64 << 20
 """Bytes of one event."""
 

@@ -15,8 +15,6 @@ from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 
-__all__ = ["Exchange", "Row", "Rows", "together"]
-
 
 class Exchange(msgspec.Struct, kw_only=True):
     """One request and its reply: `scope["state"]["exchange"]`. Times are in seconds, tokens by the session's counter.
@@ -86,7 +84,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         return max(0.0, self.first - self.received - self.waited)
 
 
-class Row(msgspec.Struct, kw_only=True):
+class SessionTotals(msgspec.Struct, kw_only=True):
     """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
     `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window` and `hit_rate` are as of its last
     reply, and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved` is money: see
@@ -118,7 +116,7 @@ class Rows(msgspec.Struct, kw_only=True):
     """What `/sessions` answers: as of a time, in seconds since the epoch."""
 
     time: float
-    sessions: list[Row]
+    sessions: list[SessionTotals]
 
 
 def together(one: Tokens | None, other: Tokens) -> Tokens:

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.gateway.sessions import Session
+from kilburn.gateway.sessions import OpenSession
 from kilburn.kernel import memory_tools
 from kilburn.kernel.brought import Brought, bring
 from kilburn.kernel.hierarchy import Hierarchy
@@ -19,8 +19,6 @@ from kilburn.kernel.memory_tools import MemoryReply
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Part
 from kilburn.wire.digests import HIDDEN
-
-__all__ = ["MemoryTools", "Offer", "answered", "brought"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -82,7 +80,7 @@ class Offer:
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"
 
 
-def answered(hierarchy: Hierarchy, session: Session, calls: Sequence[Part], *, over: bool) -> list[Message]:
+def answered(hierarchy: Hierarchy, session: OpenSession, calls: Sequence[Part], *, over: bool) -> list[Message]:
     """The results of calls of our tools, as messages. What is from an earlier session cites its pages there.
 
     Args:
@@ -93,12 +91,12 @@ def answered(hierarchy: Hierarchy, session: Session, calls: Sequence[Part], *, o
     return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
 
 
-def brought(hierarchy: Hierarchy, session: Session, tokens: int) -> Brought | None:
+def brought(hierarchy: Hierarchy, session: OpenSession, tokens: int) -> Brought | None:
     """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing."""
     return bring(session.process, tokens, _earlier(hierarchy, session))
 
 
-def _earlier(hierarchy: Hierarchy, session: Session) -> list[Process]:
+def _earlier(hierarchy: Hierarchy, session: OpenSession) -> list[Process]:
     if not session.earlier:
         return []
     # A session that was forgotten since has its number no longer.

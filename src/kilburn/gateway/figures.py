@@ -8,12 +8,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from kilburn.gateway.exchange import Exchange
-from kilburn.gateway.sessions import Session
+from kilburn.gateway.sessions import OpenSession
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.wire.digests import HIDDEN
-
-__all__ = ["Figures"]
 
 
 class _Known(msgspec.Struct):
@@ -31,9 +29,9 @@ class Figures:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Session, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[OpenSession, _Known] = WeakKeyDictionary()
 
-    def begin(self, exchange: Exchange, session: Session) -> None:
+    def begin(self, exchange: Exchange, session: OpenSession) -> None:
         """The request's new messages are in the session."""
         now = session.process.figures
         known = self._known.get(session)
@@ -46,11 +44,11 @@ class Figures:
         exchange.sent = max(0, now.tokens_seen - known.hidden)
         exchange.idle = None if known.used is None else exchange.began - known.used
 
-    def hide(self, session: Session, before: int) -> None:
+    def hide(self, session: OpenSession, before: int) -> None:
         """What was appended since the session had seen so many tokens is none of the client's."""
         self._known[session].hidden += session.process.figures.tokens_seen - before
 
-    def end(self, exchange: Exchange, session: Session) -> None:
+    def end(self, exchange: Exchange, session: OpenSession) -> None:
         """The request is over; its session is still its own."""
         known = self._known[session]
         exchange.after = known.stats = session.process.figures

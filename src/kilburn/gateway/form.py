@@ -21,8 +21,6 @@ from kilburn.wire.digests import HIDDEN
 from kilburn.wire.oddities import numbered, whole_number
 from kilburn.wire.plain import NOT_JSON, plain
 
-__all__ = ["Asked", "Form", "Reading", "decoded", "hidden", "listed"]
-
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -179,11 +177,11 @@ class Form(ABC):
         return numbered(messages)
 
     def shown(self, message: Message) -> list[Part]:
-        """What a client is shown of a reply that asks us, and what stays with it: a provider takes it back only together."""
+        """The parts of a reply that calls our tools which the client sees: its texts."""
         return [part for part in message.parts if part.kind is Kind.TEXT]
 
     def led(self, message: Message, said: Sequence[Part]) -> Message:
-        """A reply that begins with words which the client was shown before it. A provider wants its reasoning first."""
+        """A reply that begins with words which the client saw before it. A provider wants its reasoning first."""
         first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
         return msgspec.structs.replace(message, parts=(*message.parts[:first], *said, *message.parts[first:]))
 
@@ -345,7 +343,7 @@ class Reading(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Forget what is of one round alone."""
+        """Drop the state of the last round."""
 
     def end(self) -> bytes:
         """What was held back until all rounds were over: the reply's end as events, or the whole body."""
@@ -481,5 +479,5 @@ def options(asked: Mapping[str, Any], into: str) -> dict[str, Any]:
 
 
 def usage_of(tokens: Tokens | None) -> Tokens:
-    """What a reply cost, zero where nothing is known."""
+    """The tokens of a reply; zero where the provider reports none."""
     return tokens or Tokens()

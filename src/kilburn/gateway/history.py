@@ -27,7 +27,7 @@ from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.sessions import (
     Memo,
-    Session,
+    OpenSession,
     beginning_of,
     brought_over,
     chained,
@@ -49,8 +49,6 @@ from kilburn.page import Place
 from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
-
-__all__ = ["TRIES", "Histories", "named"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -101,7 +99,7 @@ class Histories:
         self.hierarchy = hierarchy
         self._messages, self._pages = messages, pages
         self._lock = threading.RLock()
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, OpenSession] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         self._kept = 0
@@ -154,7 +152,7 @@ class Histories:
 
     # Replies that their provider keeps
 
-    def replied(self, session: Session, reply: str) -> None:
+    def replied(self, session: OpenSession, reply: str) -> None:
         """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
         process, key = session.process, _key(reply)
         process.record(Act.NOTE, policy="gateway", reply=key, turn=session.turn, calls=session.heard)
@@ -218,7 +216,7 @@ class Histories:
 
     # Which session it continues
 
-    def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> Session:
+    def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> OpenSession:
         """The session that a request continues, with what is new appended; it is busy until `give`.
 
         Args:
@@ -296,7 +294,7 @@ class Histories:
         rows = self.hierarchy.store.pages(number)
         return tuple((number, page.id) for page, state in rows if page.id > 0 and state.at is not Place.DROPPED)
 
-    def _take_back(self, session: Session) -> None:
+    def _take_back(self, session: OpenSession) -> None:
         """Leave nothing of a session that never began. If even that fails, the next request of its root uses it."""
         session.busy = False
         with suppress(KilburnError):
@@ -307,7 +305,7 @@ class Histories:
 
     def _found(
         self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool
-    ) -> tuple[Session, list[bytes], list[bytes]]:
+    ) -> tuple[OpenSession, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         self._check_length(len(asked.messages))
@@ -322,8 +320,8 @@ class Histories:
 
     def _remembered(
         self, form: Form, asked: Asked, name: str | None, user: str
-    ) -> tuple[Session, list[bytes], list[bytes]] | None:
-        """The same for a history that begins, byte for byte, as that of an earlier request: only what follows is read."""
+    ) -> tuple[OpenSession, list[bytes], list[bytes]] | None:
+        """The same for a history that begins with the bytes of an earlier one. Only the bytes that follow are read."""
         history = asked.history
         if asked.after:
             return None
@@ -346,8 +344,9 @@ class Histories:
             asked.lead = best.lead
             return session, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
 
-    def _remember(self, session: Session) -> None:
-        """Keep the bytes of a history, by which the next one is recognised: when its request is over, so that nobody waits."""
+    def _remember(self, session: OpenSession) -> None:
+        """Keep the bytes of a history, so that the next one is recognised by them. It happens after the request, so nobody waits
+        for it."""
         memo, session.memo = session.memo, None
         if memo is None:
             return
@@ -366,7 +365,7 @@ class Histories:
         if memo is not None:
             self._kept -= len(memo.prefix)
 
-    def give(self, session: Session) -> None:
+    def give(self, session: OpenSession) -> None:
         """Its request is over."""
         spoken, session.spoken = session.spoken, []
         with self._lock:
@@ -383,33 +382,33 @@ class Histories:
         self._remember(session)
         session.busy = False
 
-    def lose(self, session: Session) -> None:
-        """Keep nothing of a session in memory; it is read again from the store when it is asked for."""
+    def lose(self, session: OpenSession) -> None:
+        """Drop what memory holds of a session. The next request reads the session from the store."""
         with self._lock:
             self._seen.discard((session.root, session.user))
             self._put_away(session)
 
-    def _put_away(self, session: Session) -> None:
+    def _put_away(self, session: OpenSession) -> None:
         session.busy = False
         if self._sessions.get(session.name) is session:
             del self._sessions[session.name]
         self._forget(session.name)
         self.hierarchy.release(session.name)
 
-    def _claim(self, request: _Request) -> tuple[Session, int]:
+    def _claim(self, request: _Request) -> tuple[OpenSession, int]:
         """A session for a history, not busy with another request, and how many of its digests it has.
 
         A request that is made again gets the session that has it, as long as that can be told apart from a branch: see
-        `Session.again`.
+        `OpenSession.again`.
         """
         while True:
             with self._lock:
                 found = self._claimed(request)
-            if not isinstance(found, Session):
+            if not isinstance(found, OpenSession):
                 return found
             found.taken.wait()
 
-    def _claimed(self, request: _Request) -> tuple[Session, int] | Session:
+    def _claimed(self, request: _Request) -> tuple[OpenSession, int] | OpenSession:
         """The same, or a session that takes the same request in just now."""
         root, user, chain = request.root, request.user, request.chain
         self._read_again(root, user)
@@ -434,7 +433,7 @@ class Histories:
         session.begin(chain[-1] if chain else b"")
         return session, at
 
-    def _fetched(self, end: bytes, root: str, user: str) -> Session | None:
+    def _fetched(self, end: bytes, root: str, user: str) -> OpenSession | None:
         """A session that was put away, if it still ends there."""
         name = self._away.pop(end, None)
         info = None if name is None else self._stored(name)
@@ -443,7 +442,7 @@ class Histories:
         session = self._sessions[info.name] = self._opened(info.name, root, user)
         return session if session.chain and session.chain[-1] == end else None
 
-    def _fork(self, request: _Request, family: Sequence[Session]) -> tuple[Session, int]:
+    def _fork(self, request: _Request, family: Sequence[OpenSession]) -> tuple[OpenSession, int]:
         """A new session, with what it has in common with the nearest one."""
         root, user, chain = request.root, request.user, request.chain
         parent, common = None, 0
@@ -468,7 +467,7 @@ class Histories:
         if origin is not None:
             old = [*kept, *request.read(copied, max(common, known))]
             self._begin(process, origin.process, earlier, old, kept)
-        session = self._sessions[process.name] = Session(process, root, earlier)
+        session = self._sessions[process.name] = OpenSession(process, root, earlier)
         session.busy = True
         self._trim()
         return session, copied
@@ -480,7 +479,7 @@ class Histories:
     def _begin(
         self, process: Process, origin: Process, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
     ) -> None:
-        """Write into a new session's ledger where it is from, and what of it another one has, and append what is kept of that."""
+        """Begin a session: note in its ledger where it comes from, and append the messages that it takes over."""
         shared = sum(len(message.parts) for message in known)
         number = origin.number
         process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
@@ -492,15 +491,15 @@ class Histories:
             self._seen.clear()
             raise
 
-    def _compacted(self, request: _Request) -> tuple[Session | None, int]:
-        """The session that a client has compacted into this history by itself, if any, and how many of the history's digests are
-        of what it made of it."""
+    def _compacted(self, request: _Request) -> tuple[OpenSession | None, int]:
+        """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
+        beginning belong to the compaction."""
         if request.user not in self._warm:
             self._warm.add(request.user)
             self._read_newest(request.user)
         others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
         others = [each for each in others if is_linkable(each.root, request.root)]
-        ends: list[tuple[range, Session]] = []
+        ends: list[tuple[range, OpenSession]] = []
         for session in others:
             common = shared(session.chain, request.chain)
             if found := end_of(session.digests, request.digests, request.places, common):
@@ -566,9 +565,9 @@ class Histories:
         except StoreCorrupt as error:
             log.warning("session %r is left out: %s", name, error)
 
-    def _opened(self, name: str, root: str, user: str) -> Session:
+    def _opened(self, name: str, root: str, user: str) -> OpenSession:
         process = self.hierarchy.process(name, user)
-        session = Session(process, root, process.branches.origin().get("continues", ()))
+        session = OpenSession(process, root, process.branches.origin().get("continues", ()))
         session.last = last_reply(process)
         return session
 
@@ -588,9 +587,9 @@ class Histories:
             self._put_away(session)
 
     def said(
-        self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = (), *, more: bool = False
+        self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = (), *, more: bool = False
     ) -> None:
-        """Append what the model said and what it was answered here.
+        """Append the reply of the model, and the results that were made here.
 
         If others went on with the session since its request began, it waits until the reply is whole. If that says what is there,
         nothing is written; else it is a branch. Our own calls make no such difference.
@@ -627,7 +626,7 @@ class Histories:
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
 
-    def _append_said(self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]]) -> None:
+    def _append_said(self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]]) -> None:
         process = session.process
         if session.waiting:
             process.append(*following(session.waiting, process))
@@ -636,7 +635,7 @@ class Histories:
         keep(process, new[0], pages, *new[1:])
         session.turn = process.turn
 
-    def current(self, session: Session) -> Process:
+    def current(self, session: OpenSession) -> Process:
         """The process of a busy session as it is now.
 
         Raises:
@@ -650,10 +649,10 @@ class Histories:
         return session.process
 
     def _branch(
-        self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
+        self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
     ) -> tuple[list[Message], list[tuple[int, int]]]:
-        """Give a busy session a process of its own, with what the old one had until others went on; returns what is said now, and
-        the pages that it was answered from, as they are there.
+        """Give a session a process of its own, because others went on with the old one: it begins as the old one was before.
+        Returns the new messages, and the sources of the reply as pages there.
 
         Raises:
             StoreStale: others are faster again.
@@ -679,7 +678,7 @@ class Histories:
 class _Before(NamedTuple):
     """What came before a request that goes on from a reply: so many messages of a session, and what they say."""
 
-    session: Session
+    session: OpenSession
     turn: int
     digests: tuple[bytes, ...]
 
@@ -742,7 +741,7 @@ class _Request:
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
 
-def _asked_before(session: Session, chain: Sequence[bytes]) -> int | None:
+def _asked_before(session: OpenSession, chain: Sequence[bytes]) -> int | None:
     """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
     if it had not."""
     if session.busy:

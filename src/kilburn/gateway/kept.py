@@ -26,8 +26,6 @@ from kilburn.kernel.process import Process
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import NOT_JSON
 
-__all__ = ["Ids", "Kept", "is_kept", "is_ours"]
-
 SESSION = "@responses"
 """The session whose ledger says it; no client can name it."""
 

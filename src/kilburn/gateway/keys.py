@@ -25,8 +25,6 @@ from kilburn.errors import SpecError
 from kilburn.file import write_file
 from kilburn.store import check_name
 
-__all__ = ["Key", "Keys", "Link", "add_key", "read_keys", "revoke_key"]
-
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 LARGEST = 16 << 20

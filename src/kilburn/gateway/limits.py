@@ -11,7 +11,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Bounds", "Bucket", "Tally", "check_listening", "is_loopback", "limits_of"]
+__all__ = ["RequestBounds"]
 
 WEIGHT = 128
 """Bytes of text that take as much memory as one value of JSON: a message of one letter becomes a page, with its state and its
@@ -21,7 +21,7 @@ RATE = 600
 """Requests per minute of a key, where the operator says nothing: ten a second for as long as it likes, 150 at once."""
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds; a request over one is refused before its body is read, or while it is.
 
     Args:
@@ -60,7 +60,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 
-def limits_of(given: Iterable[str], *, keyed: bool) -> Bounds:
+def limits_of(given: Iterable[str], *, keyed: bool) -> RequestBounds:
     """Bounds from texts such as "messages=5000".
 
     Args:
@@ -72,11 +72,11 @@ def limits_of(given: Iterable[str], *, keyed: bool) -> Bounds:
     asked: dict[str, str | int] = {"rate": RATE if keyed else 0}
     for text in given:
         name, _, value = text.partition("=")
-        if name not in Bounds.__struct_fields__:
-            raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(Bounds.__struct_fields__)}")
+        if name not in RequestBounds.__struct_fields__:
+            raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(RequestBounds.__struct_fields__)}")
         asked[name] = value
     try:
-        return msgspec.convert(asked, Bounds, strict=False)
+        return msgspec.convert(asked, RequestBounds, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
 
@@ -86,14 +86,14 @@ _OTHERS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
-class Tally:
+class BodyTally:
     """How much JSON a body is, counted piece by piece as it comes, before anything is made of it.
 
     A body that does not begin as an object is no JSON to anybody here, and has no values. Of what is no JSON in its middle it
     counts at least what a reader meets before it stops there.
 
     Args:
-        size: bytes. values, depth: as `Bounds` has them.
+        size: bytes. values, depth: as `RequestBounds` has them.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Tally:
 
     @property
     def weight(self) -> int:
-        """What it takes of `Bounds.bodies`."""
+        """What it takes of `RequestBounds.bodies`."""
         return self.size + WEIGHT * self.values
 
     def feed(self, piece: bytes) -> None:

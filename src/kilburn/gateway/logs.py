@@ -14,7 +14,7 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.users import logged
 from kilburn.terminal import say, spelled
 
-__all__ = ["Log", "line_of"]
+__all__ = ["Log"]
 
 LONGEST = 200
 """Characters of a path, which a client may choose."""

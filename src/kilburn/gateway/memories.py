@@ -23,8 +23,6 @@ from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import parse_address
 
-__all__ = ["Learners", "Remembered", "remembered"]
-
 log = logging.getLogger("kilburn.gateway")
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -61,7 +59,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 def remembered(store: Hierarchy, form: Form, asked: Asked, user: str, tokens: int) -> Remembered | None:
-    """What is known about the user's last message, within so many tokens; None for nothing, or if the store cannot say."""
+    """The facts about the user's last message, within so many tokens; None if there are none or the store cannot be read."""
     if tokens <= 0:
         return None
     if not asked.messages:
@@ -123,7 +121,7 @@ class Learners:
             log.warning("session %s: nothing was learned: %s", process.name, type(error).__name__)
 
     def close(self) -> None:
-        """Stop: what is in hand is given up, and learned from the next time."""
+        """Stop. A session that is being learned from is given up, and learned from the next time."""
         with self._lock:
             self._closed = True
         if self._now is not None:

@@ -13,12 +13,10 @@ from kilburn.gateway.form import Asked, Form, Reading, is_ours, of_theirs, optio
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
-from kilburn.models.messages import Blocks
+from kilburn.models.messages import ReplyBlocks
 from kilburn.wire import messages as wire
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import counted, messages_message, whole_number
-
-__all__ = ["Messages"]
 
 STOPS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.CALLS: "tool_use", Finish.REFUSED: "refusal"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -28,7 +26,7 @@ MARK = {"type": "ephemeral"}
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Messages(Form):
+class MessagesForm(Form):
     """`/v1/messages`."""
 
     name: ClassVar[str] = "messages"
@@ -204,7 +202,7 @@ class MessagesReading(Reading):
         self._theirs = False
 
     def _begin(self) -> None:
-        self._blocks = Blocks("the upstream")
+        self._blocks = ReplyBlocks("the upstream")
         self._last: dict[str, Any] = {}
 
     def _feed(self, event: ServerEvent) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import MissingExtra
-from kilburn.gateway.exchange import Exchange, Row
+from kilburn.gateway.exchange import Exchange, SessionTotals
 from kilburn.kernel.ledger import ALARM, ENOUGH, Stats
 from kilburn.model import Tokens
 from kilburn.prices import Prices
@@ -25,7 +25,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "prometheus_client", "serve") from error
 
-__all__ = ["Metrics", "saved"]
 
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings", "/v1/models")
 FASTER = (0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -83,7 +82,7 @@ class Metrics:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self._lock = threading.Lock()
-        self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, str], SessionTotals] = OrderedDict()
         self._users: dict[tuple[str, str], str] = {}
         """Whose each of them is; who watches is not told."""
         self._registry = CollectorRegistry()
@@ -158,7 +157,7 @@ class Metrics:
         if exchange.after is not None:
             self._look(row, exchange.after)
 
-    def _look(self, row: Row, after: Stats) -> None:
+    def _look(self, row: SessionTotals, after: Stats) -> None:
         """The state of a session after its reply."""
         row.window, row.tokens_in_window, row.hit_rate = after.window, after.tokens_in_window, after.hit_rate
         alarm = after.hit_rate is not None and after.hit_rate < ALARM and after.hits + after.faults >= ENOUGH
@@ -166,10 +165,10 @@ class Metrics:
             self._alarms.labels(row.tenant).inc(1 if alarm else -1)
             row.alarm = alarm
 
-    def _row(self, tenant: str, session: str) -> Row:
+    def _row(self, tenant: str, session: str) -> SessionTotals:
         row = self._rows.get((tenant, session))
         if row is None:
-            row = self._rows[tenant, session] = Row(tenant=tenant, session=session)
+            row = self._rows[tenant, session] = SessionTotals(tenant=tenant, session=session)
             if len(self._rows) > SESSIONS:
                 place, gone = self._rows.popitem(last=False)
                 del self._users[place]
@@ -178,7 +177,7 @@ class Metrics:
         self._rows.move_to_end((tenant, session))
         return row
 
-    def sessions(self, tenant: str | None = None, sees: Callable[[str], bool] = lambda user: True) -> list[Row]:
+    def sessions(self, tenant: str | None = None, sees: Callable[[str], bool] = lambda user: True) -> list[SessionTotals]:
         """The sessions that were used since the start, the last used first; of one tenant, or None for all.
 
         Args:

@@ -22,8 +22,6 @@ from kilburn.errors import (
     WireError,
 )
 
-__all__ = ["OF_A_USER", "Problem", "body_of", "is_anthropic", "reason_of", "words_of"]
-
 OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC = {
     401: "authentication_error",

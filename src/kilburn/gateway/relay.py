@@ -43,8 +43,8 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import reason_of, words_of
-from kilburn.gateway.sessions import Session
-from kilburn.gateway.upstream import Response, Upstream, gathered, status_of
+from kilburn.gateway.sessions import OpenSession
+from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import to_send
@@ -53,8 +53,6 @@ from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 from kilburn.wire.plain import NOT_JSON
-
-__all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -96,7 +94,7 @@ class Relay:
     def __init__(
         self,
         histories: Histories,
-        upstream: Upstream,
+        upstream: UpstreamApi,
         learners: Learners,
         offer: Offer,
         *,
@@ -126,7 +124,9 @@ class Relay:
             with anyio.CancelScope(shield=True):
                 await turn.give()
 
-    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange) -> tuple[Session, _Work]:
+    def _begin(
+        self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange
+    ) -> tuple[OpenSession, _Work]:
         exchange.form = form.name
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
@@ -153,7 +153,7 @@ class Relay:
         raise AssertionError("a prompt is made or an error is raised")
 
     @property
-    def upstream(self) -> Upstream:
+    def upstream(self) -> UpstreamApi:
         """What answers."""
         return self._upstream
 
@@ -176,7 +176,7 @@ class _Work:
         relay: Relay,
         form: Form,
         asked: Asked,
-        session: Session,
+        session: OpenSession,
         key: Key,
         room: int,
         known: Remembered | None,
@@ -203,13 +203,13 @@ class _Work:
 
     @property
     def _found(self) -> int:
-        """Tokens that are kept for what a search brings."""
+        """Tokens that are reserved for the passages of a search."""
         return room_for(self.session.process.budget.window) if self.wanted and not self.tools else 0
 
     @property
     def _beside(self) -> int:
-        """Tokens of what is sent besides the conversation. Room for memory and tools is kept also where none are sent, so that
-        the window does not change from turn to turn."""
+        """Tokens that are sent besides the conversation. Room for memory and tools is reserved also where none are sent, so the
+        window does not change from turn to turn."""
         tools = self.session.cost(TOOLS) if self.wanted and self.tools else self._found
         return sum(map(self.session.cost, self.asked.beside)) + self._room + tools
 
@@ -262,7 +262,7 @@ class _Work:
 
     @property
     def refuses(self) -> bool:
-        """Whether a refusal of tools is of ours alone, and is no error that the client should see."""
+        """Whether a refusal of tools can only be about ours. The client should not see such an error."""
         return self.faults and self._automatic and not self.asked.tools
 
     def without(self) -> None:
@@ -271,15 +271,15 @@ class _Work:
         self.render()
 
     def heard(self, message: Message) -> Message:
-        """A reply, which may be believed no more than what was put beside the question. A compaction in it is made of what the
-        upstream was shown."""
+        """The reply as a message. Its trust is no higher than that of the texts beside the question. A compaction in it cites
+        the pages that the upstream was shown."""
         message = made_of(message, self.pages, () if self.known is None else self.known.pages)
         if self.known is None or self.known.trust >= Trust.AGENT:
             return message
         return msgspec.structs.replace(message, trust=self.known.trust)
 
     def shrink(self, error: Overlong) -> None:
-        """Make the prompt shorter, after the upstream said that it is too long."""
+        """Make the prompt shorter, after the upstream refused it as too long."""
         shrink(self.session.process, self.tokens, error)
         self.render()
 
@@ -290,7 +290,7 @@ class _Turn:
     def __init__(
         self,
         relay: Relay,
-        session: Session,
+        session: OpenSession,
         work: _Work,
         path: str,
         headers: Mapping[str, str],
@@ -321,8 +321,8 @@ class _Turn:
             await self._break_off(error)
 
     async def give(self) -> None:
-        """Let others have the session, once, when what was said is durable: before the client hears the end, because it may
-        go on at once."""
+        """Let other requests have the session, once, when the reply is durable. This comes before the client reads the end of
+        the reply, because the client may go on at once."""
         if not self._given:
             await run_sync(self._give)
 
@@ -338,7 +338,7 @@ class _Turn:
             self._relay.histories.give(self._session)
 
     def _let_go(self, error: StoreError) -> bool:
-        """Whether the client gets a reply that the store did not take: the next history has it, and it is kept then."""
+        """Whether the client gets a reply that the store refused. The next history brings the reply, and it is stored then."""
         if not self._relay.fails_open or not (reason := reason_of(error)):
             return False
         self._exchange.unread, self._exchange.unkept = reason, error
@@ -404,7 +404,7 @@ class _Turn:
         return False
 
     def _unread(self, error: BaseException | None = None) -> None:
-        """Say that a reply goes through and is not kept: what the client makes of it comes with its next request."""
+        """Report a reply that goes through without being stored. The client's next request brings it in its history."""
         # Its words may quote what was said.
         why = type(error).__name__ if error is not None else "neither events nor JSON"
         log.warning("session %s: the upstream's reply goes through, and is not kept: %s", self._session.number, why)
@@ -649,7 +649,7 @@ async def start(send: Send, status: int, headers: Mapping[str, str], length: int
 
 
 async def forward(
-    upstream: Upstream,
+    upstream: UpstreamApi,
     method: str,
     path: str,
     body: bytes | AsyncIterable[bytes],

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.errors import InvalidMessage
-from kilburn.gateway.chat import Chat
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Asked, Reading, is_ours, listed, of_theirs, options, summed, usage_of
 from kilburn.kernel.render import render
@@ -27,8 +27,6 @@ from kilburn.wire import responses as items
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
 from kilburn.wire.plain import NOT_JSON, plain
-
-__all__ = ["Responses"]
 
 KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
@@ -42,7 +40,7 @@ NAMED = "item_reference"
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Responses(Chat):
+class ResponsesForm(ChatForm):
     """`/v1/responses`."""
 
     name: ClassVar[str] = "responses"

@@ -19,22 +19,6 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = [
-    "Memo",
-    "Session",
-    "beginning_of",
-    "brought_over",
-    "chained",
-    "copy_of",
-    "following",
-    "is_linkable",
-    "last_reply",
-    "renamed",
-    "said_after",
-    "shared",
-    "turn_before_reply",
-]
-
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 """The name of a session that its client gave none."""
 
@@ -42,8 +26,8 @@ BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
 
 
-class Session:
-    """What is known in memory of one session.
+class OpenSession:
+    """A session as far as it is in memory.
 
     Args:
         process: the process.
@@ -91,10 +75,10 @@ class Session:
         """A request goes on with it."""
         self.busy, self.asked, self.taken = True, asked, threading.Event()
 
-    def again(self, turn: int, count: int) -> Session:
+    def again(self, turn: int, count: int) -> OpenSession:
         """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
         process, and its prompt is made without what came after; only a reply that says something else begins a branch."""
-        twin = Session.__new__(Session)
+        twin = OpenSession.__new__(OpenSession)
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
@@ -161,7 +145,7 @@ class Session:
         return prompt
 
     def fill(self, digests: Sequence[bytes]) -> None:
-        """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
+        """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
         there = digests[: len(self.digests)]
         if self.gaps and _agree(self.digests, self.gaps, there):
             self.digests, self.chain = list(there), list(chained(there))
@@ -173,27 +157,27 @@ class Session:
 
 
 class Memo:
-    """The bytes of the history of a session's last request.
+    """The bytes of a session's last history, by which the next one is recognised.
 
     Args:
         of: the form, the client's name of the session, and the user.
         asked: the request.
     """
 
-    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked) -> None:
+    def __init__(self, session: OpenSession, of: tuple[str, str | None, str], asked: Asked) -> None:
         self.session, self.of, self.digests = session, of, len(session.digests)
         self.history, self.lead = asked.history, asked.lead
         self.prefix = b""
 
 
 def is_linkable(root: str, other: str) -> bool:
-    """Whether a session of one root may be linked to one of another, both of the same user. What a client named has its own
-    past and nobody else's."""
+    """Whether two sessions of one user may be linked, by their roots. A session that the client named has a past of its own,
+    which no other session shares."""
     return root == other or bool(OF_WORDS.fullmatch(root) and OF_WORDS.fullmatch(other))
 
 
 def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
-    """For each digest, one that says all that came before it too."""
+    """For each digest, a digest of it and of all before it."""
     for digest in digests:
         start = hashlib.blake2b(start + digest, digest_size=16).digest()
         yield start

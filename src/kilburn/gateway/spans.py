@@ -18,7 +18,6 @@ try:
 except ModuleNotFoundError:
     trace = None  # type: ignore[assignment]
 
-__all__ = ["spans"]
 
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"

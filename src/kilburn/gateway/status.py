@@ -27,7 +27,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["Trouble", "routes"]
 
 FRESH = 1.0
 """Seconds for which a health check's result is given again, so that nobody keeps the disk busy with it."""

@@ -32,10 +32,10 @@ from kilburn.errors import (
     ToolsRefused,
     Unavailable,
 )
-from kilburn.gateway.chat import Chat as ChatForm
+from kilburn.gateway.chat import ChatForm as ChatForm
 from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
 from kilburn.gateway.form import Form
-from kilburn.gateway.messages import Messages as MessagesForm
+from kilburn.gateway.messages import MessagesForm as MessagesForm
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.models.chat import fields as chat_fields
 from kilburn.models.messages import arguments as messages_fields
@@ -52,7 +52,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Body", "Endpoint", "InProcess", "Response", "Upstream", "gathered", "is_lent", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -136,7 +135,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in HOP and name not in named}
 
 
-class Upstream(Protocol):
+class UpstreamApi(Protocol):
     """Answers requests."""
 
     def speaks(self, form: Form) -> bool:
@@ -198,14 +197,14 @@ class Endpoint:
         return self._session
 
     def speaks(self, form: Form) -> bool:
-        """See `Upstream`."""
+        """See `UpstreamApi`."""
         return (form.rendered == "messages") == (self.form == "messages") and form.path not in self._lacks
 
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Response]:
-        """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
+        """See `UpstreamApi`. An endpoint without the path of the responses form is asked for chat completions instead."""
         whole = body if isinstance(body, bytes) else b""
         if form is not None and not self.speaks(form):
             async with self._translated(whole, headers, form) as answer:
@@ -363,7 +362,7 @@ class Endpoint:
         return headers
 
     async def close(self) -> None:
-        """See `Upstream`."""
+        """See `UpstreamApi`."""
         if self._session is not None:
             await self._session.close()
 
@@ -497,14 +496,14 @@ class InProcess:
         self._pool = ThreadPoolExecutor(threads, "kilburn-model")
 
     def speaks(self, form: Form) -> bool:
-        """See `Upstream`."""
+        """See `UpstreamApi`."""
         return False
 
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Response]:
-        """See `Upstream`."""
+        """See `UpstreamApi`."""
         body = body if isinstance(body, bytes) else b""
         if form is None:
             yield self._other(path, body)
@@ -534,7 +533,7 @@ class InProcess:
         raise Refused(f"{self.model.name} does not answer {path}", advice="give the gateway an upstream that does")
 
     async def close(self) -> None:
-        """See `Upstream`."""
+        """See `UpstreamApi`."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         close: Callable[[], None] | None = getattr(self.model, "close", None)
         if close is not None:

@@ -17,11 +17,9 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, Link
-from kilburn.gateway.limits import Bounds, Bucket
+from kilburn.gateway.limits import Bucket, RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.wire.plain import NOT_JSON
-
-__all__ = ["HEADER", "Shares", "below", "logged", "sees", "told"]
 
 HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
@@ -146,7 +144,7 @@ def sees(key: Key, user: str) -> Callable[[str], bool]:
 
 
 def logged(user: str) -> str:
-    """A key's user as the log has it: an end user, whose name is what a request said, by a digest."""
+    """The user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
     if not user.startswith("/"):
         return user
     own, _, end = user[1:].rpartition("/")
@@ -159,7 +157,7 @@ class Shares:
     It is used in the event loop alone.
     """
 
-    def __init__(self, limits: Bounds) -> None:
+    def __init__(self, limits: RequestBounds) -> None:
         self._limits = limits
         self._running: Counter[tuple[str, str]] = Counter()
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()

@@ -13,15 +13,13 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, Forgotten, InvalidMessage, LawBroken, OrphanResult
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
-
-__all__ = ["cost_of", "extra_text", "line_of", "pages_of", "pins_on_arrival"]
 
 LABEL = 60
 
@@ -60,7 +58,7 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
 
 def pages_of(
     messages: Sequence[Message],
-    window: Window,
+    window: WindowState,
     counter: Counter,
     now: float,
     cited: Mapping[tuple[int, int], Page] = MappingProxyType({}),
@@ -135,7 +133,7 @@ def pages_of(
     return pages, texts
 
 
-def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
+def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
     there = ChainMap({page.id: page for page in before}, window.pages) if message.sources else window.pages
     own = TRUST_OF_ROLE[message.role]
     if message.trust is not None and message.trust > own:
@@ -171,7 +169,7 @@ def _leftovers(part: Part, message: Message) -> str | None:
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
 
 
-def _call_of(part: Part, window: Window, calls: dict[str, Page], answered: set[str]) -> Page | None:
+def _call_of(part: Part, window: WindowState, calls: dict[str, Page], answered: set[str]) -> Page | None:
     """The page of the call that a result, or an image inside it, belongs to; None for what belongs to none.
 
     Args:
@@ -231,7 +229,7 @@ def line_of(text: str) -> str:
     return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 
 
-def pins_on_arrival(pages: Sequence[Page], window: Window, capacity: int) -> dict[int, str]:
+def pins_on_arrival(pages: Sequence[Page], window: WindowState, capacity: int) -> dict[int, str]:
     """The new pages that are pinned without being asked for (law 3): system messages, and the task.
 
     A leading system message is pinned if all pins then take at most three quarters of the window (for a longer one

@@ -16,8 +16,6 @@ from kilburn.effect import Answer, Ask, Deferred, Later, Outcome
 from kilburn.errors import KilburnError
 from kilburn.kernel.kernel import Kernel
 
-__all__ = ["Background"]
-
 log = logging.getLogger("kilburn")
 
 

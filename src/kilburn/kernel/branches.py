@@ -24,18 +24,7 @@ from kilburn.event import Act, Data, Event
 from kilburn.kernel.found import DamageWarning
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
-__all__ = [
-    "BRANCH",
-    "Fork",
-    "Inherit",
-    "Lineage",
-    "above_of",
-    "branches_in",
-    "fork_of",
-    "heirs_in",
-    "named_in",
-    "origin_in",
-]
+__all__ = ["Inherit"]
 
 BRANCH = "b"
 """Branches of the session `work` are called `work/b1`, `work/b2`, and so on."""
@@ -70,7 +59,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     call: int = 0
 
 
-class Share(NamedTuple):
+class SeenPages(NamedTuple):
     """A process, and the last original and the last derived page of it that are seen."""
 
     process: int
@@ -87,11 +76,11 @@ class Lineage(NamedTuple):
     """
 
     process: int
-    shares: tuple[Share, ...] = ()
+    shares: tuple[SeenPages, ...] = ()
 
     def child(self, process: int, last: int, last_derived: int) -> Lineage:
         """The lineage of a process that forks from this one, with the last original and the last derived page that it sees."""
-        return Lineage(process, (*self.shares, Share(self.process, last, last_derived)))
+        return Lineage(process, (*self.shares, SeenPages(self.process, last, last_derived)))
 
     def owner(self, page: int) -> int:
         """The number of the process in whose ledger a page was made."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from kilburn.effect import Outcome
 
-__all__ = ["Breaker"]
-
 FAILURES = 3
 """Failures in a row after which it opens."""
 

@@ -20,8 +20,6 @@ from kilburn.message import Message
 from kilburn.page import Place, parse_address, span_of
 from kilburn.wire.quotation import quote, with_headings
 
-__all__ = ["QUERY", "Brought", "behind", "bring", "citing", "keep", "room_for"]
-
 log = logging.getLogger("kilburn")
 
 QUERY = 2_000
@@ -60,7 +58,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def room_for(window: int) -> int:
-    """Tokens that are kept free for passages in a window of so many."""
+    """Tokens that are reserved for passages in a window of so many tokens."""
     return min(MOST, window // 4)
 
 

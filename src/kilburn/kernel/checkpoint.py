@@ -12,12 +12,10 @@ import msgspec
 
 from kilburn.kernel.gaps import Gap
 from kilburn.kernel.ledger import Ledger, Stats, Usage
-from kilburn.kernel.window import IN, Window
+from kilburn.kernel.window import IN, WindowState
 from kilburn.page import Place, expanded, stretches
 from kilburn.policy import Use
 from kilburn.store import State
-
-__all__ = ["checkpoint_of", "restore"]
 
 FORM = 1
 """Of another form, everything is replayed."""
@@ -69,7 +67,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
-def checkpoint_of(window: Window, ledger: Ledger, usage: Usage) -> bytes:
+def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
     """The state of a process between two batches."""
     places: dict[str, list[int]] = {}
     marked = []
@@ -117,7 +115,7 @@ def _uses(uses: Mapping[int, Use]) -> list[tuple[int, int, float, Runs]]:
     return [(use.count, use.turn, use.time, _runs(pages)) for use, pages in kept.items()]
 
 
-def restore(data: bytes, window: Window, ledger: Ledger, usage: Usage) -> bool:
+def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> bool:
     """Give an empty window, with its pages and calls, the state of a checkpoint; and the ledger's figures, and how pages were
     used. False where it cannot be used: another counter's, or of another form; then nothing has changed.
 

@@ -21,8 +21,6 @@ from kilburn.move import Add, Restore, Retire
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.store import Batch, ProcessInfo, ProcessKind, State
 
-__all__ = ["LARGEST", "LONGEST", "Change", "Collecting", "as_changes", "held_of", "is_true", "keys_of", "since_of", "until_of"]
-
 LONGEST = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
 """The kinds of pages that a collection may have, with the most characters of each."""
 
@@ -44,7 +42,8 @@ def since_of(page: Page) -> float:
 
 
 def until_of(page: Page, state: State) -> float | None:
-    """Until when what a page says is true: as it was said, or as it was closed, whichever is earlier; None if no end is known."""
+    """When the text of a page stops being true: the end that it names, or the end at which it was closed, whichever is earlier.
+    None if it has no end."""
     return min((end for end in (page.until, state.until) if end is not None), default=None)
 
 
@@ -321,7 +320,7 @@ class Collecting:
         return self.tainted or (move.by in self.states and self.states[move.by].at is Place.PROPOSED)
 
     def _end(self, move: Retire) -> float:
-        """When retired pages stopped being true: as it was said, else when what supersedes them begins, else now."""
+        """When retired pages stopped being true: at the end that they name, else when what supersedes them begins, else now."""
         if move.until is not None:
             return move.until
         return since_of(self._known(move.by)[0]) if move.by else self.now

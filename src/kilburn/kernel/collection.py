@@ -28,7 +28,7 @@ from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import Batch, ProcessInfo, State
 
-__all__ = ["Collection", "undisturbed"]
+__all__ = ["Collection"]
 
 T = TypeVar("T")
 
@@ -308,7 +308,7 @@ class Collection(Segment):
             self._commit(made)
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
-        """These pages, without those that are forgotten. What was made from them here is found by the store's index."""
+        """These pages, without the forgotten ones. The store's index finds the pages that were made from them."""
         rows = self.store.read((self.number, page) for page in pages)
         return [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
 
@@ -346,7 +346,8 @@ class Collection(Segment):
     def pages(
         self, at: float | None = None, *, proposed: bool = False, history: bool = False, after: int = 0, limit: int | None = None
     ) -> Iterator[tuple[Page, State]]:
-        """Its pages with their states: p1, p2, ..., then f1, f2, ..., read as they are asked for. Forgotten ones are left out.
+        """Its pages with their states: p1, p2, ..., then f1, f2, ..., without the forgotten ones. Each is read when the iterator
+        comes to it.
 
         Args:
             at: a time, in seconds since the epoch: what was true then, by all that is known now; None for what is true now.

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from kilburn.kernel.found import Found
 from kilburn.retrieval import STOP
 
-__all__ = ["ENOUGH", "confidence"]
-
 ENOUGH = 0.25
 """Below this a recall abstains."""
 

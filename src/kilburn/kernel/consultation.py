@@ -7,6 +7,7 @@ else sees the state before it. The planner keeps the budget.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,22 @@ from kilburn.page import Page, Place
 from kilburn.policy import Cause, Policy, View
 from kilburn.store import State
 
-__all__ = ["Consultation"]
+log = logging.getLogger("kilburn")
+
+EFFECTS = 1000
+"""Effects that one plan may yield."""
+
+SECONDS = 30.0
+"""Seconds that one plan may compute in all, without the time for which a model is asked. It is checked when the plan yields;
+a plan that never yields cannot be stopped."""
+
+MOVES = 10_000
+"""Moves that one plan may return."""
+
+FAILURES = 1000
+"""Distinct failures of policies that are remembered, so that each is told once."""
+
+_told: set[tuple[str, str, str, int]] = set()
 
 SPARED = Answer(outcome=Outcome.FAILED, detail="the model failed too often; it is asked again some turns later")
 

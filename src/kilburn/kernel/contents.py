@@ -10,8 +10,6 @@ from weakref import WeakMethod, ref
 
 from kilburn.store import Store
 
-__all__ = ["Contents"]
-
 CACHE = 8_000_000
 """Characters that are cached before texts that the window does not need are removed."""
 

@@ -17,8 +17,6 @@ from kilburn.event import encodable
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn.native import ending, inside
 
-__all__ = ["answerer", "arun", "aside", "run"]
-
 log = logging.getLogger("kilburn")
 
 PATIENCE = 3600.0

@@ -24,19 +24,6 @@ from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
-__all__ = [
-    "UNREACHED",
-    "Erasure",
-    "Export",
-    "copies_of",
-    "described",
-    "erase",
-    "erasure_of",
-    "made_by",
-    "made_from",
-    "pages_of",
-]
-
 UNREACHED = (
     "copies of the file and backups made elsewhere",
     "file-system snapshots and blocks that the disk has freed",
@@ -84,7 +71,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made_from(store: Store, info: ProcessInfo) -> dict[int, list[int]]:
-    """What collections hold that was made from pages of a process: process -> pages, the process itself left out."""
+    """Pages of collections that were made from pages of a process: process -> pages, without the process itself."""
     found: dict[int, list[int]] = {}
     pages = [page.id for page, _ in store.pages(info.number)]
     for number, page in store.citing(info.number, pages) if pages else ():

@@ -17,8 +17,6 @@ from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Store
 
-__all__ = ["Holder", "Home", "Key", "addresses", "closure", "forget", "named_closure"]
-
 Key = tuple[int, int]
 """A page of the tenant: (number of the process, page id)."""
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kilburn.page import span_of
 
-__all__ = ["Gap", "Gaps", "Key", "handle_of"]
-
 Key = tuple[int, int, int]
 """Order in the window: the page's place, then its id."""
 

@@ -28,15 +28,13 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
+from kilburn.kernel.search import RANKING, Searcher, kinds_of, reading_order
 from kilburn.kernel.segment import Segment
 from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
 from kilburn.tokens.choice import counter_for
-
-__all__ = ["DOCUMENT", "MEMORY", "Hierarchy"]
 
 MEMORY = "@memory"
 """The memory of all users of the tenant; that of one of them has a name below it."""
@@ -104,7 +102,7 @@ class Hierarchy:
         self._closed = False
 
     def __repr__(self) -> str:
-        """What is known in memory: nothing is read for it."""
+        """The figures that are in memory. Nothing is read."""
         known = f"window={self.budget.window}, policy={self.policy_name!r}, {len(self._processes)} sessions open"
         return f"<Hierarchy on {self.store!r}: {'closed' if self._closed else known}>"
 
@@ -156,7 +154,7 @@ class Hierarchy:
             known.close()
 
     def memory(self, user: str = "") -> Collection:
-        """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
+        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users.
 
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
@@ -259,7 +257,7 @@ class Hierarchy:
             return known
 
     def processes(self) -> list[ProcessInfo]:
-        """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged. Collections are not
+        """All sessions of this tenant, the oldest first. `damaged` of one says why it cannot be read. Collections are not
         sessions: see `collections`."""
         return [info for info in self.store.processes() if info.kind is ProcessKind.SESSION]
 
@@ -348,17 +346,17 @@ class Hierarchy:
         """`recall` for async callers, in a worker thread."""
         return await aside(partial(self.recall, query, tokens, where=where, user=user, at=at, limit=limit))
 
-    def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
+    def _searching(self, where: str | Iterable[str], user: str | None) -> Searcher:
         kinds = kinds_of(where)
         known = self.store.processes()
         infos = [info for info in known if info.kind in kinds and (user is None or info.user in ("", user))]
         for info in infos:
             if info.damaged:
                 warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
-        return Search(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+        return Searcher(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
 
     def _record(self, user: str | None, hits: Iterable[Found]) -> None:
-        """Note in the ledgers of memories that they were searched, and what was found: what is found has not decayed."""
+        """Note the search and its results in the ledgers of the memories, so that a fact that is read does not decay."""
         if self.store.readonly:
             return
         pages: dict[str, list[int]] = {} if user is None else {_name_of_memory(user): []}

@@ -35,7 +35,7 @@ from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page, pieces_of
 from kilburn.kernel.laws import (
-    Change,
+    LegalMove,
     as_move,
     check_drop,
     check_evict,
@@ -49,15 +49,13 @@ from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import RANKING, Search
+from kilburn.kernel.search import RANKING, Searcher
 from kilburn.kernel.window import PATIENCE, PENDING
 from kilburn.message import Kind, Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, Store
-
-__all__ = ["LEAST", "Kernel"]
 
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
@@ -126,19 +124,19 @@ class Kernel:
         # A branch may look into this cache.
         self.contents.clear()
 
-    def searching(self, branches: Sequence[ProcessInfo] = (), *, alone: bool = False) -> Search:
+    def searching(self, branches: Sequence[ProcessInfo] = (), *, alone: bool = False) -> Searcher:
         """A search of this process, in the state that it has in memory, with what it inherited, and of its branches.
 
         Args:
             alone: only of what is given as branches, in the state that the store has.
         """
         if alone:
-            return Search(self.store, self._ranking, self._vectors, branches)
+            return Searcher(self.store, self._ranking, self._vectors, branches)
         shares = {share.process: share for share in self.lineage.shares}
         inherited = [ProcessInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
-        return Search(self.store, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
+        return Searcher(self.store, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
 
     def fork(self, parent: Kernel, fork: Fork) -> None:
         """Begin as a branch, in a process that is not written yet; the parent's pages are shared, not copied."""
@@ -458,7 +456,7 @@ class Kernel:
             return False
         return move.keep[0][0] == 0 and move.keep[-1][1] == len(self.text(move.pages[0]))
 
-    def _derived(self, move: Fold, change: Change) -> tuple[Page, dict[str, str]]:
+    def _derived(self, move: Fold, change: LegalMove) -> tuple[Page, dict[str, str]]:
         """The page that a checked fold makes, and the texts of its digests."""
         extra = self.contents.get(self.window.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
         page, text, kept = derived_page(move, change, self.window, self.counter, self.clock(), self.text, extra)

@@ -1,6 +1,6 @@
 """The laws of moves, checked at run time: from a move to its changes, or a typed error.
 
-Every function here reads the window and returns a `Change`; none changes anything. The numbers in the errors are
+Every function here reads the window and returns a `LegalMove`; none changes anything. The numbers in the errors are
 those of docs/design/architecture.md. Laws 1, 5 and 8 are kept by the kernel's batches, 2 by its planning, 10 by the
 store.
 """
@@ -13,27 +13,15 @@ from functools import partial
 import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
-from kilburn.kernel.window import PATIENCE, Window
+from kilburn.kernel.window import PATIENCE, WindowState
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
 
-__all__ = [
-    "Change",
-    "as_move",
-    "check_drop",
-    "check_evict",
-    "check_fold",
-    "check_held",
-    "check_load",
-    "check_retire",
-    "known",
-]
-
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
 
-class Change(msgspec.Struct, kw_only=True):
+class LegalMove(msgspec.Struct, kw_only=True):
     """What a legal move does: pages' new places, and for a fold what it stands for (`cited`: exactly what it cites),
     where, and how deep its sources are."""
 
@@ -66,7 +54,7 @@ def as_move(value: object) -> Move:
     return move
 
 
-def known(window: Window, pages: Sequence[int]) -> list[Page]:
+def known(window: WindowState, pages: Sequence[int]) -> list[Page]:
     """The pages of these ids.
 
     Raises:
@@ -88,13 +76,13 @@ def known(window: Window, pages: Sequence[int]) -> list[Page]:
     return found
 
 
-def _unpinned(window: Window, pages: Iterable[int]) -> None:
+def _unpinned(window: WindowState, pages: Iterable[int]) -> None:
     for page in pages:
         if page in window.pins:
             raise LawBroken(3, f"{address_of(page)} is pinned", advice="unpin it first")
 
 
-def check_held(window: Window, change: Change) -> None:
+def check_held(window: WindowState, change: LegalMove) -> None:
     """Check that the user's latest message stays until the next one; pages that come back may replace an excerpt."""
     for page in window.request:
         standing = window.stands_itself(page)
@@ -104,27 +92,27 @@ def check_held(window: Window, change: Change) -> None:
             )
 
 
-def _rest(window: Window, page: int) -> Place:
+def _rest(window: WindowState, page: int) -> Place:
     """Where a page is after it leaves: folded, if a fold stands for it, or out."""
     fold = window.stand_ins.get(page)
     return Place.FOLDED if fold is not None and window.is_visible(fold) else Place.OUT
 
 
-def _acts_as(window: Window, page: Page) -> Kind:
+def _acts_as(window: WindowState, page: Page) -> Kind:
     """An excerpt or summary of one call or result stands in its place in the transcript."""
     if page.kind in DERIVED and len(page.sources) == 1 and page.message:
         return window.pages[page.sources[0]].kind
     return page.kind
 
 
-def _call_stays(window: Window, page: Page, leaving: set[int]) -> bool:
+def _call_stays(window: WindowState, page: Page, leaving: set[int]) -> bool:
     standing = window.stands_itself(page.answers) if page.answers else None
     return standing is not None and standing not in leaving
 
 
-def check_load(window: Window, move: Load) -> Change:
+def check_load(window: WindowState, move: Load) -> LegalMove:
     """A load brings whole groups, never a retired page (law 9) or a result without its call (law 6)."""
-    change = Change(at={}, uncover=[])
+    change = LegalMove(at={}, uncover=[])
     brought: set[int] = set()
     for page in known(window, move.pages):
         if window.at(page.id) == Place.RETIRED:
@@ -156,14 +144,14 @@ def check_load(window: Window, move: Load) -> Change:
     return change
 
 
-def _answered(window: Window, call: Page, change: Change) -> set[int]:
+def _answered(window: WindowState, call: Page, change: LegalMove) -> set[int]:
     """The calls of a call's group whose results will be there."""
     members = window.group(call.id)
     there = (member for member in members if change.at.get(member) == Place.IN or window.stands_itself(member) is not None)
     return {window.pages[member].answers for member in there}
 
 
-def _replace_stand_in(window: Window, page: int, change: Change) -> None:
+def _replace_stand_in(window: WindowState, page: int, change: LegalMove) -> None:
     """A fold no longer stands for a page that comes back beside it; an excerpt of this page alone leaves."""
     fold = window.stand_ins.get(page)
     if fold is None or not window.is_visible(fold):
@@ -174,11 +162,11 @@ def _replace_stand_in(window: Window, page: int, change: Change) -> None:
         change.at[fold] = Place.OUT
 
 
-def check_evict(window: Window, move: Evict, patience: int = PATIENCE, *, forced: bool = False) -> Change:
+def check_evict(window: WindowState, move: Evict, patience: int = PATIENCE, *, forced: bool = False) -> LegalMove:
     """An evicted call takes its results along; a result whose call stays becomes a handle in place.
 
     Args:
-        patience: how long a call waits for its result (see `Window.awaited`).
+        patience: how long a call waits for its result (see `WindowState.awaited`).
         forced: thinking may leave an open tool loop, all of a message's: it does not fit the window.
     """
     pages = known(window, move.pages)
@@ -189,11 +177,11 @@ def check_evict(window: Window, move: Evict, patience: int = PATIENCE, *, forced
         if not window.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
         leaving.update(_followers(window, page, leaving, partial(window.is_awaited, patience=patience), seen, forced=forced))
-    return Change(at=_departures(window, leaving), uncover=_uncovered(window, leaving))
+    return LegalMove(at=_departures(window, leaving), uncover=_uncovered(window, leaving))
 
 
 class _Seen:
-    """What is known of the groups of one move, so that each is looked at once, however many of its pages leave."""
+    """Which groups of one move were checked. Each group is checked once, however many of its pages leave."""
 
     def __init__(self) -> None:
         self.whole: set[int] = set()
@@ -203,7 +191,7 @@ class _Seen:
 
 
 def _followers(
-    window: Window, page: Page, leaving: set[int], awaited: Callable[[int], bool], seen: _Seen, *, forced: bool = False
+    window: WindowState, page: Page, leaving: set[int], awaited: Callable[[int], bool], seen: _Seen, *, forced: bool = False
 ) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(window, page)
@@ -230,7 +218,7 @@ def is_bound(page: Page) -> bool:
     return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
 
 
-def _leave_alone(window: Window, page: Page, leaving: set[int], seen: _Seen, *, forced: bool) -> bool:
+def _leave_alone(window: WindowState, page: Page, leaving: set[int], seen: _Seen, *, forced: bool) -> bool:
     """Whether thinking may leave without its message: all of it, once the user has spoken since and its calls have their
     results. In an open tool loop the provider needs it."""
     if _acts_as(window, page) is not Kind.REASONING:
@@ -245,7 +233,7 @@ def _leave_alone(window: Window, page: Page, leaving: set[int], seen: _Seen, *, 
     return (forced or (over and page.id < window.task)) and all_leave
 
 
-def _departures(window: Window, leaving: set[int]) -> dict[int, Place]:
+def _departures(window: WindowState, leaving: set[int]) -> dict[int, Place]:
     at: dict[int, Place] = {}
     for member in leaving:
         page = window.pages[member]
@@ -263,15 +251,15 @@ def _departures(window: Window, leaving: set[int]) -> dict[int, Place]:
     return {page: where for page, where in at.items() if window.at(page) != where}
 
 
-def _covered_by(window: Window, fold: int) -> list[int]:
+def _covered_by(window: WindowState, fold: int) -> list[int]:
     return sorted(window.stand_ins.of(fold))
 
 
-def _uncovered(window: Window, leaving: Iterable[int]) -> list[int]:
+def _uncovered(window: WindowState, leaving: Iterable[int]) -> list[int]:
     return [source for fold in leaving if fold < 0 for source in _covered_by(window, fold)]
 
 
-def check_fold(window: Window, move: Fold, depth: int) -> Change:
+def check_fold(window: WindowState, move: Fold, depth: int) -> LegalMove:
     """A fold cites originals (unless `depth` allows more), keeps the transcript valid, adds words.
 
     `place` is where it stands: that of the first source that leaves, or None for the window's end.
@@ -296,7 +284,7 @@ def check_fold(window: Window, move: Fold, depth: int) -> Change:
     if not leaving:
         if window.awaited():
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
-        return Change(depth=deepest)
+        return LegalMove(depth=deepest)
     _unpinned(window, leaving)
     first = window.pages[move.pages[0]]
     if not (len(chosen) == 1 and ((move.keep and not is_bound(first)) or first.kind is Kind.RESULT)):
@@ -309,10 +297,10 @@ def check_fold(window: Window, move: Fold, depth: int) -> Change:
         covered = [*(page for page in move.pages if page > 0), *further]
     # These include what the replaced folds stood for, so nothing has to be uncovered first.
     place = min(window.pages[page].order for page in leaving)
-    return Change(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
+    return LegalMove(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
 
 
-def _named(window: Window, pages: Sequence[int]) -> tuple[set[int], set[int]]:
+def _named(window: WindowState, pages: Sequence[int]) -> tuple[set[int], set[int]]:
     """The ids that a fold names, and those of them that no fold stands for yet; raises what `known` does.
 
     A remade fold names thousands of pages that an earlier fold stands for; these are not checked again.
@@ -324,7 +312,7 @@ def _named(window: Window, pages: Sequence[int]) -> tuple[set[int], set[int]]:
     return chosen, fresh
 
 
-def _subsumed(window: Window, chosen: set[int]) -> set[int]:
+def _subsumed(window: WindowState, chosen: set[int]) -> set[int]:
     """Resident folds that the new one replaces whole; a partial overlap would show a page twice."""
     folds = window.stand_ins.over(chosen) & window.shown
     for fold in folds - chosen:
@@ -338,7 +326,7 @@ def _subsumed(window: Window, chosen: set[int]) -> set[int]:
     return folds
 
 
-def _whole_groups(window: Window, chosen: set[int], subsumed: set[int]) -> None:
+def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> None:
     for page in filter(window.is_awaited, chosen):
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
@@ -358,7 +346,7 @@ def _whole_groups(window: Window, chosen: set[int], subsumed: set[int]) -> None:
             )
 
 
-def check_retire(window: Window, move: Retire) -> Change:
+def check_retire(window: WindowState, move: Retire) -> LegalMove:
     """A retired page leaves the window, and so does every fold that quotes it (law 9)."""
     pages = known(window, move.pages)
     chosen = {page.id for page in pages}
@@ -378,10 +366,12 @@ def check_retire(window: Window, move: Retire) -> Change:
             _unpinned(window, partners)
             leaving |= partners
     at = _departures(window, leaving) | dict.fromkeys(chosen, Place.RETIRED)
-    return Change(at={page: where for page, where in at.items() if window.at(page) != where}, uncover=_uncovered(window, leaving))
+    return LegalMove(
+        at={page: where for page, where in at.items() if window.at(page) != where}, uncover=_uncovered(window, leaving)
+    )
 
 
-def check_drop(window: Window, gone: set[int]) -> Change:
+def check_drop(window: WindowState, gone: set[int]) -> LegalMove:
     """What else moves when `gone` is forgotten: partners of a dropped call or result leave the window.
 
     A call that waits for its result stays, because the result will need it.
@@ -404,4 +394,4 @@ def check_drop(window: Window, gone: set[int]) -> Change:
             )
     at.update(dict.fromkeys(gone, Place.DROPPED))
     uncover = _uncovered(window, leaving | gone) + [page for page in gone if page in window.stand_ins]
-    return Change(at=at, uncover=sorted(set(uncover)))
+    return LegalMove(at=at, uncover=sorted(set(uncover)))

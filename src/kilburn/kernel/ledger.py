@@ -11,14 +11,12 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.effect import Outcome
 from kilburn.event import Act, Event
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.model import is_count
 from kilburn.page import Page, Place
 from kilburn.policy import Use
 from kilburn.store import Store
 from kilburn.tokens.calibrated import Calibrated
-
-__all__ = ["Ledger", "Stats", "Usage", "counter_of"]
 
 REFAULT = 10
 """Turns within which a fault on an evicted page counts as a refault."""
@@ -110,7 +108,7 @@ class Ledger:
         """Go on from another one's figures."""
         self.stats, self._filled, self._evicted = stats, filled, evicted
 
-    def count(self, event: Event, window: Window) -> None:
+    def count(self, event: Event, window: WindowState) -> None:
         """Count one event; `window` gives the pages' costs."""
         stats = self.stats
         stats.turns = max(stats.turns, event.turn)

@@ -22,8 +22,6 @@ from kilburn.page import Page, Place, parse_address
 from kilburn.store import ProcessInfo, ProcessKind, State
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["BEYOND", "NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "Reach", "call", "named"]
-
 TOKENS = 1000
 """What a search brings at most if its call does not say."""
 

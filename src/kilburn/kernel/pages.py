@@ -14,8 +14,6 @@ from kilburn.kernel.branches import Lineage
 from kilburn.page import Page, address_of
 from kilburn.store import Store
 
-__all__ = ["Calls", "Pages", "finder_of", "reader_of"]
-
 T = TypeVar("T")
 
 Reader = Callable[[Iterable[int]], Mapping[int, Page]]
@@ -47,7 +45,7 @@ def finder_of(store: Store, lineage: Lineage) -> Finder:
     return find
 
 
-class Pages(MutableMapping[int, Page]):
+class PagesById(MutableMapping[int, Page]):
     """Pages by their ids.
 
     Args:
@@ -60,9 +58,9 @@ class Pages(MutableMapping[int, Page]):
         # The ids that the store has: all from the one to the other, but 0.
         self._first = self._last = 0
 
-    def copy(self) -> Pages:
+    def copy(self) -> PagesById:
         """The same, to be changed by itself."""
-        made = Pages(self.read)
+        made = PagesById(self.read)
         made._here, made._first, made._last = self._here.copy(), self._first, self._last
         return made
 

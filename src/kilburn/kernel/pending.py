@@ -16,8 +16,6 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.store import Batch, Pieces, State
 
-__all__ = ["GATHERED", "START", "Pending", "Savepoint"]
-
 GATHERED = 256
 """Observations that wait for a commit at most."""
 

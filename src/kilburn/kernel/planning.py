@@ -29,7 +29,6 @@ from kilburn.policy import Acts, Cause, Policy, View
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Planner"]
 
 ROUNDS = 4
 """Times a policy is asked for one admission, at most."""

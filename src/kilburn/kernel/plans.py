@@ -18,8 +18,6 @@ import msgspec
 from kilburn.effect import Answer, Ask, Effect, Find, Later, Note, Outcome
 from kilburn.errors import SpecError
 
-__all__ = ["EFFECTS", "MOVES", "SECONDS", "PlanCourse", "moves_of"]
-
 log = logging.getLogger("kilburn")
 
 EFFECTS = 1000

@@ -39,11 +39,10 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import Prompts
-from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.segment import Segment
-from kilburn.kernel.window import GONE, Window
+from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
@@ -55,7 +54,6 @@ from kilburn.wire.form import dump, parse
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Branches", "HitRateWarning", "Process", "Recalled", "SessionHome"]
 
 READ = 500
 """Pages whose texts are read at a time."""
@@ -132,7 +130,7 @@ class Process(Segment):
         return Branches(self)
 
     @property
-    def window(self) -> Window:
+    def window(self) -> WindowState:
         """What is in the window, where and at what cost, as this process last saw it. Only the kernel changes it."""
         return self._kernel.window
 
@@ -197,7 +195,7 @@ class Process(Segment):
             return found
 
     def _renewed(self) -> None:
-        """Everything was read again: drop what is known of the old state."""
+        """Drop what memory holds of the old state, after everything was read again."""
         self._prompts.clear()
         if not self.readonly:
             try:

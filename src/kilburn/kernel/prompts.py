@@ -11,8 +11,6 @@ from kilburn.message import Part
 from kilburn.page import Page
 from kilburn.policy import Cause
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     """Renders prompts, and keeps the last one to compare the next with it."""
@@ -34,7 +32,7 @@ class Prompts:
         self._whole = 0
 
     def forget(self, pages: list[int]) -> None:
-        """Remove what is known of forgotten pages."""
+        """Remove forgotten pages."""
         for page in pages:
             self._parts.pop(page, None)
         self._seen.difference_update(pages)

@@ -14,8 +14,6 @@ from kilburn.effect import Outcome
 from kilburn.event import Act, Event
 from kilburn.page import address_of, parse_address, span_of
 
-__all__ = ["Receipt", "receipts"]
-
 MOVES = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE})
 
 

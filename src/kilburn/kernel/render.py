@@ -14,13 +14,13 @@ import msgspec
 from kilburn.errors import EmptyPrompt, SpecError
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.window import PENDING, Window
+from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
 
-__all__ = ["Item", "Prompt", "items", "part_of", "render", "to_send", "transcript"]
+__all__ = ["Prompt"]
 
 Item = tuple[tuple[int, int, int], Page | None, str]
 """Its place, the page (None for a gap), and the text to show instead of it ("" for its own)."""
@@ -57,7 +57,7 @@ def to_send(prompt: Prompt) -> Prompt:
     return prompt
 
 
-def items(window: Window) -> list[Item]:
+def items(window: WindowState) -> list[Item]:
     """Everything in the prompt, in order."""
     shown: list[Item] = [
         ((*page.order, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
@@ -73,7 +73,7 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
 
 
-def transcript(window: Window, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
+def transcript(window: WindowState, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
     A result that came late, and stands further down, is put after its call by the wire form.
@@ -105,7 +105,7 @@ def _pending(made: list[Message], answered: set[str | None]) -> list[Message]:
 
 
 def _shown(
-    page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], window: Window
+    page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], window: WindowState
 ) -> tuple[Part, str | None]:
     if page is None:
         return Part(kind=Kind.TEXT, text=instead), None

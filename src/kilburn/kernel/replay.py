@@ -15,13 +15,11 @@ from kilburn.kernel.branches import Lineage, fork_of, origin_in
 from kilburn.kernel.checkpoint import restore
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.ledger import Ledger, Usage
-from kilburn.kernel.pages import Calls, Pages, finder_of, reader_of
+from kilburn.kernel.pages import Calls, PagesById, finder_of, reader_of
 from kilburn.kernel.render import part_of
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.page import Page
 from kilburn.store import ProcessInfo, Store
-
-__all__ = ["Rebuilt", "lineage_of", "rebuild", "work_of"]
 
 READ = 500
 """Pages whose texts are read at a time."""
@@ -40,7 +38,7 @@ class Rebuilt(NamedTuple):
         work: what it took to replay it, beside what a checkpoint gave; see `work_of`.
     """
 
-    window: Window
+    window: WindowState
     ledger: Ledger
     usage: Usage
     head: int
@@ -85,9 +83,9 @@ def rebuild(
         StoreCorrupt: the ledger has a hole, or an event that does not fit the state before it.
     """
     if not info.number:
-        return Rebuilt(Window(counter), Ledger(), Usage(counter), 0, Lineage(0))
+        return Rebuilt(WindowState(counter), Ledger(), Usage(counter), 0, Lineage(0))
     lineage = lineage_of(store, info.number)
-    made = Window(counter, Pages(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
+    made = WindowState(counter, PagesById(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
     base = None if whole else _restored(store, made, lineage, until)
     if base is not None:
         events = list(islice(store.events(info.number, base.head), None if until is None else until - base.head))
@@ -123,7 +121,7 @@ def rebuild(
     return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work_of(events))
 
 
-def _restored(store: Store, window: Window, lineage: Lineage, until: int | None) -> Rebuilt | None:
+def _restored(store: Store, window: WindowState, lineage: Lineage, until: int | None) -> Rebuilt | None:
     """The state of the last checkpoint; None where there is none that can be used."""
     found = store.checkpoint(lineage.process, until)
     if found is None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from kilburn.errors import KilburnError, SpecError
 
-__all__ = ["locate", "names", "resolve"]
+__all__ = ["resolve"]
 
 
 LONGEST = 10_000

@@ -21,12 +21,10 @@ from kilburn.claims import contested, together
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.collecting import is_true, until_of
 from kilburn.kernel.found import DamageWarning, Found
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import WindowState
 from kilburn.page import Page, Place, Span
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.store import Passage, ProcessInfo, ProcessKind, State, Store
-
-__all__ = ["PLACES", "RANKING", "Ranked", "Search", "kinds_of", "reading_order"]
 
 PLACES: Mapping[str, tuple[ProcessKind, ...]] = {
     "sessions": (ProcessKind.SESSION,),
@@ -86,7 +84,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct):
-    """What is known of a page's passages before it is read."""
+    """The candidates of one page: its best passage, its scores, and its passages by words."""
 
     span: Span
     entry: int
@@ -96,7 +94,7 @@ class _Seen(msgspec.Struct):
     by_words: dict[Span, float] = {}
 
 
-class Search:
+class Searcher:
     """Searches a store.
 
     Args:
@@ -115,7 +113,7 @@ class Search:
         vectors: Meanings | None,
         infos: Iterable[ProcessInfo],
         *,
-        windows: Mapping[int, Window] | None = None,
+        windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         everywhere: bool = False,
     ) -> None:

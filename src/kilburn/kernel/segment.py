@@ -24,8 +24,6 @@ from kilburn.page import Page
 from kilburn.policy import Cause
 from kilburn.store import ProcessInfo, ProcessKind
 
-__all__ = ["Segment"]
-
 
 @checked
 class Segment(ABC):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 
-__all__ = ["StandIns"]
-
 _NOTHING: frozenset[int] = frozenset()
 
 

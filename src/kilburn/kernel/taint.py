@@ -14,8 +14,6 @@ from kilburn.kernel.process import Process
 from kilburn.message import Role, Trust
 from kilburn.page import Page
 
-__all__ = ["lowest_read", "tainted"]
-
 
 def lowest_read(process: Process, clean: Collection[str] = ()) -> dict[int, Trust]:
     """How far the least trusted text may be believed that a session had read when each of its originals came, by the page's id,

@@ -13,8 +13,6 @@ from kilburn.move import Restore, Retire
 from kilburn.page import Page, Place, address_of
 from kilburn.store import State
 
-__all__ = ["Version", "Versions"]
-
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """One of the pages that superseded each other, with its state now and the events that made it so, oldest first."""

@@ -1,7 +1,7 @@
 """One process's window: which page is where, in what order, at what cost, and what changes it.
 
 The prompt has resident pages, stubs for results whose calls stay, and one handle for each gap. Every change is made
-by `Window.enact`, from an event: when it happens, and again when the ledger is replayed (law 8). Each step is in a
+by `WindowState.enact`, from an event: when it happens, and again when the ledger is replayed (law 8). Each step is in a
 journal, so that a failed batch can be undone. `laws` checks what is allowed.
 """
 
@@ -19,15 +19,13 @@ from kilburn.budget import Counter, text_cost
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
 from kilburn.kernel.gaps import Gap, Gaps, Key
-from kilburn.kernel.pages import Calls, Pages
+from kilburn.kernel.pages import Calls, PagesById
 from kilburn.kernel.stand_ins import StandIns
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import State
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
-
-__all__ = ["GONE", "IN", "PATIENCE", "PENDING", "VISIBLE", "Window", "stub_of"]
 
 IN = State(at=Place.IN)
 
@@ -60,7 +58,7 @@ class _Before(NamedTuple):
     seen: int
 
 
-class Window:
+class WindowState:
     """The state of one process's window.
 
     Args:
@@ -69,9 +67,9 @@ class Window:
         calls: the calls among them.
     """
 
-    def __init__(self, counter: Counter, pages: Pages | None = None, calls: Calls | None = None) -> None:
+    def __init__(self, counter: Counter, pages: PagesById | None = None, calls: Calls | None = None) -> None:
         self.counter = counter
-        self.pages = Pages() if pages is None else pages
+        self.pages = PagesById() if pages is None else pages
         self.states: dict[int, State] = {}
         # By the counter of this process, which need not be that of the pages' own tokens; see `cost`.
         self.costs: dict[int, int] = {}
@@ -110,7 +108,7 @@ class Window:
         # The states before the batch of what it has moved so far; None of what is new.
         self._before: dict[int, State | None] = {}
 
-    def copy(self) -> Window:
+    def copy(self) -> WindowState:
         """The same window, to be changed by itself. The pages are shared; nothing may be waiting in the journal."""
         made = copy.copy(self)
         for name in ("pages", "states", "costs", "shown", "folded", "gone", "pins", "importance", "open", "calls", "request"):

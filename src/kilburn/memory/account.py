@@ -18,8 +18,6 @@ from kilburn.page import Page, address_of
 from kilburn.store import State
 from kilburn.wire.quotation import quote, with_headings
 
-__all__ = ["describe", "provenance", "quotation", "versions"]
-
 
 def quotation(store: Hierarchy, query: str, tokens: int, user: str | None = None) -> tuple[str, list[Found]]:
     """What facts and documents say about something, for a prompt: quoted as data, each piece with its address, origin and age,

@@ -16,8 +16,6 @@ from kilburn.memory.view import MemoryView
 from kilburn.message import Kind
 from kilburn.move import Add
 
-__all__ = ["Additive"]
-
 
 @dataclass(frozen=True)
 class Additive:

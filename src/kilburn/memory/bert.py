@@ -21,7 +21,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "onnx", "embed") from error
 
-__all__ = ["OnnxGraph", "parts_of"]
 
 _LEAST = 0.17
 """GELU never gives less than its negative."""

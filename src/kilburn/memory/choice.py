@@ -11,8 +11,6 @@ from kilburn.kernel.resolve import resolve
 from kilburn.retrieval import Embedder
 from kilburn.store import Store
 
-__all__ = ["usual_embedder", "vectors_for"]
-
 _made: WeakValueDictionary[str, Embedder] = WeakValueDictionary()
 """By name: the stores of a program share the weights."""
 

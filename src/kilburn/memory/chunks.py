@@ -14,8 +14,6 @@ from typing import Any
 
 from kilburn.errors import MissingExtra
 
-__all__ = ["CAPACITY", "chunks", "rechunk"]
-
 CAPACITY = (400, 800)
 """Characters of a chunk: it is full from the first on, and not longer than the second but for blanks at its end. That is one
 passage of the index."""

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["HOLE", "Clause", "clauses", "unasked"]
-
 LONGEST = 20_000
 """Characters; of a longer text only the first and last `ENDS` are read, because most of it was pasted."""
 ENDS = 2_000

@@ -21,8 +21,6 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import State
 
-__all__ = ["HALF_LIFE", "Settled", "Standing", "settle", "weight"]
-
 HALF_LIFE = 30 * DAY
 """Seconds after which a statement weighs half as much against a newer one."""
 

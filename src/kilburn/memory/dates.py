@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from kilburn.page import Span
 
-__all__ = ["DAY", "Dated", "Interval", "closeness", "dates", "grounded", "times_in"]
-
 DAY = 86_400.0
 
 Interval = tuple[float, float]

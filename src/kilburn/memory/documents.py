@@ -27,7 +27,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Page
 from kilburn.store import ProcessKind
 
-__all__ = ["Ingested", "documents", "in_order", "ingest", "ingest_text", "name_of", "text_of"]
+__all__ = ["ingest"]
 
 ORDERED = "ordered"
 """The outcome of the note that says in which order the chunks of a document stand."""

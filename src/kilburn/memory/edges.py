@@ -24,7 +24,7 @@ from kilburn.page import Claim, Page, Place
 from kilburn.retrieval import Embedder
 from kilburn.store import State
 
-__all__ = ["Edge", "duplicates", "entities", "merge", "neighbourhood", "unmerge"]
+__all__ = ["neighbourhood"]
 
 MOST = 500
 """Edges of one answer."""
@@ -212,8 +212,8 @@ def duplicates(
     vectors = embedder.embed(listed) if embedder is not None and listed else None
     for at, one in enumerate(listed):
         for to in range(at + 1, len(listed)):
-            squeezed = ["".join(letter for letter in plain_name(name) if letter.isalnum()) for name in (one, listed[to])]
-            if squeezed[0] and squeezed[0] == squeezed[1]:
+            letters = ["".join(filter(str.isalnum, plain_name(name))) for name in (one, listed[to])]
+            if letters[0] and letters[0] == letters[1]:
                 pairs[one, listed[to]] = 1.0
             elif vectors is not None and (likeness := float(vectors[at] @ vectors[to])) >= least:
                 pairs[one, listed[to]] = likeness

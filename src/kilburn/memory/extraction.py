@@ -26,21 +26,6 @@ from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = [
-    "CORRECTS",
-    "NEGATED",
-    "Extracted",
-    "agreement",
-    "asked",
-    "conversation",
-    "extracted",
-    "has_many",
-    "is_known",
-    "list_schema",
-    "said_by",
-    "told",
-]
-
 MOST = 20
 """Facts of one exchange."""
 

@@ -25,8 +25,6 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Facts"]
-
 ALIKE = 0.6
 """The agreement (`extraction.agreement`) from which two facts speak of the same thing."""
 

@@ -16,8 +16,6 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["LARGEST", "File", "texts_of"]
-
 LARGEST = 4_000_000
 """Bytes of a file; a larger one is a table or a log, not a document."""
 

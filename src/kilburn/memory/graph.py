@@ -29,8 +29,6 @@ from kilburn.page import Claim, Page, Place
 from kilburn.store import State
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["ALIAS", "PERSON", "Graph"]
-
 ALIAS = "is another name of"
 """The relation of an edge by which two entities are one; its subject is the name that was merged into the other."""
 

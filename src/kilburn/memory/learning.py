@@ -42,7 +42,7 @@ from kilburn.native import ending
 from kilburn.page import Claim, Page, Place, address_of, span_of
 from kilburn.store import ProcessInfo, State
 
-__all__ = ["Learned", "Learning", "alearn", "learn"]
+__all__ = ["Learned", "learn"]
 
 log = logging.getLogger("kilburn")
 

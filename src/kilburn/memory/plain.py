@@ -21,8 +21,6 @@ from kilburn.message import Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
 
-__all__ = ["Plain"]
-
 _OPPOSITE = {"likes": "dislikes", "dislikes": "likes"}
 
 

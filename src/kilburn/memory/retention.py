@@ -25,7 +25,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
 
-__all__ = ["DAY", "HALF_LIFE", "Quota", "Swept", "remember", "sweep", "within", "worth"]
+__all__ = ["remember"]
 
 HALF_LIFE = 30 * DAY
 """Seconds in which a fact that nobody marked as important loses half of its worth."""

@@ -16,7 +16,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("numpy", "embed") from error
 
-__all__ = ["Scan", "pack", "size_of", "unpack"]
 
 Array = np.ndarray[Any, Any]
 

@@ -19,8 +19,6 @@ from kilburn.errors import MissingExtra, SecretFound, SpecError
 from kilburn.native import inside, load
 from kilburn.page import Span
 
-__all__ = ["Secret", "Secrets", "find", "is_installed", "pieces_of", "places_of", "screen"]
-
 Secrets = Literal["refuse", "redact"] | None
 """What to do with a secret: refuse the whole text, put a mark in its place, or do not look (None)."""
 

@@ -16,8 +16,6 @@ from kilburn.memory.clauses import HOLE, Clause, clauses
 from kilburn.memory.dates import Dated, dates, grounded
 from kilburn.page import Claim
 
-__all__ = ["ASSISTANT", "USER", "Statement", "statements"]
-
 USER = "user"
 ASSISTANT = "assistant"
 """The subject of standing instructions."""
@@ -534,7 +532,7 @@ def _instruction(text: str) -> Statement | None:
 
 
 def _memo(what: str, said: float) -> Iterator[Statement]:
-    """What was asked to be remembered: what it states, or else its words."""
+    """A request to remember something: the statement in it, or else its words."""
     what = what.strip(" .!")
     inner = [statement for clause in clauses(what) for statement in _one(_plain(clause.text), said)]
     for statement in inner:

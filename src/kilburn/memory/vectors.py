@@ -36,7 +36,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("numpy", "embed") from error
 
-__all__ = ["Vectors", "checked"]
 
 log = logging.getLogger("kilburn")
 

@@ -17,8 +17,6 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page
 from kilburn.store import State
 
-__all__ = ["SUMMARY", "MemoryPlan", "MemoryPolicy", "MemoryView", "Utterance"]
-
 SUMMARY = "summary"
 """The relation of the page that holds the running summary of a session; its subject is "session" and the session's name."""
 

@@ -19,8 +19,6 @@ from kilburn.wire.oddities import chat_message, counted, text_of
 from kilburn.wire.parts import slots_of
 from kilburn.wire.plain import plain
 
-__all__ = ["Assembly", "Halves", "arguments", "tokens_of"]
-
 _FINISH = {
     "stop": Finish.STOP,
     "length": Finish.LENGTH,

@@ -13,7 +13,7 @@ from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
 
-__all__ = ["Chat", "fields"]
+__all__ = ["Chat"]
 
 
 def fields(model: str, request: Request, host: str | None) -> dict[str, Any]:

@@ -12,8 +12,6 @@ import threading
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Deadline"]
-
 
 class Deadline:
     """Shuts a socket after so many seconds, unless the block ends before.

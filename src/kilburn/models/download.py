@@ -21,7 +21,7 @@ from types import TracebackType
 from kilburn.errors import Unavailable
 from kilburn.file import sync_folder, write_file
 
-__all__ = ["Download", "Progress", "digest", "disk_errors", "folder", "open_own", "recorded_digest"]
+__all__ = ["digest"]
 
 Progress = Callable[[str, int, int], None]
 """Called with a name, the bytes done and the bytes in total (0 if unknown)."""

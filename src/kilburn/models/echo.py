@@ -12,8 +12,6 @@ from kilburn.errors import Refused
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens
 
-__all__ = ["Echo"]
-
 _LETTERS = 4
 """Letters that one token stands for, as in the counter "chars/4"."""
 

@@ -16,8 +16,6 @@ from kilburn.models.deadline import Deadline
 from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 
-__all__ = ["Collector", "SdkClient", "SdkModel"]
-
 
 class Collector(Protocol):
     """Takes the chunks of one stream in order and ends with a reply."""

@@ -21,8 +21,6 @@ import msgspec
 from kilburn.errors import MissingExtra, ModelError, RateLimited, Refused, SpecError, Unavailable
 from kilburn.models.download import Download, Progress, disk_errors, open_own
 
-__all__ = ["HubFile", "fetch", "parse"]
-
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -28,7 +28,7 @@ from kilburn.models.provider_errors import error_of
 from kilburn.native import inside, keep
 from kilburn.native import load as load_library
 
-__all__ = ["LlamaServer", "load"]
+__all__ = ["load"]
 
 _PROMPT_CACHE_MIB = 512
 """Memory for prompts of other conversations, so that returning to one need not prefill it again."""

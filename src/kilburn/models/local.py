@@ -20,7 +20,7 @@ from kilburn.models.llama_server import LlamaServer, load
 from kilburn.models.weights import find
 from kilburn.wire import chat
 
-__all__ = ["Local", "Vocabulary"]
+__all__ = ["Local"]
 
 _CONTEXT = 8192
 """The default window: its cache takes 190 MB for SmolLM2-135M and 235 MB for Qwen2.5-1.5B."""

@@ -26,7 +26,7 @@ from kilburn.wire.editing import read_management, read_summarize
 from kilburn.wire.oddities import counted, messages_message, text_of
 from kilburn.wire.plain import load_object, plain
 
-__all__ = ["Blocks", "Messages", "arguments", "betas_for"]
+__all__ = ["Messages"]
 
 _FINISH = {
     "end_turn": Finish.STOP,
@@ -91,11 +91,11 @@ class Messages(SdkModel):
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
-    def _collector(self) -> Blocks:
-        return Blocks(self.name)
+    def _collector(self) -> ReplyBlocks:
+        return ReplyBlocks(self.name)
 
 
-class Blocks:
+class ReplyBlocks:
     """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
 
     def __init__(self, who: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra
 
-__all__ = ["Metrics", "read_metrics", "samples"]
+__all__ = ["read_metrics"]
 
 _NAMES = {
     "queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
@@ -24,13 +24,13 @@ _NAMES = {
     "waiting": ("vllm:num_requests_waiting",),
     "preemptions": ("vllm:num_preemptions",),
 }
-"""Field of `Metrics` -> its names, newest first."""
+"""Field of `VllmMetrics` -> its names, newest first."""
 
 _CONFIG = "vllm:cache_config_info"
 _CONFIG_LABELS = {"block": "block_size", "blocks": "num_gpu_blocks", "caching": "enable_prefix_caching"}
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+class VllmMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics of a vLLM, summed over all its tenants and engines; None for those that this version does not have.
 
     Args:
@@ -63,7 +63,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         """Hits per query, or None where there were none or they are not known."""
         return self.hits / self.queries if self.queries and self.hits is not None else None
 
-    def since(self, earlier: Metrics) -> Metrics:
+    def since(self, earlier: VllmMetrics) -> VllmMetrics:
         """The same with `queries`, `hits` and `preemptions` counted from `earlier` on, or from a restart in between."""
         changed: dict[str, int] = {}
         restarted = False
@@ -95,7 +95,7 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
             continue
 
 
-def read_metrics(text: str) -> Metrics:
+def read_metrics(text: str) -> VllmMetrics:
     """vLLM's figures in a page of metrics, under the names of any version; all None where there are none.
 
     Raises:
@@ -121,7 +121,7 @@ def read_metrics(text: str) -> Metrics:
         setting = _setting(config.get(label, ""))
         if setting is not None:
             fields[field], found[field] = setting, f"{_CONFIG}{{{label}}}"
-    return Metrics(**fields, found=found)
+    return VllmMetrics(**fields, found=found)
 
 
 def _setting(text: str) -> int | bool | None:

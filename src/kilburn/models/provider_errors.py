@@ -13,8 +13,6 @@ from typing import Any
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, ToolsRefused, Unavailable
 from kilburn.models.retry import seconds_to_wait
 
-__all__ = ["MESSAGE_LETTERS", "error_of"]
-
 MESSAGE_LETTERS = 400
 """Characters of a provider's message that an error quotes at most."""
 

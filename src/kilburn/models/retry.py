@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from kilburn.errors import RateLimited, Unavailable
 
-__all__ = ["Retry", "seconds_to_wait"]
+__all__ = ["Retry"]
 
 Piece = TypeVar("Piece")
 

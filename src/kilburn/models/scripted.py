@@ -13,8 +13,6 @@ from kilburn.errors import Refused, Unavailable
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request
 
-__all__ = ["ScriptEntry", "Scripted"]
-
 ScriptEntry = str | Reply | Message | Exception | Callable[[Request], Any]
 """One entry of a script: a text, a message, a whole reply, an error to raise, or a function of the
 request that gives one of these."""

@@ -25,10 +25,10 @@ from kilburn.errors import ModelError, Refused, SpecError
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.assembly import arguments
 from kilburn.models.chat import Chat
-from kilburn.models.metrics import Metrics, read_metrics
+from kilburn.models.metrics import VllmMetrics, read_metrics
 from kilburn.models.retry import Retry
 
-__all__ = ["SECRET", "Prefix", "Vllm", "salt_of"]
+__all__ = ["Vllm", "salt_of"]
 
 log = logging.getLogger("kilburn")
 
@@ -172,7 +172,7 @@ class Vllm(Chat):
         reusable = None if block is None else min(common, len(tokens) - 1) // block * block
         return Prefix(unit="tokens", previous=len(old), length=len(tokens), common=common, change=change, reusable=reusable)
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> VllmMetrics:
         """The server's current /metrics.
 
         Raises:

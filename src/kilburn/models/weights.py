@@ -18,7 +18,7 @@ from kilburn.models import hub, wheels
 from kilburn.models.download import Download, Progress, digest, disk_errors, folder, recorded_digest
 from kilburn.models.wheels import WheelPart
 
-__all__ = ["Progress", "WeightsFile", "WheelPart", "catalogue", "find", "present", "pull", "verify"]
+__all__ = ["find", "pull"]
 
 
 class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,6 @@ import msgspec
 from kilburn.errors import Unavailable
 from kilburn.models.download import Download, Progress, disk_errors, open_own
 
-__all__ = ["WheelPart", "assemble"]
-
 _CHUNK = 1 << 20
 _ABREAST = 2
 

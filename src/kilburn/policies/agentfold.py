@@ -27,7 +27,7 @@ from kilburn.text.judgement import mended
 from kilburn.text.steps import beginnings, last_original, latest_reply, new_messages, words_of
 from kilburn.wire.quotation import quote, with_headings
 
-__all__ = ["INSTRUCTIONS", "Agentfold"]
+__all__ = ["INSTRUCTIONS"]
 
 INSTRUCTIONS = (
     "A step is one reply of yours with what came back; steps are numbered from 1. Older steps stand as [Compressed Step a] or "

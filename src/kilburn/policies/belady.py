@@ -19,7 +19,7 @@ from kilburn.policy import View
 from kilburn.text.excerpts import cited_stretch, excerpt_moves, old_pages, split_excerpts
 from kilburn.text.lines import merge
 
-__all__ = ["Belady", "Future"]
+__all__ = ["Belady"]
 
 Future = Mapping[int, Sequence[tuple[int, Sequence[Span]]]]
 """By original page: the turns at which it is needed, in order, and which spans of it."""

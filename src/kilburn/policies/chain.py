@@ -14,8 +14,6 @@ from kilburn.move import Move
 from kilburn.page import Page
 from kilburn.policy import Policy, View
 
-__all__ = ["Chain"]
-
 
 class Chain:
     """Ask policies in order and join their moves.

@@ -16,8 +16,6 @@ from kilburn.page import Page
 from kilburn.policy import View
 from kilburn.wire.editing import Amount, ClearThinkingEdit, number_of
 
-__all__ = ["ClearThinking"]
-
 
 @dataclass(frozen=True)
 class ClearThinking:

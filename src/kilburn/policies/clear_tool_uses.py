@@ -17,8 +17,6 @@ from kilburn.page import Page
 from kilburn.policy import View
 from kilburn.wire.editing import Amount, ClearToolUsesEdit, number_of
 
-__all__ = ["ClearToolUses"]
-
 HEAD = 40
 """Characters that stay of a call whose inputs are cleared."""
 

@@ -18,8 +18,6 @@ from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Cause, View
 from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
-__all__ = ["Hybrid"]
-
 
 @dataclass(frozen=True)
 class Hybrid:

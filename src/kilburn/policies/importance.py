@@ -19,8 +19,6 @@ from kilburn.page import Page
 from kilburn.policies.order import EvictInOrder
 from kilburn.policy import View
 
-__all__ = ["Importance", "scores"]
-
 BY_ROLE = {Role.SYSTEM: 0.9, Role.USER: 0.7, Role.ASSISTANT: 0.4, Role.TOOL: 0.3}
 LONG = 20_000
 """Characters of a page that are compared with the task, at most."""

@@ -12,8 +12,6 @@ from kilburn.page import Page
 from kilburn.policies.order import EvictInOrder
 from kilburn.policy import View
 
-__all__ = ["Lru"]
-
 
 @dataclass(frozen=True)
 class Lru(EvictInOrder):

@@ -13,8 +13,6 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.policy import Acts, View
 
-__all__ = ["Mask"]
-
 
 @dataclass(frozen=True)
 class Mask:

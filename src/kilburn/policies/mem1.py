@@ -19,7 +19,7 @@ from kilburn.policy import View
 from kilburn.text.directives import Malformed, state_of
 from kilburn.text.steps import last_original, latest_reply, new_messages, words_of
 
-__all__ = ["INSTRUCTIONS", "Mem1"]
+__all__ = ["INSTRUCTIONS"]
 
 INSTRUCTIONS = (
     "Begin every reply with <IS>...</IS>: rewrite there all that you must still know, what you found so far, what is open "

@@ -15,8 +15,6 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page
 from kilburn.policy import Acts, View
 
-__all__ = ["Oldest"]
-
 
 @dataclass(frozen=True)
 class Oldest:

@@ -14,8 +14,6 @@ from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, View
 
-__all__ = ["EvictInOrder"]
-
 
 class EvictInOrder(ABC):
     """Evicts unpinned groups, the first of an order first, when the window is over capacity.

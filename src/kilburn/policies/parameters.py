@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_timeout", "check_tokens"]
-
 
 def check_tokens(**given: int | None) -> None:
     """Refuse a number of tokens, each given under its name, that is below 0; None is the policy's own choice.

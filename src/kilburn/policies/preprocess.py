@@ -16,8 +16,6 @@ from kilburn.page import Page
 from kilburn.policy import Cause, View
 from kilburn.text.extract import condense
 
-__all__ = ["Preprocess"]
-
 
 @dataclass(frozen=True)
 class Preprocess:

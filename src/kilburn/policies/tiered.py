@@ -17,8 +17,6 @@ from kilburn.policies.order import EvictInOrder
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import View
 
-__all__ = ["Tiered"]
-
 
 @dataclass(frozen=True)
 class Tiered(EvictInOrder):

@@ -15,8 +15,6 @@ from kilburn.page import Page, address_of
 from kilburn.store import ProcessKind
 from kilburn.stores.connection import row, rows_of_each
 
-__all__ = ["SELECT", "Citation", "add", "check_cited", "check_uncited", "citations_of", "citing", "remove"]
-
 SELECT = "SELECT process, page, by_process, by_page FROM citation"
 
 Citation = tuple[int, int, int, int]

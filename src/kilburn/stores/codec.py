@@ -18,21 +18,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = [
-    "PLAIN",
-    "SPLICED",
-    "ZSTD",
-    "Piece",
-    "digest_of_stored",
-    "encode_text",
-    "inflate",
-    "key_of",
-    "pack",
-    "pack_pieces",
-    "pieces_of",
-    "spliced",
-    "unpack",
-]
 
 PLAIN = 0
 ZSTD = 1

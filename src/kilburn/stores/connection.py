@@ -14,8 +14,6 @@ import apsw
 
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 
-__all__ = ["Row", "row", "rows", "rows_of_each", "savepoint", "transaction_scope", "translate_errors", "write_transaction"]
-
 Row = tuple[Any, ...]
 
 

@@ -24,8 +24,6 @@ from kilburn.stores.codec import SPLICED, Piece, encode_text, key_of, pack, pack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, page_of
 
-__all__ = ["OF_NO_PAGE", "ContentTable", "Wholes", "content_of", "remove_unused", "splice_excerpts"]
-
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
 )

@@ -22,12 +22,10 @@ from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, event_of, seal_of
-from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process, shown
+from kilburn.stores.sealed import TALLY, ProcessRow, SealedRows, seal_of_process, shown
 from kilburn.stores.textindex import TextIndex, entry_of, length_class, number_of
 from kilburn.stores.transaction import sealed_event, set_stands, set_tally
 from kilburn.stores.vectortable import VectorTable
-
-__all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
 
 OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
@@ -65,10 +63,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     page: int = 0
 
 
-def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
+def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
     """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
     found: list[Finding] = []
-    sessions: list[Session] = []
+    sessions: list[ProcessRow] = []
     _gather(found, "session", _sessions(db, sealed, tenant, sessions))
     whole = [one for one in sessions if not one.quarantined]
     _gather(found, "file", _file(db))
@@ -101,7 +99,7 @@ def _file(db: apsw.Connection) -> Iterator[Finding]:
             yield Finding(kind="file", what=str(line), derived="fts5" in str(line).lower() or "index" in str(line).lower())
 
 
-def _sessions(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
+def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, sessions: list[ProcessRow]) -> Iterator[Finding]:
     sessions += sealed.sessions(tenant)
     for session in sessions:
         if session.damaged and not session.quarantined:
@@ -143,7 +141,7 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
         yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
 
 
-def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -> Iterator[Finding]:
+def _pages(db: apsw.Connection, sealed: SealedRows, tenant: int, session: ProcessRow) -> Iterator[Finding]:
     def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
         return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, process=session.number, page=_id(page))
 
@@ -181,7 +179,7 @@ def _id(page: object) -> int:
     return page if isinstance(page, int) else 0
 
 
-def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
+def _ledger(db: apsw.Connection, sealed: SealedRows, session: ProcessRow) -> Iterator[Finding]:
     def wrong(what: str, derived: bool = False) -> Finding:
         return Finding(kind="ledger", what=what, derived=derived, process=session.number)
 
@@ -205,7 +203,7 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
         yield wrong(f"events {expected}-{session.head} are missing")
 
 
-def _events(db: apsw.Connection, session: Session) -> list[tuple[int, bytes, bytes, object]]:
+def _events(db: apsw.Connection, session: ProcessRow) -> list[tuple[int, bytes, bytes, object]]:
     select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? ORDER BY number"
     return [(number, act, body, seal) for number, act, body, seal in rows(db, select, session.number)]
 
@@ -218,7 +216,7 @@ def _is_observation(act: bytes, body: bytes) -> bool:
         return act in OBSERVATIONS
 
 
-def _is_fork(db: apsw.Connection, session: Session, number: int) -> bool:
+def _is_fork(db: apsw.Connection, session: ProcessRow, number: int) -> bool:
     """Whether an event is the note of a branch that says which pages it inherited: its own are numbered on from these."""
     first = row(db, "SELECT min(id) FROM page WHERE process = ? AND id > 0", session.number) if number == 1 else None
     return first is not None and (first[0] or 0) > 1
@@ -228,7 +226,7 @@ def _act_name(act: object) -> str:
     return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
 
 
-def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
+def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[ProcessRow]) -> Iterator[Finding]:
     """Compares the words in the index with those of the pages, by a checksum over each entry's words."""
     wanted: dict[int, int] = {}
     select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
@@ -267,7 +265,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
             yield Finding(kind="index", what=what, derived=True, process=entry >> 32)
 
 
-def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
+def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, sessions: list[ProcessRow]) -> Iterator[Finding]:
     """Compares the index of citations with the pages, and looks for what they cite."""
     sessions = [one for one in sessions if not one.damaged]
     wanted = _cited(sealed, sessions)
@@ -287,7 +285,7 @@ def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[
             yield Finding(kind="citation", what=what, process=by, page=citer)
 
 
-def _mentions(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
+def _mentions(db: apsw.Connection, sealed: SealedRows, session: ProcessRow) -> Iterator[Finding]:
     """Compares the index of mentions, and that of calls, with ledger and pages."""
     wanted, unread = mentions.mentions_in(db, session.number)
     there = set(rows(db, mentions.SELECT, session.number))
@@ -305,7 +303,7 @@ def _call_of(page: Page) -> str | None:
     return page.call if page.kind is Kind.CALL else None
 
 
-def _checkpoints(db: apsw.Connection, session: Session) -> Iterator[Finding]:
+def _checkpoints(db: apsw.Connection, session: ProcessRow) -> Iterator[Finding]:
     select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ?"
     for head, size, codec, data, seal in rows(db, select, session.number):
         if seal != seal_of("checkpoint", session.number, head, size, codec, data):
@@ -313,7 +311,7 @@ def _checkpoints(db: apsw.Connection, session: Session) -> Iterator[Finding]:
             yield Finding(kind="checkpoint", what=what, derived=True, process=session.number)
 
 
-def _cited(sealed: Sealed, sessions: Iterable[Session]) -> set[citations.Citation]:
+def _cited(sealed: SealedRows, sessions: Iterable[ProcessRow]) -> set[citations.Citation]:
     """What the pages of these sessions cite."""
     return {
         citation
@@ -333,7 +331,7 @@ def _vectors(vectors: VectorTable) -> Iterator[Finding]:
         yield Finding(kind="vector", what=what, derived=True, process=process)
 
 
-def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: VectorTable, tenant: int) -> None:
+def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> None:
     """Make text index, index of citations and counters again from pages and ledger, remove damaged vectors and content that
     no page uses, and quarantine stray rows and observations that cannot be read."""
     _redigest(db, tenant)
@@ -389,7 +387,7 @@ def _content(db: apsw.Connection, tenant: int, digest: str) -> int | None:
     return found[0] if found else None
 
 
-def _relink(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session, named: set[str] | None) -> set[str] | None:
+def _relink(db: apsw.Connection, sealed: SealedRows, tenant: int, session: ProcessRow, named: set[str] | None) -> set[str] | None:
     """Let a session's pages refer to the rows of the texts that they name; returns the digests named so far, or None
     once a page cannot be read."""
     for number, page, _ in sealed.each_page(session):
@@ -413,7 +411,7 @@ def _quarantine(db: apsw.Connection, process: int, kind: str, number: int, recor
     )
 
 
-def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, session: ProcessRow) -> None:
     """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the session's own
     pages are here."""
     for number, _, body, _ in _events(db, session):
@@ -430,7 +428,7 @@ def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) ->
         db.execute("DELETE FROM page WHERE process = ? AND id IS ?", (session.number, number))
 
 
-def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, session: ProcessRow) -> None:
     """Replace an observation that cannot be read by a note."""
     time = 0.0
     for number, act, body, seal in _events(db, session):
@@ -449,14 +447,14 @@ def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Sessi
             )
 
 
-def _restate(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+def _restate(db: apsw.Connection, sealed: SealedRows, session: ProcessRow) -> None:
     """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
     fsck`)."""
     wrong = [number for number, page, state in sealed.each_page(session) if isinstance(page, Page) and isinstance(state, str)]
     set_stands(db, session.number, dict.fromkeys(wrong, State()))
 
 
-def _rebuild_process(db: apsw.Connection, index: TextIndex, session: Session) -> tuple[int, int]:
+def _rebuild_process(db: apsw.Connection, index: TextIndex, session: ProcessRow) -> tuple[int, int]:
     """Index a session's pages again. A page whose passages have numbers that fit its text keeps them, because their vectors
     are known by them; any other gets new ones.
 
@@ -499,7 +497,7 @@ def _rebuild_process(db: apsw.Connection, index: TextIndex, session: Session) ->
     return made + entries, characters + more
 
 
-def _recount(db: apsw.Connection, sealed: Sealed, session: Session, entries: int, characters: int) -> None:
+def _recount(db: apsw.Connection, sealed: SealedRows, session: ProcessRow, entries: int, characters: int) -> None:
     """Count a session again: all counters if they were altered, else only those of the index, which are given."""
     ((used, head, pages, tokens, _, _, created),) = rows(
         db, f"SELECT {', '.join(TALLY)}, created FROM process WHERE id = ?", session.number
@@ -538,7 +536,7 @@ def erase_session(db: apsw.Connection, process: int) -> None:
     remove_unused(db, contents)
 
 
-def erase_process(db: apsw.Connection, session: Session, tenant: int) -> None:
+def erase_process(db: apsw.Connection, session: ProcessRow, tenant: int) -> None:
     """Delete what is left of a process of which every page is forgotten. An empty row keeps its number, which is in
     the ledgers of others.
 

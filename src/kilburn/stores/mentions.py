@@ -19,8 +19,6 @@ from kilburn.page import Page, stretches
 from kilburn.stores.connection import rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, event_of, page_of
 
-__all__ = ["SELECT", "add", "events_of", "fill", "mentions_in", "mentions_of"]
-
 SELECT = "SELECT node, event FROM mention WHERE process = ?"
 
 LEAF = 6

@@ -23,8 +23,6 @@ from functools import lru_cache
 
 from kilburn.page import Span
 
-__all__ = ["SIZE", "TOKENIZER", "passages", "searchable", "shorten"]
-
 SIZE = 800
 """Characters: about 200 tokens, so that five hits fit a 1,000-token recall."""
 

@@ -22,18 +22,6 @@ from kilburn.errors import StoreError
 from kilburn.event import STATE, Act, Data, Event
 from kilburn.page import Page, expanded, stretches
 
-__all__ = [
-    "UNREADABLE",
-    "concerns",
-    "event_of",
-    "page_of",
-    "record_of_event",
-    "record_of_page",
-    "scrub",
-    "seal_of",
-    "telling_words",
-]
-
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """Errors of decoding a damaged record, and of encoding an impossible one."""
 

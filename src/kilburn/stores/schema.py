@@ -25,19 +25,6 @@ from kilburn.stores.textindex import TextIndex
 
 T = TypeVar("T")
 
-__all__ = [
-    "APPLICATION",
-    "INDEXED",
-    "MIGRATIONS",
-    "NEWER",
-    "OLDEST",
-    "SEALED",
-    "admit",
-    "as_current",
-    "check_identity",
-    "check_library",
-    "migrate",
-]
 
 log = logging.getLogger("kilburn")
 

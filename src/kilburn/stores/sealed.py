@@ -17,8 +17,6 @@ from kilburn.stores.codec import inflate
 from kilburn.stores.connection import Row, row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
 
-__all__ = ["QUARANTINED", "Sealed", "Session", "seal_of_process", "seal_of_state"]
-
 ADVICE = "run `kilburn fsck`; other sessions are not affected"
 
 TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"
@@ -53,7 +51,7 @@ _PLACES = {place.value.encode(): place for place in Place}
 _PAGE = "id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
 
 
-class Session(ProcessInfo, frozen=True, kw_only=True):
+class ProcessRow(ProcessInfo, frozen=True, kw_only=True):
     """One row of `process`. In a damaged row (`damaged` says why) only number and name are meaningful.
 
     Args:
@@ -70,7 +68,7 @@ class Session(ProcessInfo, frozen=True, kw_only=True):
         """The session as callers of the store see it."""
         return ProcessInfo(**{field: getattr(self, field) for field in ProcessInfo.__struct_fields__})
 
-    def whole(self) -> Session:
+    def whole(self) -> ProcessRow:
         """Itself.
 
         Raises:
@@ -87,7 +85,7 @@ def shown(page: object) -> str:
     return address_of(page) if isinstance(page, int) else f"page {page!r}"
 
 
-class Sealed:
+class SealedRows:
     """The rows of one file.
 
     Args:
@@ -100,7 +98,7 @@ class Sealed:
         self._db = db
         self.seals, self.indexed = seals, indexed
         # What was last read of each session, so that a row that is still the same is not verified again.
-        self._read_before: dict[int, tuple[Row, Session]] = {}
+        self._read_before: dict[int, tuple[Row, ProcessRow]] = {}
 
     def intact(self, seal: object, *values: object) -> bool:
         """Whether a row's values are those that were sealed."""
@@ -138,28 +136,28 @@ class Sealed:
                 restored = True
         return restored
 
-    def sessions(self, tenant: int) -> list[Session]:
+    def sessions(self, tenant: int) -> list[ProcessRow]:
         """All sessions of a tenant, oldest first; read from the table, because an index may be damaged."""
         found = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
         return [self._session(one) for one in found]
 
-    def named(self, tenant: int, name: str) -> Session | None:
+    def named(self, tenant: int, name: str) -> ProcessRow | None:
         """The session of that name."""
         found = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
         return self._session(found) if found else None
 
-    def under(self, tenant: int, name: str) -> list[Session]:
+    def under(self, tenant: int, name: str) -> list[ProcessRow]:
         """The sessions whose names begin with this one and a slash, oldest first."""
         # In the order of UTF-8, "0" comes right behind "/".
         between = f"{_SESSIONS} WHERE tenant = ? AND name >= ? AND name < ? ORDER BY id"
         return [self._session(one) for one in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
 
-    def session(self, tenant: int, number: int) -> Session | None:
+    def session(self, tenant: int, number: int) -> ProcessRow | None:
         """The session of that number."""
         found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
         return self._session(found) if found else None
 
-    def _session(self, found: Row) -> Session:
+    def _session(self, found: Row) -> ProcessRow:
         known = self._read_before.get(found[0])
         if known is not None and known[0] == found:
             return known[1]
@@ -168,7 +166,7 @@ class Sealed:
             self._read_before[found[0]] = found, session
         return session
 
-    def _verified(self, found: Row) -> Session:
+    def _verified(self, found: Row) -> ProcessRow:
         number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
         name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
         damaged = ""
@@ -179,11 +177,11 @@ class Sealed:
         elif aside:
             damaged = QUARANTINED
         if damaged:
-            return Session(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
+            return ProcessRow(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
         owned = {"kind": ProcessKind(kind.decode()), "user": user.decode()}
-        return Session(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
+        return ProcessRow(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
 
-    def pages(self, session: Session) -> list[tuple[Page, State]]:
+    def pages(self, session: ProcessRow) -> list[tuple[Page, State]]:
         """A session's pages with their states: p1, p2, ..., then f1, f2, ...
 
         Raises:
@@ -203,7 +201,7 @@ class Sealed:
         first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
         return [*found[first:], *found[:first][::-1]]
 
-    def each_page(self, session: Session) -> Iterator[tuple[int, Page | str, State | str]]:
+    def each_page(self, session: ProcessRow) -> Iterator[tuple[int, Page | str, State | str]]:
         """Every row of a session's pages: its number, and page and state or what is wrong with them."""
         select = f"SELECT {_PAGE} FROM page WHERE process = ? ORDER BY id"
         for number, meta, seal, *state in rows(self._db, select, session.number):
@@ -256,7 +254,7 @@ class Sealed:
         except UNREADABLE as error:
             return f"its state cannot be read: {error}"
 
-    def events(self, session: Session, after: int, limit: int) -> Iterator[Event]:
+    def events(self, session: ProcessRow, after: int, limit: int) -> Iterator[Event]:
         """At most `limit` events of a session's ledger from `after` + 1 on.
 
         Raises:
@@ -275,7 +273,7 @@ class Sealed:
         if len(found) < limit and after < session.head:
             raise StoreCorrupt(f"event {after + 1} of session {session.name!r} is missing", advice=ADVICE)
 
-    def numbered(self, session: Session, numbers: Sequence[int]) -> Iterator[Event]:
+    def numbered(self, session: ProcessRow, numbers: Sequence[int]) -> Iterator[Event]:
         """The events with these numbers.
 
         Raises:
@@ -290,7 +288,7 @@ class Sealed:
         if there < len(wanted):
             raise StoreCorrupt(f"an event of session {session.name!r} is missing", advice=ADVICE)
 
-    def checkpoint(self, session: Session, until: int) -> tuple[int, bytes] | None:
+    def checkpoint(self, session: ProcessRow, until: int) -> tuple[int, bytes] | None:
         """The newest checkpoint of a session at or before an event, with the number of its event; None if there is none, or it
         is not what was written: it is derived from the ledger."""
         select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ? AND head <= ? ORDER BY head DESC LIMIT 1"
@@ -300,7 +298,7 @@ class Sealed:
         head, size, codec, data, _ = found
         return head, inflate(codec, data, size, b"")
 
-    def _whole_event(self, session: Session, number: int, act: bytes, body: bytes, seal: object) -> Event:
+    def _whole_event(self, session: ProcessRow, number: int, act: bytes, body: bytes, seal: object) -> Event:
         event = self.event(session.number, number, act, body, seal)
         if isinstance(event, str):
             raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 
 import apsw
 
-__all__ = ["log_size", "varint", "wipe"]
-
 CHUNK = 256
 """Pages read at a time."""
 

@@ -40,13 +40,11 @@ from kilburn.stores.contenttable import ContentTable, content_of
 from kilburn.stores.inspection import Finding, erase_process, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
-from kilburn.stores.sealed import Sealed, Session, seal_of_process
+from kilburn.stores.sealed import ProcessRow, SealedRows, seal_of_process
 from kilburn.stores.slack import log_size, wipe
 from kilburn.stores.textindex import Extents, TextIndex
 from kilburn.stores.transaction import FLAG, Transaction
 from kilburn.stores.vectortable import VectorTable
-
-__all__ = ["Sqlite"]
 
 log = logging.getLogger("kilburn")
 
@@ -122,7 +120,7 @@ class Sqlite:
         self._sync_lock = threading.Lock()
         self._nothing_waits: dict[str, tuple[object, int]] = {}
         # All processes and their extents, each with the state of the file of which it is known.
-        self._known: tuple[tuple[object, int], Sequence[Session]] | None = None
+        self._known: tuple[tuple[object, int], Sequence[ProcessRow]] | None = None
         self._extents: tuple[tuple[object, int], Extents] | None = None
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
@@ -231,10 +229,10 @@ class Sqlite:
             if version == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
             as_current(self._db, version)
-            self._sealed = Sealed(self._db, seals=version >= SEALED, indexed=version >= INDEXED)
+            self._sealed = SealedRows(self._db, seals=version >= SEALED, indexed=version >= INDEXED)
         else:
             migrate(self._db, self.path)
-            self._sealed = Sealed(self._db, seals=True)
+            self._sealed = SealedRows(self._db, seals=True)
         if restore:
             with write_transaction(self._db):
                 restored = self._sealed.restore_tenant(self.tenant)
@@ -402,7 +400,7 @@ class Sqlite:
             infos.append(ProcessInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
         return infos
 
-    def _sessions(self) -> Sequence[Session]:
+    def _sessions(self) -> Sequence[ProcessRow]:
         """All sessions; read once for each state of the file, because there may be very many."""
         state = self._state()
         if self._known is None or self._known[0] != state:
@@ -413,7 +411,7 @@ class Sqlite:
         """Changes whenever anybody writes to the file."""
         return self._db.pragma("data_version"), self._db.total_changes()
 
-    def _session(self, process: int) -> Session | None:
+    def _session(self, process: int) -> ProcessRow | None:
         """A session of this tenant that is whole; None where there is none of that number.
 
         Raises:
@@ -472,7 +470,7 @@ class Sqlite:
                 found.update((process, page) for page in self._made_from(session, wanted))
             return sorted(found)
 
-    def _made_from(self, session: Session, pages: Set[int]) -> Iterator[int]:
+    def _made_from(self, session: ProcessRow, pages: Set[int]) -> Iterator[int]:
         """The pages of a session that have any of these among their sources."""
         if self._sealed.indexed:
             events = self._sealed.numbered(session, mentions.events_of(self._db, session.number, pages))

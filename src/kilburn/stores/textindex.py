@@ -30,8 +30,6 @@ from kilburn.stores.connection import Row, rows, rows_of_each
 from kilburn.stores.passages import JOINT, PATH, TOKENIZER, passages, searchable, shorten
 from kilburn.stores.slack import varint
 
-__all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
-
 SETTINGS = {"secure-delete": 1, "automerge": 2}
 """Of FTS5; see `TextIndex.create`."""
 

@@ -20,11 +20,9 @@ from kilburn.stores.codec import pack
 from kilburn.stores.connection import row, rows_of_each
 from kilburn.stores.contenttable import ContentTable, content_of, remove_unused
 from kilburn.stores.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
-from kilburn.stores.sealed import Sealed, Session, seal_of_state
+from kilburn.stores.sealed import ProcessRow, SealedRows, seal_of_state
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
-
-__all__ = ["FLAG", "Transaction", "sealed_event", "set_stands", "set_tally"]
 
 FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
 """Says that erased bytes may still lie in the file or its write-ahead log."""
@@ -34,7 +32,7 @@ class Transaction:
     """The steps of writing one batch to one process; one object does them for a file, a batch at a time."""
 
     def __init__(
-        self, db: apsw.Connection, sealed: Sealed, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
+        self, db: apsw.Connection, sealed: SealedRows, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
     ) -> None:
         self._db = db
         self._vectors = vectors
@@ -178,7 +176,7 @@ class Transaction:
             (self._process, head, len(checkpoint), codec, data, seal),
         )
 
-    def _erase(self, batch: Batch, session: Session) -> None:
+    def _erase(self, batch: Batch, session: ProcessRow) -> None:
         words = {word for page in batch.inherited for word in telling_words(page)}
         contents: set[int] = set()
         cited: set[citations.Citation] = set()

@@ -16,8 +16,6 @@ from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.records import seal_of
 from kilburn.stores.textindex import entry_of, number_of
 
-__all__ = ["VectorTable"]
-
 
 class VectorTable:
     """Keep, read and remove vectors. It does not open transactions: its caller does."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 import apsw
 
-__all__ = ["FAULTS", "FaultVFS"]
-
 FAULTS = ("write", "torn", "full", "sync", "read", "truncate")
 """What can fail: a write not at all done, a write done in part, no space, a sync, a read, a truncation."""
 
@@ -109,7 +107,7 @@ class FaultVFS(apsw.VFS):
         return kind
 
     def disk(self, path: str) -> _Disk:
-        """What is known of a file's durable state."""
+        """The durable state of a file."""
         if path not in self._disks:
             known = b""
             if os.path.exists(path):

@@ -17,16 +17,14 @@ from kilburn.kernel.collection import Collection
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Ledger, Usage
-from kilburn.kernel.pages import Calls, Pages, finder_of, reader_of
+from kilburn.kernel.pages import Calls, PagesById, finder_of, reader_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.replay import rebuild
-from kilburn.kernel.window import GONE, Window
+from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
-
-__all__ = ["check_collection", "check_laws", "counted"]
 
 
 def counted(prompt: Prompt, process: Process) -> int:
@@ -79,7 +77,7 @@ def check_collection(collection: Collection) -> None:
     )
     events = list(store.events(number))
     assert [event.number for event in events] == [*range(1, len(events) + 1)], "law 8: an event is missing"
-    window = Window(collection.counter)
+    window = WindowState(collection.counter)
     for event in events:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
@@ -128,7 +126,7 @@ def _is_of(page: Page, original: int) -> bool:
     return page.id == original or (page.sources == (original,) and page.message > 0)
 
 
-def _touches(data: Data, page: int, window: Window) -> bool:
+def _touches(data: Data, page: int, window: WindowState) -> bool:
     moved = {number for members in data.get("to", {}).values() for number in members}
     return page in moved or any(window.pages[number].sources == (page,) for number in moved)
 
@@ -184,7 +182,7 @@ def _check_rebuilding(process: Process, kernel: Kernel) -> None:
     # The same from the last checkpoint, and from one that would be made now.
     _check_rebuilt(process, rebuild(store, kernel.info, process.counter).window)
     lineage, ledger, usage = kernel.lineage, Ledger(), Usage(process.counter)
-    again = Window(process.counter, Pages(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
+    again = WindowState(process.counter, PagesById(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
     assert restore(checkpoint_of(window, kernel.ledger, kernel.usage), again, ledger, usage), "law 8: a checkpoint is of no use"
     _check_rebuilt(process, again)
     assert ledger.report(use=0, window=0) == kernel.ledger.report(use=0, window=0), "law 8: a checkpoint has other figures"
@@ -194,11 +192,11 @@ def _check_rebuilding(process: Process, kernel: Kernel) -> None:
     assert stored == own, "law 8: the stored states differ"
 
 
-def _calls(window: Window) -> dict[str, int]:
+def _calls(window: WindowState) -> dict[str, int]:
     return {call: page for call, page in window.calls.items() if window.at(page) is not Place.DROPPED}
 
 
-def _check_rebuilt(process: Process, again: Window) -> None:
+def _check_rebuilt(process: Process, again: WindowState) -> None:
     window = process.window
     for name in ("groups", "request", "open", "turn", "said", "seen", "last", "last_derived", "stubs", "pins", "importance"):
         assert getattr(again, name) == getattr(window, name), f"law 8: {name} differs"

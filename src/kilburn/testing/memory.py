@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kilburn.stores.sqlite import Sqlite
 
-__all__ = ["Memory"]
-
 
 class Memory(Sqlite):
     """`Sqlite(":memory:")` under a short name: the real store, which a test may extend. Another object shares nothing with it."""

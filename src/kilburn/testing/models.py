@@ -17,8 +17,6 @@ from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, complete
 
-__all__ = ["check_model"]
-
 _FINISHES = set(Finish)
 _CAP = 8
 _TALK: list[dict[str, Any]] = [

@@ -20,8 +20,6 @@ from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
 from kilburn.testing.memory import Memory
 
-__all__ = ["check_policy", "trace"]
-
 WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "loop", "decided", "because", "TODO", "12", "4096"]
 
 

@@ -17,8 +17,6 @@ import msgspec
 from kilburn.message import Kind, Part
 from kilburn.model import Finish
 
-__all__ = ["Choice", "Replied", "Usage", "encoded", "events", "signature", "whole"]
-
 Json = dict[str, Any]
 Event = tuple[str | None, Any]
 """The name of an event, or None where the API names none, and its data."""
@@ -35,7 +33,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class ReplyUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens: of the whole prompt; of these, read from the cache and written to it; of the reply, and its thinking."""
 
     prompt: int
@@ -59,7 +57,7 @@ class Replied(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     asked: Json
     choices: tuple[Choice, ...]
-    usage: Usage
+    usage: ReplyUsage
     piece: int = 4
 
     @property
@@ -102,7 +100,7 @@ def _chat_finish(choice: Choice) -> str:
     return {Finish.CALLS: "tool_calls", Finish.LENGTH: "length"}.get(choice.finish, "stop")
 
 
-def _chat_usage(usage: Usage) -> Json:
+def _chat_usage(usage: ReplyUsage) -> Json:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.reply,
@@ -196,7 +194,7 @@ def _events_chat(answer: Replied) -> Iterator[Event]:
     yield None, "[DONE]"
 
 
-def _messages_usage(usage: Usage) -> Json:
+def _messages_usage(usage: ReplyUsage) -> Json:
     return {
         "input_tokens": usage.prompt - usage.cached - usage.written,
         "cache_creation_input_tokens": usage.written,

@@ -17,8 +17,6 @@ from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
 from kilburn.store import Batch, ProcessKind, State, Store
 
-__all__ = ["CHECKS", "batch_of", "check_store", "page_of"]
-
 
 def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: str | None = None) -> Page:
     """A page with this id and text, otherwise plain."""

@@ -35,11 +35,11 @@ import msgspec
 from kilburn.errors import KilburnError, MissingExtra, Unavailable
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Reply
-from kilburn.testing.replies import SIGNED, Choice, Replied, Usage, encoded, events, signature, whole
+from kilburn.testing.replies import SIGNED, Choice, Replied, ReplyUsage, encoded, events, signature, whole
 from kilburn.wire.form import parse
 from kilburn.wire.validity import validate_chat, validate_messages
 
-__all__ = ["Break", "Refusal", "Sent", "Upstream", "calling", "serving"]
+__all__ = ["Sent", "Upstream", "calling", "serving"]
 
 if TYPE_CHECKING:
     import uvicorn
@@ -441,7 +441,7 @@ class Upstream:
         entries = list(entry) if isinstance(entry, tuple) else [entry]
         choices = [self._choice(sent, entries[min(index, len(entries) - 1)]) for index in range(wanted)]
         parts = [part for choice in choices for part in choice.parts]
-        usage = Usage(
+        usage = ReplyUsage(
             prompt=sent.tokens,
             cached=sent.cached,
             written=sent.written,

@@ -17,8 +17,6 @@ import msgspec
 from kilburn.page import Span
 from kilburn.text.lines import merge
 
-__all__ = ["Anchors", "Exact", "Match", "Resolved", "Scanned", "parse_anchors", "resolve_anchors"]
-
 
 @dataclass(frozen=True, slots=True)
 class Scanned:

@@ -16,8 +16,6 @@ from kilburn.page import Span
 from kilburn.text.anchors import Exact, Scanned
 from kilburn.text.lines import complement, merge, skeleton, units
 
-__all__ = ["redundant"]
-
 BLOCK = 3
 """Lines of which a repeated block has at least so many."""
 

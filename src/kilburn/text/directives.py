@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Directive", "Malformed", "decode", "directive_of", "state_of", "within", "without"]
-
 
 class Directive(msgspec.Struct, frozen=True):
     """Fold steps `compress_range[0]` to `compress_range[1]`, both included, into `compress_text`."""

@@ -14,20 +14,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import Stretch, View
 from kilburn.text.lines import join, merge
-from kilburn.text.selection import RECENT, TALK, Candidate, candidates_of, focus_words, grain_of, select
-
-__all__ = [
-    "cited_stretch",
-    "excerpt_moves",
-    "flow_of",
-    "focus_of",
-    "is_asked",
-    "old_pages",
-    "parts_of",
-    "shorten_latest",
-    "split_excerpts",
-    "unread",
-]
+from kilburn.text.selection import RECENT, TALK, PagePassage, candidates_of, focus_words, grain_of, select
 
 CITED = 1024
 """An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
@@ -160,7 +147,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
         return ()
     grain = grain_of(room)
     talk = ANSWERS if is_asked(view) else TALK
-    found: list[Candidate] = []
+    found: list[PagePassage] = []
     characters = tokens = 0
     kept = {source: spans for page in stretch.pages for source, spans in _kept(page)}
     older = iter(reversed(stretch.sources))

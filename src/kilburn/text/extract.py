@@ -14,12 +14,10 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page, Parts, Span, address_of
 from kilburn.policy import View
 from kilburn.text.lines import OMISSION, join, merge
-from kilburn.text.passages import CACHED, Passage, passages_of, rows_of
-from kilburn.text.selection import GRAINS, Candidate, focus_words, select
+from kilburn.text.passages import CACHED, TextPassage, passages_of, rows_of
+from kilburn.text.selection import GRAINS, PagePassage, focus_words, select
 from kilburn.text.signs import Sign
 from kilburn.wire.quotation import with_headings
-
-__all__ = ["Extract", "Piece", "condense", "extract", "piece_of", "pieces_of", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[st
     grain, reach = GRAINS[0], min(4 * tokens, len(text) // 2)
     found = [*passages_of(text, grain, (0, reach)), *passages_of(text, grain, (len(text) - reach, len(text)))]
     more = select(
-        [Candidate(0, 1, one, text, own=_edge(one, len(text))) for one in found],
+        [PagePassage(0, 1, one, text, own=_edge(one, len(text))) for one in found],
         [],
         _asked(query),
         tokens,
@@ -173,7 +171,7 @@ def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[st
     return merge([*spans, *more[0][1]]) if more else spans
 
 
-def _edge(one: Passage, length: int) -> float:
+def _edge(one: TextPassage, length: int) -> float:
     """Worth of a place near the head or the tail of a text."""
     near = min(one.start, length - one.end) / NEAR
     return EDGE * 0.5**near if near < 8 else 0.0
@@ -197,7 +195,7 @@ def _chosen(
 ) -> Parts:
     """The spans to keep of each piece, by its index; of near-duplicates the latest is a candidate."""
     total = sum(len(piece.text) for piece in pieces)
-    found: dict[str, Candidate] = {}
+    found: dict[str, PagePassage] = {}
     for at, piece in enumerate(pieces):
         text, prose = piece.text, piece.is_prose
         share = len(text) if total <= reach else max(SAMPLED, reach * len(text) // total)
@@ -208,7 +206,7 @@ def _chosen(
             own = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
             own += _edge(row, len(text))
             found.pop(row.shape, None)
-            found[row.shape] = Candidate(at, len(pieces) if new else at + 1, row, text, weight, own)
+            found[row.shape] = PagePassage(at, len(pieces) if new else at + 1, row, text, weight, own)
     begins = "".join([piece.text[:500] for piece in pieces[-16:]])
     ratio = len(begins) / max(1, count(begins))
     failed = {shape: one for shape, one in found.items() if one.passage.sign is Sign.FAILED}
@@ -228,7 +226,7 @@ def _chosen(
     )
 
 
-def _named(failed: Candidate) -> Candidate:
+def _named(failed: PagePassage) -> PagePassage:
     """The line of a failed test without its message."""
     start, end = failed.passage.start, failed.passage.end
     name, mark, _ = failed.text[start:end].partition(" - ")

@@ -15,8 +15,6 @@ from kilburn.text.identifiers import Identifier, identifiers
 from kilburn.text.lines import plain, sample, units
 from kilburn.text.signs import Sign, sign_of, sign_of_prose
 
-__all__ = ["Fact", "FactKind", "facts"]
-
 _LARGE = 2_000_000
 _MOST_IN_A_LINE = 24
 

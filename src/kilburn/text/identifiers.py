@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from kilburn.page import Span
 
-__all__ = ["Identifier", "identifiers"]
-
 
 class Identifier(NamedTuple):
     """One mention: its kind ("path", "line", "dotted", "call", "error", "name", "hash", "number"), the

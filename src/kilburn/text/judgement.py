@@ -21,8 +21,6 @@ from kilburn.text.facts import Fact, FactKind, facts
 from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import OMISSION, sample
 
-__all__ = ["Judgement", "KeyFact", "Verdict", "complete", "garbage", "judge", "key_facts", "mended"]
-
 
 class Verdict(StrEnum):
     """What a summary is."""

@@ -11,19 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kilburn.page import OMITTED, Span
 
-__all__ = [
-    "OMISSION",
-    "complement",
-    "join",
-    "merge",
-    "outline",
-    "plain",
-    "sample",
-    "skeleton",
-    "units",
-    "whole_sentences",
-]
-
 OMISSION = f"{OMITTED}\n"
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

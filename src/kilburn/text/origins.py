@@ -16,8 +16,6 @@ from kilburn.page import Span
 from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import OMISSION, merge
 
-__all__ = ["all_origins", "origins_of", "words_at"]
-
 LOOKED = 100_000
 """Characters of the sources in which the names of a model's summary are looked for, the oldest first; newer sources are
 read in full anyway."""

@@ -16,8 +16,6 @@ from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import outline, sample, skeleton, units
 from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
-__all__ = ["CACHED", "Passage", "passages_of", "rows_of", "words_of"]
-
 LEAST = 0.25
 """Share of the largest passage that a part of a longer text has at least."""
 
@@ -33,7 +31,7 @@ _BLANK, _BEGINNING, _INDENT = 1.0, 1.5, 0.025
 """What a line before, a beginning, and a space of indentation are worth for a cut; an uneven cut costs up to 1."""
 
 
-class Passage(NamedTuple):
+class TextPassage(NamedTuple):
     """A part of a text.
 
     Args:
@@ -64,7 +62,7 @@ class _Line(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def passages_of(text: str, most: int, span: Span | None = None) -> tuple[Passage, ...]:
+def passages_of(text: str, most: int, span: Span | None = None) -> tuple[TextPassage, ...]:
     """The passages of a text, or of a span of it, in order; what is blank belongs to none.
 
     Args:
@@ -81,7 +79,7 @@ CACHED = 20_000
 """Rows of a text of up to this many characters are cached."""
 
 
-def rows_of(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
+def rows_of(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
     """The lines of a text as passages with a sign; of near-duplicates the last. Long lines are cut.
 
     Args:
@@ -92,11 +90,11 @@ def rows_of(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
 
 
 @lru_cache(maxsize=2048)
-def _cached_rows(text: str, prose: bool) -> tuple[Passage, ...]:
+def _cached_rows(text: str, prose: bool) -> tuple[TextPassage, ...]:
     return _rows(text, prose, len(text))
 
 
-def _rows(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
+def _rows(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
     sign_by = sign_of_prose if prose else sign_of
     found: dict[str, tuple[int, int, Sign]] = {}
     known: dict[str, Sign] = {}
@@ -116,10 +114,10 @@ def _rows(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
     return tuple([_row(text[start:end], start, end, sign, shape) for shape, (start, end, sign) in found.items()])
 
 
-def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> Passage:
+def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage:
     words = words_of(own)
     told = (shape, outline(shape), *[word for word in words if len(word) >= 4])
-    return Passage(start, end, words, sum(words.values()), told, sign, shape, sum(1 for _ in identifiers(own)))
+    return TextPassage(start, end, words, sum(words.values()), told, sign, shape, sum(1 for _ in identifiers(own)))
 
 
 def words_of(text: str) -> dict[str, int]:
@@ -142,12 +140,12 @@ def bare(line: str) -> str:
     return _NUMBER.sub("", line, count=1).strip() if line[:1].isdigit() or line[:1].isspace() else line.strip()
 
 
-def _passage(text: str, start: int, end: int) -> Passage:
+def _passage(text: str, start: int, end: int) -> TextPassage:
     own = text[start:end]
     own = own.rstrip()
     words = words_of(own)
     lines = tuple([line for line in map(bare, own.split("\n")) if len(line) >= 4])
-    return Passage(start, start + len(own), words, sum(words.values()), lines)
+    return TextPassage(start, start + len(own), words, sum(words.values()), lines)
 
 
 def _lines(text: str, at: int, most: int) -> list[_Line]:

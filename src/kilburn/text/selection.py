@@ -20,10 +20,8 @@ from typing import NamedTuple
 
 from kilburn.page import Parts, Span, address_of
 from kilburn.text.lines import OMISSION
-from kilburn.text.passages import Passage, bare, passages_of, words_of
+from kilburn.text.passages import TextPassage, bare, passages_of, words_of
 from kilburn.text.signs import Sign, sign_of_prose
-
-__all__ = ["RECENT", "Candidate", "candidates_of", "select"]
 
 RECENT = 0.3
 """Worth of the newest passage as such, compared with 1 for the likest to the focus."""
@@ -57,7 +55,7 @@ HEADING = (
 )
 
 
-class Candidate(NamedTuple):
+class PagePassage(NamedTuple):
     """A passage of an original page.
 
     Args:
@@ -69,7 +67,7 @@ class Candidate(NamedTuple):
 
     page: int
     message: int
-    passage: Passage
+    passage: TextPassage
     text: str
     weight: float = 1.0
     own: float = 0.0
@@ -82,19 +80,20 @@ def grain_of(room: int) -> int:
 
 def candidates_of(
     text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
-) -> list[Candidate]:
+) -> list[PagePassage]:
     """The passages of a page, or of a span of it.
 
     Args:
         talk: see `TALK`. Larger if somebody else asks.
     """
     return [
-        Candidate(page, message, passage, text, _weight(role, text, passage, talk)) for passage in passages_of(text, grain, span)
+        PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
+        for passage in passages_of(text, grain, span)
     ]
 
 
 def select(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PagePassage],
     shown: Sequence[str],
     focus: Mapping[str, float],
     room: int,
@@ -131,7 +130,7 @@ def select(
     worth = _worths(candidates, focus, recent, HALF * life, thrift)
     seen = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
     parts: Parts = ()
-    order: list[Candidate] = []
+    order: list[PagePassage] = []
     left, used, small = room - count(heading), 0, TINY if thrift else SMALL
     begin = after = _begin(worth, seen)
     for _ in range(TRIES):
@@ -165,7 +164,7 @@ def focus_words(texts: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _worths(
-    candidates: Sequence[Candidate], focus: Mapping[str, float], recent: float, half: float, thrift: float
+    candidates: Sequence[PagePassage], focus: Mapping[str, float], recent: float, half: float, thrift: float
 ) -> list[float]:
     """What each passage is worth before it is compared with what is shown."""
     like = _likeness(candidates, focus)
@@ -181,7 +180,7 @@ def _worths(
     return worth
 
 
-def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> list[float]:
+def _likeness(candidates: Sequence[PagePassage], focus: Mapping[str, float]) -> list[float]:
     """BM25 of each passage for the words of the focus (Robertson and Zaragoza, 2009)."""
     asked = focus.keys()
     hits = [asked & one.passage.words.keys() for one in candidates]
@@ -208,7 +207,7 @@ def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> li
     return scores
 
 
-def _weight(role: str, text: str, passage: Passage, talk: float) -> float:
+def _weight(role: str, text: str, passage: TextPassage, talk: float) -> float:
     if role == "user":
         return USER
     if role != "assistant":
@@ -231,7 +230,7 @@ class _Choice(NamedTuple):
 
     heap: list[tuple[float, int]]
     seen: set[str]
-    chosen: list[Candidate]
+    chosen: list[PagePassage]
     pages: set[int]
     spent: int
 
@@ -247,8 +246,8 @@ def _begin(worth: Sequence[float], seen: set[str]) -> _Choice:
 
 
 def _greedy(
-    candidates: Sequence[Candidate], worth: Sequence[float], begun: _Choice, room: int, least: float, rest: int, small: int
-) -> tuple[list[Candidate], _Choice]:
+    candidates: Sequence[PagePassage], worth: Sequence[float], begun: _Choice, room: int, least: float, rest: int, small: int
+) -> tuple[list[PagePassage], _Choice]:
     """The passages in the order in which they were chosen, within `room` characters, until `small` are left; those that
     are worth less than `least` while more than `rest` are left. Also from where more room would go on."""
     heap, seen, chosen, pages, spent = begun.copy()
@@ -293,7 +292,7 @@ def _value(worth: float, lines: Sequence[str], seen: set[str]) -> float:
     return worth * new / whole if whole else 0.0
 
 
-def _parts(chosen: Sequence[Candidate]) -> Parts:
+def _parts(chosen: Sequence[PagePassage]) -> Parts:
     """The spans of each page's passages, neighbours joined, with the blank or tiny lines between them."""
     spans: dict[int, list[Span]] = {}
     for one in sorted(chosen, key=lambda one: (one.page, one.passage.start)):

@@ -11,8 +11,6 @@ from enum import IntEnum
 
 from kilburn.text.lines import plain
 
-__all__ = ["Sign", "case_of", "sign_of", "sign_of_prose"]
-
 
 class Sign(IntEnum):
     """What a line is, the least informative first."""

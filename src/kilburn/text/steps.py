@@ -13,8 +13,6 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.policy import Cause, View
 
-__all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_step", "new_messages", "words_of"]
-
 
 def last_original(view: View) -> int:
     """Id of the last original that was admitted, as far as the window shows; 0 if there is none."""

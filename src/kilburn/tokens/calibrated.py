@@ -13,8 +13,6 @@ from typing import Any
 
 from kilburn.budget import Counter
 
-__all__ = ["Calibrated", "is_plausible"]
-
 KEEP = 32
 LEAST = 256
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from kilburn.errors import SpecError
 
-__all__ = ["Characters"]
-
 
 class Characters:
     """ceil(characters / `per_token`) tokens, and nothing for a message's envelope.

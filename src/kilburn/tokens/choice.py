@@ -15,8 +15,6 @@ from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
 from kilburn.tokens.estimate import ANY, OPEN, Estimate
 
-__all__ = ["counter_for", "counter_named"]
-
 RULER = re.compile(r"chars/(\d{1,6})")
 O200K = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|codex-mini|computer-use|o[134](?![a-z0-9]))")
 CL100K = re.compile(r"gpt-(4|3\.5|35)(?![\d.])")

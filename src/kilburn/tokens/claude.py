@@ -14,8 +14,6 @@ from kilburn.errors import MissingExtra
 from kilburn.tokens.encodings import tokens_in
 from kilburn.tokens.shape import PatternWeights, weigh
 
-__all__ = ["Claude", "Ctok", "generation_of"]
-
 OLD = PatternWeights(
     start=103,
     shape={

@@ -10,8 +10,6 @@ from importlib.util import find_spec
 
 from kilburn.errors import MissingExtra
 
-__all__ = ["Encoding", "available", "tokens_in"]
-
 
 def available() -> bool:
     """Whether toktok is installed; it is not imported for the answer."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from kilburn.tokens.shape import PatternWeights, weigh
 
-__all__ = ["ANY", "OPEN", "Estimate"]
-
 ANY = PatternWeights(
     start=103,
     shape={

@@ -11,8 +11,6 @@ import math
 
 from kilburn.budget import Counter
 
-__all__ = ["cost_of_image", "image_size", "image_tokens"]
-
 READ = 1 << 20
 """Characters of base64 that are read: a JPEG's size may come after its colour profile."""
 

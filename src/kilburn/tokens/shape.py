@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-__all__ = ["PatternWeights", "weigh"]
-
 Patterns = tuple[tuple[bytes, int], ...]
 
 SLICE = 1 << 18

@@ -29,8 +29,6 @@ from kilburn.wire.plain import pack, string_at, type_of, unpack
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["ASIDES", "ROLES", "UNVOICED", "is_thinking_alone", "read", "render", "tools", "write"]
-
 ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,

@@ -19,22 +19,6 @@ from kilburn.wire.editing import Whole, read_form, write
 from kilburn.wire.messages import OPENING, THOUGHTS, as_blocks
 from kilburn.wire.plain import plain, type_of, unpack
 
-__all__ = [
-    "Applied",
-    "CompactionBlock",
-    "Iteration",
-    "ProviderReport",
-    "betas_of",
-    "block_in",
-    "block_of",
-    "is_compaction",
-    "put_block_first",
-    "read_block",
-    "read_report",
-    "report_json",
-    "report_of",
-]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 EDITING = "context-management-2025-06-27"

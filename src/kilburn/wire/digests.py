@@ -16,8 +16,6 @@ import msgspec
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.plain import load_object
 
-__all__ = ["HIDDEN", "apart", "canonical", "digest"]
-
 HIDDEN = "kilburn_"
 """Ids of calls of our own, which a client or a framework never sees, begin with this."""
 

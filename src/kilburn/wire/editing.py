@@ -16,25 +16,7 @@ from msgspec import UNSET, UnsetType
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.wire.plain import plain, type_of
 
-__all__ = [
-    "COMPACT_LEAST",
-    "Amount",
-    "ClearThinkingEdit",
-    "ClearToolUsesEdit",
-    "CompactEdit",
-    "Edit",
-    "Editable",
-    "Management",
-    "OtherEdit",
-    "SummarizeRequest",
-    "amount",
-    "edits_of",
-    "number_of",
-    "policy_of",
-    "read_management",
-    "read_summarize",
-    "write",
-]
+__all__ = ["edits_of", "policy_of"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 

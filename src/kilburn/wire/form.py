@@ -15,8 +15,6 @@ from kilburn.wire import chat, messages
 from kilburn.wire.parts import claim_call
 from kilburn.wire.plain import check_text, plain, unpack
 
-__all__ = ["check_fit", "detect", "dump", "parse"]
-
 _CHAT_ROLES = ("tool", "developer", "function")
 _CHAT_KEYS = ("tool_calls", "tool_call_id", "annotations", *chat.ASIDES)
 _CHAT_BLOCKS = ("refusal", "file")

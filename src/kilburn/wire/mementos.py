@@ -16,23 +16,6 @@ from typing import NamedTuple
 
 from kilburn.page import Span
 
-__all__ = [
-    "BLOCK_END",
-    "BLOCK_START",
-    "PLACES",
-    "SUMMARY_END",
-    "SUMMARY_START",
-    "TAGS",
-    "Blocks",
-    "Fault",
-    "Grammar",
-    "Parser",
-    "Tag",
-    "ThoughtBlock",
-    "Where",
-    "parse",
-]
-
 BLOCK_START = "<|block_start|>"
 BLOCK_END = "<|block_end|>"
 SUMMARY_START = "<|summary_start|>"

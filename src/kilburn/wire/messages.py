@@ -19,8 +19,6 @@ from kilburn.wire.quotation import quote
 from kilburn.wire.sent import FAILED, SAID, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["BREAKPOINTS", "OPENING", "SERVED", "SETTINGS", "THOUGHTS", "as_blocks", "read", "render", "tools", "write"]
-
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 

@@ -17,8 +17,6 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.parts import slots_of
 from kilburn.wire.plain import load_object, pack
 
-__all__ = ["NO_ID", "chat_message", "counted", "messages_message", "numbered", "response_item", "whole_number"]
-
 NO_ID = "call-without-id"
 """The id of a call, or of a result, that has none. What has the same id in one turn is told apart by its order."""
 

@@ -14,8 +14,6 @@ from kilburn.errors import DuplicateCall, InvalidMessage
 from kilburn.message import Kind, Part, Role
 from kilburn.wire.plain import pack, string_at, type_of, unpack
 
-__all__ = ["Layout", "claim_call", "kind_at", "only_text", "read_blocks", "read_text", "role_at", "template_of", "write_blocks"]
-
 
 def role_at(source: dict[str, Any], roles: Mapping[str, Role], form: str, where: str) -> Role:
     """The role of a message.

@@ -9,8 +9,6 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["DEPTH", "NOT_JSON", "check_text", "load_object", "pack", "plain", "string_at", "type_of", "unpack"]
-
 NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What decoding raises for what is no JSON: UTF-8 is a matter of its own, and so is depth."""
 

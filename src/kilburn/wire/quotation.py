@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-__all__ = ["nonce_of", "quote", "with_headings"]
-
 _DIGITS = 6
 
 

@@ -18,20 +18,6 @@ from kilburn.errors import InvalidMessage
 from kilburn.wire.plain import NOT_JSON
 from kilburn.wire.trajectory import Trajectory, messages_of, read_trajectory
 
-__all__ = [
-    "FORMS",
-    "MOST",
-    "Names",
-    "RecordedRun",
-    "bounded_lines",
-    "is_run",
-    "read_as",
-    "read_lines",
-    "read_runs",
-    "run_of",
-    "stem_of",
-]
-
 T = TypeVar("T")
 
 SUFFIXES = tuple(f"{end}{packed}" for end in (".jsonl", ".ndjson", ".traj") for packed in ("", ".gz"))

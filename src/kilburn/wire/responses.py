@@ -21,8 +21,6 @@ from kilburn.wire.chat import ASIDES
 from kilburn.wire.parts import kind_at, slots_of
 from kilburn.wire.plain import pack, string_at, type_of, unpack
 
-__all__ = ["read", "together", "write"]
-
 CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 RESULTS = ("function_call_output", "custom_tool_call_output")
 TEXTS = ("input_text", "output_text", "text")

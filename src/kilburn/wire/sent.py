@@ -14,20 +14,6 @@ from kilburn.wire.plain import load_object, pack, unpack
 from kilburn.wire.quotation import quote
 from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
 
-__all__ = [
-    "FAILED",
-    "IMAGES",
-    "SAID",
-    "UNSHOWN",
-    "form_of",
-    "is_plain",
-    "is_sent",
-    "is_signed",
-    "sent_name",
-    "sent_text",
-    "text_beside",
-]
-
 FAILED = "(it failed without a message)"
 UNSHOWN = "(an image that cannot be shown here)"
 SAID = "function-output"

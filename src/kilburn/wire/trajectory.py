@@ -14,8 +14,6 @@ from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.form import parse
 
-__all__ = ["HeadMessage", "Step", "Trajectory", "messages_of", "read_trajectory", "trajectory_of"]
-
 KEYS = frozenset(("thought", "action", "observation"))
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.plain import unpack
 
-__all__ = ["CHAT_ID", "MESSAGES_ID", "PROSE", "Turn", "safe_id", "safe_name", "turns"]
-
 PROSE = frozenset({Kind.TEXT, Kind.FOLD, Kind.EXCERPT})
 """Kinds that are rendered as text."""
 

@@ -14,8 +14,6 @@ from kilburn.wire.chat import ROLES, UNVOICED, is_thinking_alone
 from kilburn.wire.messages import BREAKPOINTS, SERVED, SETTINGS, THOUGHTS, as_blocks, marked
 from kilburn.wire.parts import role_at
 
-__all__ = ["validate_chat", "validate_messages"]
-
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 _AFTER = "put each result right behind the message that called"

@@ -10,8 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-__all__ = ["ALIGNED", "Cells"]
-
 ALIGNED = 256
 """A run of cells that begins at a multiple of this gives the same bits as at the beginning of the buffer. Sums over
 cells run in vector lanes, so with another remainder they are rounded differently. The lanes are 8 to 64 wide, and

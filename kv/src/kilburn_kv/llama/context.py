@@ -20,8 +20,6 @@ from typing import Any
 from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn.native import inside, load
 
-__all__ = ["Context"]
-
 _SPINS = "2000"
 """How many turns a thread spins at a barrier before it sleeps. libgomp's default of millions brings two cores with other
 work to a standstill."""

@@ -22,7 +22,7 @@ from kilburn_kv.llama.cells import Cells
 from kilburn_kv.llama.context import Context
 from kilburn_kv.llama.sequence import CacheChange, ChangeKind, LlamaSequence
 from kilburn_kv.llama.states import SavedState, States
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 
 __all__ = ["Llama"]
 
@@ -110,7 +110,7 @@ class Llama:
             raise SpecError("this engine has no folder for states", advice="open it with folder=")
         with self._path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return States(self._folder, Key(digest, "f16", self._tenant), f"llama-cpp-python {self._context.version}")
+        return States(self._folder, PrefixKey(digest, "f16", self._tenant), f"llama-cpp-python {self._context.version}")
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """The model's tokens of a text, nothing put before it; `special` reads what looks like a control token as one."""

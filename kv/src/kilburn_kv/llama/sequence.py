@@ -15,8 +15,6 @@ from typing import NamedTuple
 from kilburn.errors import FreedSequence, InvalidRange
 from kilburn_kv.llama.cells import ALIGNED
 
-__all__ = ["CacheChange", "ChangeKind", "LlamaSequence"]
-
 
 class ChangeKind(StrEnum):
     """What was done to a sequence."""

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from kilburn.errors import InvalidRange, KVError, MissingExtra, Refused, SpillFailed, Unavailable
 from kilburn_kv.llama.states import SavedState, States
-from kilburn_kv.prefixes import Key
+from kilburn_kv.prefixes import PrefixKey
 
-__all__ = ["Prefilled", "Server", "Slots"]
+__all__ = ["Slots"]
 
 _HEADER = 256
 """Bytes before the tokens in a slot file, at most."""
@@ -72,7 +72,7 @@ class Slots:
         except PackageNotFoundError as error:
             raise MissingExtra("xllamacpp", "local") from error
         self._server = server
-        self.states = States(Path(folder), Key(model, "f16", tenant), form)
+        self.states = States(Path(folder), PrefixKey(model, "f16", tenant), form)
 
     def tokenize(self, text: str) -> list[int]:
         """The model's tokens of a text, as in a prompt: text that looks like a control token becomes one.

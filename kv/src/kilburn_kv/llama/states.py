@@ -19,9 +19,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import SpillFailed
-from kilburn_kv.prefixes import Key
-
-__all__ = ["SavedState", "StateRecord", "States"]
+from kilburn_kv.prefixes import PrefixKey
 
 _VERSION = 1
 _STATE, _RECORD = ".kv", ".json"
@@ -42,7 +40,7 @@ class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     form: str
-    key: Key
+    key: PrefixKey
     name: str
     tokens: tuple[int, ...]
     bytes: int
@@ -75,7 +73,7 @@ class States:
         form: the program that writes them, and its version.
     """
 
-    def __init__(self, folder: Path, key: Key, form: str) -> None:
+    def __init__(self, folder: Path, key: PrefixKey, form: str) -> None:
         self.folder, self.key, self.form = folder, key, form
 
     def name(self, tokens: Sequence[int], moves: Sequence[tuple[str, int, int, int, int]] = ()) -> str:

@@ -12,20 +12,6 @@ from kilburn.errors import BudgetTooSmall, KVError, SpecError
 from kilburn_kv.observation import Observation, Selection
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = [
-    "BudgetPress",
-    "ScoringPress",
-    "afford",
-    "check_flag",
-    "check_integer",
-    "check_number",
-    "check_scores",
-    "check_word",
-    "pool_neighbours",
-    "require",
-    "top_indices",
-]
-
 
 class BudgetPress(ABC):
     """A press that keeps all tokens where the budget holds them, and else what `choose` says."""

@@ -12,8 +12,6 @@ from kilburn_kv.observation import Observation
 from kilburn_kv.presses.choice import ScoringPress, check_flag, check_number, require
 from kilburn_kv.tensors import Tensor
 
-__all__ = ["H2o"]
-
 
 @dataclass(frozen=True)
 class H2o(ScoringPress):

@@ -12,8 +12,6 @@ from kilburn_kv.observation import Observation
 from kilburn_kv.presses.choice import ScoringPress, check_integer, require
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["Keynorm"]
-
 
 @dataclass(frozen=True)
 class Keynorm(ScoringPress):

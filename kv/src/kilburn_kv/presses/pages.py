@@ -25,9 +25,6 @@ from kilburn_kv.presses.choice import (
 )
 from kilburn_kv.tensors import Tensor, torch
 
-__all__ = ["Pages"]
-
-
 Ranged = tuple[CachedPage, int, int]
 """A page that may leave, and the part of it that may."""
 

@@ -12,8 +12,6 @@ from kilburn_kv.observation import Observation
 from kilburn_kv.presses.choice import ScoringPress, check_integer, check_word, pool_neighbours, require
 from kilburn_kv.tensors import Tensor
 
-__all__ = ["Snapkv"]
-
 
 @dataclass(frozen=True)
 class Snapkv(ScoringPress):

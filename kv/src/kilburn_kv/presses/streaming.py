@@ -13,8 +13,6 @@ from kilburn_kv.observation import Observation, Selection
 from kilburn_kv.presses.choice import BudgetPress, afford, check_flag, check_integer
 from kilburn_kv.tensors import torch
 
-__all__ = ["Streaming"]
-
 
 @dataclass(frozen=True)
 class Streaming(BudgetPress):

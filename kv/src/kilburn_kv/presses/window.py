@@ -11,8 +11,6 @@ from kilburn_kv.observation import Observation, Selection
 from kilburn_kv.presses.choice import BudgetPress
 from kilburn_kv.tensors import torch
 
-__all__ = ["Window"]
-
 
 @dataclass(frozen=True)
 class Window(BudgetPress):

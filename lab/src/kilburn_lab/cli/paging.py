@@ -17,7 +17,7 @@ from typing import Any
 from kilburn_lab.cli.verbs import AXIS, DATA, PLOT, PRICES, TOLD, Option, check_axis, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import rates_of
-from kilburn_lab.evals.outcomes import Cell
+from kilburn_lab.evals.outcomes import PolicyCounts
 from kilburn_lab.evals.paging import evaluate
 from kilburn_lab.evals.paging_report import PagingReport
 from kilburn_lab.evals.pareto import REFILLED, draw
@@ -53,7 +53,7 @@ def _measured(
     rates = rates_of(prices, pause)
     check_axis(plot, axis, rates)
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
-    saved = saved_in(out, runs.digest, Cell, resume=resume, force=force)
+    saved = saved_in(out, runs.digest, PolicyCounts, resume=resume, force=force)
     chosen = [*everybody(), *policies] if everything else [*(policies or [*BASELINES, "hybrid"])]
     return evaluate(runs, windows or (WINDOWS if everything else [2000]), chosen, rates=rates, saved=saved, **options)
 

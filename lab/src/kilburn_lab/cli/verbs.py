@@ -22,11 +22,6 @@ from kilburn_lab.evals.report import EvalReport
 from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.saved import C, SavedCells
 
-__all__ = [
-    "AXIS", "DATA", "HALF", "PLOT", "PRICES", "TOLD", "WINDOWS", "WRITER", "Option", "check_axis", "lab", "peers_of",
-    "policies_of", "saved_in", "verb",
-]  # fmt: skip
-
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows of the table there, for programs.")]
 
 lab = typer.Typer(help="Measure policies, memory and caches.", no_args_is_help=True, rich_markup_mode=None)

@@ -32,12 +32,10 @@ from kilburn_lab.evals.cost import CostRow, Rates, cost_table, figures_of, rates
 from kilburn_lab.evals.intervals import mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, filled, name_of, spent_tables, total_of
-from kilburn_lab.evals.outcomes import Cell, Counted
+from kilburn_lab.evals.outcomes import Counted, PolicyCounts
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import entries
 from kilburn_lab.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
-
-__all__ = ["EVERYBODY", "ActingReport", "ActingRow", "TaskOutcome", "evaluate"]
 
 EVERYBODY = ("tail", "truncated", "last3", "tail+bm25-older", "summarize", "cost", "hybrid")
 """The baselines and the policies that are compared unless told otherwise."""
@@ -196,10 +194,10 @@ def evaluate(
     jobs = [(window, entry) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
     decides = resolve("models", model) if model else None
     answers = resolve("models", writer) if writer else None
-    done: list[tuple[Cell, list[TaskOutcome]]] = []
+    done: list[tuple[PolicyCounts, list[TaskOutcome]]] = []
     for window, entry in jobs:
         spec = entry.at(window)
-        done.append((Cell(policy=entry.label, window=window, spec=spec, model=entry.model), []))
+        done.append((PolicyCounts(policy=entry.label, window=window, spec=spec, model=entry.model), []))
         cell, outcomes = done[-1]
         for task in made:
             asked = Metered(answers) if answers is not None and entry.model else None
@@ -227,7 +225,9 @@ def evaluate(
 class _Agent:
     """Works at one task; it remembers its plan, and nothing else."""
 
-    def __init__(self, task: Task, contender: Contender, cell: Cell, *, search: bool, patience: int, model: Model | None) -> None:
+    def __init__(
+        self, task: Task, contender: Contender, cell: PolicyCounts, *, search: bool, patience: int, model: Model | None
+    ) -> None:
         self.task, self.cell = task, cell
         self.contender = Counted(contender, cell)
         self.patience = patience
@@ -331,7 +331,7 @@ def _answered(model: Model, task: Task, edit: Edit, shown: str, looks: Sequence[
     return command if fits else None
 
 
-def _rows(done: Sequence[tuple[Cell, list[TaskOutcome]]], rates: Rates, seed: int) -> list[ActingRow]:
+def _rows(done: Sequence[tuple[PolicyCounts, list[TaskOutcome]]], rates: Rates, seed: int) -> list[ActingRow]:
     rows = []
     for cell, own in done:
         kinds = dict.fromkeys(one.kind for one in own)

@@ -17,8 +17,6 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn_lab.evals.measure import check_known
 
-__all__ = ["KEYWORDS", "TASKS", "TOPICS", "Item", "Question", "items", "question_of", "reports", "tally", "topic_of"]
-
 TOPICS = ("delivery", "payment", "quality", "praise", "account", "stock")
 """What remarks are about."""
 
@@ -104,7 +102,7 @@ class Item(msgspec.Struct, frozen=True):
         return f"{self.date} | {self.user} | {self.remark}"
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class AggregateQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A question and its answer.
 
     Args:
@@ -159,7 +157,7 @@ def tally(told: Iterable[Item]) -> dict[tuple[str, str, str], int]:
     return Counter((item.user, item.date[:7], item.topic) for item in told)
 
 
-def question_of(task: str, told: Sequence[Item], seed: int) -> Question:
+def question_of(task: str, told: Sequence[Item], seed: int) -> AggregateQuestion:
     """A question of this kind about these items.
 
     Raises:
@@ -203,7 +201,7 @@ def question_of(task: str, told: Sequence[Item], seed: int) -> Question:
     check_known("task", [task], TASKS)
     text, code = made[task]
     terms = (topic, other, tuple(months))
-    return Question(task=task, text=text, code=code, answer=_ANSWERS[task](tally(told), *terms), terms=terms)
+    return AggregateQuestion(task=task, text=text, code=code, answer=_ANSWERS[task](tally(told), *terms), terms=terms)
 
 
 def _count(found: Mapping[tuple[str, str, str], int], topic: str, other: str, months: Sequence[str]) -> Any:

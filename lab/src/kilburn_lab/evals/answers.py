@@ -27,13 +27,11 @@ from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.intervals import mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables
-from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
+from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, RunQuestion, interviews, normal
 from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
-
-__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
 
 ALONE, FULL = "question alone", "full history"
 """The floor and the ceiling; their window is 0."""
@@ -50,7 +48,7 @@ class SavedReply(Digested, frozen=True):
     seconds: float
 
 
-class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """How one question was answered.
 
     Args:
@@ -111,7 +109,7 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
 
     words: str
     rows: list[AnswerRow]
-    outcomes: list[AnswerOutcome]
+    outcomes: list[AnsweredQuestion]
 
     def row(self, policy: str, window: int) -> AnswerRow:
         """The row of a policy at a window; KeyError if it was not measured."""
@@ -177,7 +175,7 @@ def evaluate(
         asked = [(others[one.id], question) for one, question in asked]
     jobs = [(Entrant(ALONE, "tail"), 0), (Entrant(FULL, "tail"), 0)]
     jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
-    outcomes: list[AnswerOutcome] = []
+    outcomes: list[AnsweredQuestion] = []
     writers: dict[tuple[str, int], Metered] = {}
     for entry, window in jobs:
         # A session is told again for each question; what is written the same way again is not asked again.
@@ -197,14 +195,14 @@ def _ask(
     reader: Reader,
     saved: SavedCells[SavedReply] | None,
     interview: Interview,
-    question: Question,
+    question: RunQuestion,
     policy: str,
     spec: str,
     window: int,
     model: Metered | None,
     *,
     tools: bool,
-) -> AnswerOutcome:
+) -> AnsweredQuestion:
     steps = () if policy == ALONE else interview.steps
     room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
     with contender_of(room, spec, model, tools=True) as own:
@@ -228,7 +226,7 @@ def _ask(
             results.append(memory.call(reply.verb, {ARGUMENTS[reply.verb]: reply.text}))
         failed = own.stats().policy_failures if isinstance(own, KilburnCandidate) else 0
     lengths = [-(-len(prompt) // CHARACTERS) for prompt in prompts]
-    return AnswerOutcome(
+    return AnsweredQuestion(
         session=interview.id,
         kind=question.kind,
         question=question.text,
@@ -245,7 +243,13 @@ def _ask(
 
 
 def _read(
-    reader: Reader, saved: SavedCells[SavedReply] | None, question: Question, prompt: str, results: Sequence[str], *, tools: bool
+    reader: Reader,
+    saved: SavedCells[SavedReply] | None,
+    question: RunQuestion,
+    prompt: str,
+    results: Sequence[str],
+    *,
+    tools: bool,
 ) -> SavedReply:
     def ask(digest: str) -> SavedReply:
         began = time.monotonic()
@@ -255,8 +259,8 @@ def _read(
     return asked_once(saved, (reader.name, question, prompt, results, tools), ask)
 
 
-def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
-    cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
+def _rows(outcomes: Sequence[AnsweredQuestion], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
+    cells: dict[tuple[int, str], list[AnsweredQuestion]] = {}
     for one in outcomes:
         cells.setdefault((one.window, one.policy), []).append(one)
     rights = {cell: [float(one.right) for one in own] for cell, own in cells.items()}

@@ -14,11 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from kilburn_lab.evals.intervals import grouped, interval, mean
 
-__all__ = [
-    "BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "best_of", "bm25",
-    "compared",
-]  # fmt: skip
-
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
 

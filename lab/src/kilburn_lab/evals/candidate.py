@@ -21,13 +21,12 @@ from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady
 from kilburn.policy import Policy, View
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender
 from kilburn_lab.evals.future import future_of
 from kilburn_lab.evals.references import KINDS, Reference
 from kilburn_lab.evals.roster import BELADY
-from kilburn_lab.evals.trajectories import Trajectory, shell_call
-
-__all__ = ["KilburnCandidate", "append_and_wait", "contender_of", "model_of", "policy_for", "prompts"]
+from kilburn_lab.evals.trajectories import shell_call
 
 
 class KilburnCandidate:

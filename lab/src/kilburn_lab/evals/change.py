@@ -34,9 +34,7 @@ from kilburn.page import Claim, Place
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
-from kilburn_lab.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
-
-__all__ = ["MODES", "ChangeAnswer", "ChangeReport", "ChangeRow", "evaluate", "measure"]
+from kilburn_lab.evals.streams import FAMILIES, Stream, StreamInquiry, Telling, stream
 
 MODES = ("claims", "text", "sessions")
 TOKENS = 300
@@ -306,7 +304,7 @@ def _has_failed(learned: Learned) -> bool:
     return "the policy failed" in learned.why
 
 
-def _ask(store: Hierarchy, told: Stream, question: Inquiry, mode: str, tokens: int) -> ChangeAnswer:
+def _ask(store: Hierarchy, told: Stream, question: StreamInquiry, mode: str, tokens: int) -> ChangeAnswer:
     text = f"{question.subject} {question.relation}" if mode == "claims" else question.text
     where = "sessions" if mode == "sessions" else "facts"
     hits = store.search(text, tokens, None, where=where, user=question.user, at=question.at)

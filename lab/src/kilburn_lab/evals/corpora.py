@@ -18,8 +18,6 @@ import msgspec
 from kilburn.wire.recording import read_as
 from kilburn_lab.evals.measure import coined
 
-__all__ = ["Answers", "Corpus", "CorpusQuery", "CorpusTurn", "answers_of", "corpora", "renamed", "seconds", "synthetic"]
-
 
 class CorpusTurn(msgspec.Struct, frozen=True):
     """A message: who said it, in which session, and when, as the file writes it."""

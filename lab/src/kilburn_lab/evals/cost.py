@@ -15,10 +15,8 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.prices import Prices, prices_of
 from kilburn_lab.evals.intervals import percentile_95
-from kilburn_lab.evals.outcomes import Cell
+from kilburn_lab.evals.outcomes import PolicyCounts
 from kilburn_lab.evals.report import columns, table_of
-
-__all__ = ["PER", "UNITS", "CostRow", "Rates", "cost_of", "cost_table", "costs_of", "figures_of", "rates_of", "units_of"]
 
 PER = 1000
 """Prompts that a cost is given for."""
@@ -72,7 +70,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def figures_of(cell: Cell, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
+def figures_of(cell: PolicyCounts, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
     """The fields of a row that follow from a cell alone."""
     return {
         **{name: getattr(cell, name) for name in row.__struct_fields__ if hasattr(cell, name)},
@@ -128,7 +126,7 @@ def cost_of(shipped: int, cached: int, prices: Prices, pause: float | None = Non
     return (known * prices.cached + (shipped - known) * prices.written) / 1e6
 
 
-def costs_of(cell: Cell, rates: Rates) -> dict[str, float]:
+def costs_of(cell: PolicyCounts, rates: Rates) -> dict[str, float]:
     """The cost of 1,000 of its prompts, by price table."""
     return {
         name: cost_of(cell.shipped, cell.cached, prices, rates.pause) * PER / max(1, cell.calls)

@@ -27,15 +27,16 @@ from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address, span_of
 from kilburn.wire.recording import FORMS
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.drift_report import DriftReport, Probe, Trial
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.plants import ARMS, Garden, garden, work
 from kilburn_lab.evals.roster import MODEL, can_ask
-from kilburn_lab.evals.trajectories import Trajectory, read
+from kilburn_lab.evals.trajectories import read
 
-__all__ = ["PASSES", "POLICIES", "evaluate", "measure", "texts_of"]
+__all__ = ["measure"]
 
 POLICIES = ("summarize", "recursive", "hybrid", "fifo")
 PASSES = (1, 5, 20)

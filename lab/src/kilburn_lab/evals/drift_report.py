@@ -13,7 +13,7 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
-__all__ = ["Decline", "DriftReport", "Health", "KeptShare", "Probe", "Trial", "draw"]
+__all__ = ["DriftReport"]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

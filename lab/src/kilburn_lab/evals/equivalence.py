@@ -23,6 +23,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.acting import EVERYBODY
 from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, Tail
 from kilburn_lab.evals.candidate import contender_of, policy_for, prompts
@@ -33,17 +34,6 @@ from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.sample import Sample
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
-from kilburn_lab.evals.trajectories import Trajectory
-
-__all__ = [
-    "EquivalenceReport",
-    "EquivalenceRow",
-    "Forecast",
-    "Forecaster",
-    "StepOutcome",
-    "evaluate",
-    "forecaster_of",
-]
 
 TASK, FULL, STRANGER = "task", "full", "stranger"
 

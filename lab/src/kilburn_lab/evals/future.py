@@ -7,10 +7,8 @@ from itertools import accumulate
 
 from kilburn.page import Span
 from kilburn.policies.belady import Future
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.references import KINDS, Reference
-from kilburn_lab.evals.trajectories import Trajectory
-
-__all__ = ["future_of"]
 
 
 def future_of(run: Trajectory, references: Sequence[Reference], *, reply: bool = False, tools: bool = False) -> Future:

@@ -26,12 +26,10 @@ from statistics import median
 from typing import NamedTuple
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
-from kilburn_lab.evals.gateway_load import Connection, Conversation
+from kilburn_lab.evals.gateway_load import ClientConnection, Conversation
 from kilburn_lab.evals.gateway_report import GatewayReport, GatewayRow, Latency
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
-
-__all__ = ["PEERS", "evaluate"]
 
 DIRECT, FLOOR, OWN = "no proxy", "pass-through", "kilburn"
 PEERS = ("litellm", "headroom")
@@ -223,7 +221,7 @@ def _started(system: System, folder: Path) -> Iterator[_Running]:
 
 
 async def _answers(port: int) -> bool:
-    connection, talk = Connection(port), Conversation(0, 3)
+    connection, talk = ClientConnection(port), Conversation(0, 3)
     try:
         async with asyncio.timeout(10):
             return talk.hear(await connection.ask(talk.next(0, 1, stream=False)))
@@ -264,7 +262,7 @@ async def _latencies(running: Sequence[_Running], messages: int, rounds: int, st
     waits: dict[str, list[float]] = {system.name: [] for system in running}
     firsts: dict[str, list[float]] = {system.name: [] for system in running}
     cpu = dict.fromkeys(waits, 0.0)
-    connections = {system.name: Connection(system.port) for system in running}
+    connections = {system.name: ClientConnection(system.port) for system in running}
     turns = TURNS if messages == SHORT else rounds
     letters = 0
     for start in range(0, rounds, turns):
@@ -301,7 +299,7 @@ async def _latencies(running: Sequence[_Running], messages: int, rounds: int, st
     return found
 
 
-async def _asked(connection: Connection, talk: Conversation, number: int, name: str) -> float:
+async def _asked(connection: ClientConnection, talk: Conversation, number: int, name: str) -> float:
     heard = await connection.ask(talk.next(number, EVENTS))
     if not talk.hear(heard):
         raise Unavailable(f"{name} answered {heard.status}: {heard.text[:200]!r}", advice="run it by hand to see why")
@@ -316,7 +314,7 @@ async def _load(system: _Running, requests: int, step: Callable[[], None]) -> tu
 
     async def client(seed: int) -> None:
         nonlocal done, failed
-        connection, talk = Connection(system.port), Conversation(seed, WORDS[SHORT])
+        connection, talk = ClientConnection(system.port), Conversation(seed, WORDS[SHORT])
         seeds = count(seed, AT_ONCE)
         while (number := next(left)) < requests:
             if len(talk) >= LAST or not len(talk):
@@ -341,7 +339,7 @@ async def _streams(system: _Running, streams: int, step: Callable[[], None]) -> 
     """How many of these streams, run at once, lost or reordered an event, or did not end."""
 
     async def one(number: int) -> bool:
-        connection, talk = Connection(system.port), Conversation(1_000_000 + number, WORDS[SHORT])
+        connection, talk = ClientConnection(system.port), Conversation(1_000_000 + number, WORDS[SHORT])
         try:
             return talk.hear(await connection.ask(talk.next(number, PIECES, PAUSE)))
         except (OSError, Unavailable):

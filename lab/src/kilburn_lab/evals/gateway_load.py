@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 from kilburn.errors import Unavailable
 
-__all__ = ["Connection", "Conversation", "Heard", "answer_all", "said"]
-
 MARK = re.compile(rb"mark-(\d+)-(\d+)-(\d+)")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 LARGEST = 1 << 26
@@ -106,7 +104,7 @@ class Heard(NamedTuple):
     first: float
 
 
-class Connection:
+class ClientConnection:
     """One connection of a client, kept open.
 
     Args:

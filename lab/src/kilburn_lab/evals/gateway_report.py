@@ -9,8 +9,6 @@ import msgspec
 from kilburn.picture import picture
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
-__all__ = ["GatewayReport", "GatewayRow", "Latency", "draw"]
-
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds from a request to the first byte of its streamed answer.

@@ -26,12 +26,11 @@ from kilburn.message import Kind, Message, Part
 from kilburn.prices import prices_of
 from kilburn.testing.upstream import LETTERS, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.cost import cost_of
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
-from kilburn_lab.evals.trajectories import Trajectory, read, synthetic
-
-__all__ = ["SYSTEMS", "Client", "Recorded", "SessionReport", "SessionRow", "Speech", "evaluate", "lost"]
+from kilburn_lab.evals.trajectories import read, synthetic
 
 SYSTEMS = ("pass-through", "truncation", "kilburn")
 
@@ -115,7 +114,7 @@ class SessionReport(EvalReport, frozen=True, kw_only=True):
         )
 
 
-class Recorded:
+class RecordedSession:
     """A session as it was recorded: what the user said, and for each step the reply and the tool's output.
 
     `steps` are pairs: the reply, and what the client sends next, as blocks of the messages form, or None at the end.
@@ -181,7 +180,7 @@ class Client:
         room: tokens to which it truncates its history, the oldest steps first; None for no limit.
     """
 
-    def __init__(self, url: str, recorded: Recorded, *, room: int | None = None) -> None:
+    def __init__(self, url: str, recorded: RecordedSession, *, room: int | None = None) -> None:
         try:
             import anthropic
         except ImportError:
@@ -262,7 +261,7 @@ def evaluate(
     """
     if min(runs, window) < 1:
         raise SpecError(f"runs={runs}, window={window}", advice="give 1 or more")
-    recorded = Recorded(islice(synthetic(runs, seed) if data is None else read(data), runs))
+    recorded = RecordedSession(islice(synthetic(runs, seed) if data is None else read(data), runs))
     done = count(1)
 
     def step() -> None:
@@ -273,7 +272,7 @@ def evaluate(
     return SessionReport(runs=recorded.runs, steps=steps, tokens=recorded.tokens, window=window, policy=policy, rows=rows)
 
 
-def _replayed(system: str, recorded: Recorded, window: int, policy: str, step: Callable[[], None]) -> SessionRow:
+def _replayed(system: str, recorded: RecordedSession, window: int, policy: str, step: Callable[[], None]) -> SessionRow:
     upstream, recalls = Upstream(), 0
     with tempfile.TemporaryDirectory(prefix="kilburn-session-") as folder, ExitStack() as stack:
         url, db = stack.enter_context(serving(upstream)), str(Path(folder) / "session.db")

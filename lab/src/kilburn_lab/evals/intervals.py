@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from kilburn.errors import SpecError
 
-__all__ = ["grouped", "interval", "mean", "percentile_95", "resampled", "wilson"]
-
 RESAMPLES = 1000
 
 T = TypeVar("T")

@@ -21,11 +21,9 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn_kv.eviction import ORDERS, EvictionOrder, PromptUse, RankedOrder
 from kilburn_kv.return_odds import ReturnOdds
-from kilburn_lab.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, Tally
+from kilburn_lab.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, HitTally
 from kilburn_lab.evals.kv_traces import UNIT, Moment, Trace, weave
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
-
-__all__ = ["CAPACITIES", "POLICIES", "Optimum", "evaluate", "expire", "replay", "sample"]
 
 CAPACITIES = (1_000_000, 2_000_000, 4_000_000)
 HOURS = 10.0
@@ -92,9 +90,9 @@ def evaluate(
     endless = [name for name in names if name in TTLS]
     bounded = [(capacity, name) for capacity in sorted(set(capacities)) for name in names if name not in TTLS]
     total = len(set(subs)) * (len(endless) + len(bounded))
-    tallies: list[Tally] = []
+    tallies: list[HitTally] = []
 
-    def add(tally: Tally) -> None:
+    def add(tally: HitTally) -> None:
         tallies.append(tally)
         progress(len(tallies), total)
 
@@ -111,7 +109,7 @@ def evaluate(
     return CacheReport.of(tallies, traces=len(traces), seed=seed, hours=hours, hold=hold)
 
 
-def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hold: bool = False) -> Tally:
+def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hold: bool = False) -> HitTally:
     """Serve the events from a cache of `capacity` units with an order of eviction.
 
     Raises:
@@ -143,10 +141,10 @@ def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hol
         over = len(resident) - capacity
         if over > 0:
             resident.difference_update(order.evict(over, frozenset(wanted if hold else ())))
-    return Tally(hits=hits, units=units, seconds=time.perf_counter() - began)
+    return HitTally(hits=hits, units=units, seconds=time.perf_counter() - began)
 
 
-def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool = True) -> Tally:
+def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool = True) -> HitTally:
     """Serve the events from an unlimited cache that forgets what was not used for so many seconds."""
     last: dict[int, float] = {}
     hits: dict[int, int] = {}
@@ -162,7 +160,7 @@ def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool 
             last[unit] = now
         hits[event.trace] = hits.get(event.trace, 0) + found
         units[event.trace] = units.get(event.trace, 0) + len(event.units)
-    return Tally(policy=name, subs=subs, hits=hits, units=units, seconds=time.perf_counter() - began)
+    return HitTally(policy=name, subs=subs, hits=hits, units=units, seconds=time.perf_counter() - began)
 
 
 class Optimum(RankedOrder):

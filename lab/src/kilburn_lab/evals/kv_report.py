@@ -11,12 +11,10 @@ from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
-__all__ = ["INFINITE", "LRU", "MIN", "OURS", "CacheReport", "Rate", "Tally", "draw"]
-
 LRU, MIN, OURS, INFINITE = "lru", "min", "returning", "infinite"
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class HitTally(msgspec.Struct, frozen=True, kw_only=True):
     """Units that were found and wanted, by trace. `capacity` in tokens, 0 where there is no bound."""
 
     policy: str = ""
@@ -70,7 +68,7 @@ class CacheReport(EvalReport, frozen=True, kw_only=True):
         return self.rates
 
     @classmethod
-    def of(cls, tallies: Sequence[Tally], *, traces: int, seed: int, hours: float, hold: bool) -> CacheReport:
+    def of(cls, tallies: Sequence[HitTally], *, traces: int, seed: int, hours: float, hold: bool) -> CacheReport:
         """The rates of what was counted; LRU and the optimum must be among it at each capacity."""
         known = {(tally.policy, tally.capacity, tally.subs): tally for tally in tallies}
         rates = []
@@ -104,7 +102,7 @@ class CacheReport(EvalReport, frozen=True, kw_only=True):
         return table_of(rows, columns, bound=lambda rate: f"{rate.capacity:,}" if rate.capacity else "-")
 
 
-def _rate(tally: Tally, lru: Tally | None, best: Tally | None, seed: int) -> Rate:
+def _rate(tally: HitTally, lru: HitTally | None, best: HitTally | None, seed: int) -> Rate:
     def hit(drawn: Sequence[int]) -> float:
         return _share(tally, drawn)
 
@@ -133,7 +131,7 @@ def _rate(tally: Tally, lru: Tally | None, best: Tally | None, seed: int) -> Rat
     )
 
 
-def _share(tally: Tally, drawn: Sequence[int]) -> float:
+def _share(tally: HitTally, drawn: Sequence[int]) -> float:
     return sum(tally.hits[trace] for trace in drawn) / max(1, sum(tally.units[trace] for trace in drawn))
 
 

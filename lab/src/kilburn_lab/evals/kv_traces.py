@@ -19,8 +19,6 @@ from kilburn.errors import InvalidMessage
 from kilburn.wire.recording import read_as
 from kilburn_kv.eviction import PromptUse
 
-__all__ = ["BLOCK", "UNIT", "Moment", "RecordedPrompt", "Trace", "read", "synthetic", "weave"]
-
 BLOCK = 64
 """Tokens of a block in a trace."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kilburn.errors import SpecError
 
-__all__ = ["SYLLABLES", "Progress", "check_known", "coined", "unwatched"]
-
 SYLLABLES = ("bo", "cu", "da", "fe", "gi", "jo", "ka", "le", "mi", "no", "pu", "ro", "se", "tu", "va", "zi")
 
 Progress = Callable[[int, int], None]

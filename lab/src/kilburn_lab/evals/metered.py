@@ -12,9 +12,6 @@ from kilburn.kernel.resolve import resolve
 from kilburn.model import Delta, Model, Reply, Request, complete
 from kilburn_lab.evals.report import table_of
 
-__all__ = ["Metered", "Spent", "filled", "name_of", "spent_tables", "total_of"]
-
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from kilburn_lab.evals.baselines import CHARACTERS, Contender
 from kilburn_lab.evals.candidate import KilburnCandidate
 from kilburn_lab.evals.structure import Sections
 
-__all__ = ["Cell", "Counted", "ReferenceOutcome", "join_cells"]
-
 
 class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one reference: shown at all, shown in a whole line of an older output, found by one search, found
@@ -34,7 +32,7 @@ class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Cell:
+class PolicyCounts:
     """The counts of one policy at one window. Tokens are of four characters.
 
     Args:
@@ -99,7 +97,7 @@ class Cell:
 class Counted:
     """A contender whose prompts are counted in a cell."""
 
-    def __init__(self, contender: Contender, cell: Cell) -> None:
+    def __init__(self, contender: Contender, cell: PolicyCounts) -> None:
         self._contender, self._cell = contender, cell
         self._sections = Sections()
         self._before = ""
@@ -158,9 +156,9 @@ class Counted:
         self._length += sum(map(len, texts))
 
 
-def join_cells(parts: Sequence[Cell]) -> Cell:
+def join_cells(parts: Sequence[PolicyCounts]) -> PolicyCounts:
     """One cell, joined from parts that were measured separately, in their order."""
-    counts = [each.name for each in fields(Cell) if each.name not in ("policy", "window", "spec", "model")]
+    counts = [each.name for each in fields(PolicyCounts) if each.name not in ("policy", "window", "spec", "model")]
     return replace(parts[0], **{name: reduce(add, (getattr(part, name) for part in parts)) for name in counts})
 
 

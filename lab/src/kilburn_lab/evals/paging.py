@@ -19,20 +19,18 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import BASELINES, Contender
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of, model_of, policy_for, prompts
 from kilburn_lab.evals.cost import Rates, rates_of
 from kilburn_lab.evals.measure import Progress, unwatched
-from kilburn_lab.evals.outcomes import Cell, Counted, ReferenceOutcome, join_cells
+from kilburn_lab.evals.outcomes import Counted, PolicyCounts, ReferenceOutcome, join_cells
 from kilburn_lab.evals.paging_report import PagingReport
 from kilburn_lab.evals.references import KINDS, Reference
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.rows import model_differences_of, rows_of, verdicts_of
 from kilburn_lab.evals.sample import Sample
 from kilburn_lab.evals.saved import SavedCells
-from kilburn_lab.evals.trajectories import Trajectory
-
-__all__ = ["evaluate", "measure"]
 
 PARTS = 6
 """A cell is split into so many pieces, so that workers finish together and progress can be shown."""
@@ -55,7 +53,7 @@ def evaluate(
     rates: Rates | None = None,
     workers: int = 1,
     progress: Progress = unwatched,
-    saved: SavedCells[Cell] | None = None,
+    saved: SavedCells[PolicyCounts] | None = None,
 ) -> PagingReport:
     """Score each policy at each window on a sample of runs.
 
@@ -75,10 +73,10 @@ def evaluate(
     jobs = _jobs(windows, policies, model)
     if any(job.entry.model for job in jobs):
         model_of(model)  # an unavailable model is found here, and not in a worker
-    done: dict[int, Cell] = {} if saved is None else _saved_cells(jobs, saved)
+    done: dict[int, PolicyCounts] = {} if saved is None else _saved_cells(jobs, saved)
     total = len(jobs) * len(sample.runs)
     so_far = len(done) * len(sample.runs)
-    parts: dict[int, dict[int, Cell]] = {}
+    parts: dict[int, dict[int, PolicyCounts]] = {}
     pieces = _pieces(sample)
     for job, start, cell in _measure_pieces(sample, [job for job in jobs if job.number not in done], pieces, workers):
         parts.setdefault(job.number, {})[start] = cell
@@ -98,13 +96,13 @@ def _jobs(windows: Sequence[int], policies: Sequence[str], model: str) -> list[_
     return [_Job(number, *pair) for number, pair in enumerate(pairs)]
 
 
-def _saved_cells(jobs: list[_Job], saved: SavedCells[Cell]) -> dict[int, Cell]:
+def _saved_cells(jobs: list[_Job], saved: SavedCells[PolicyCounts]) -> dict[int, PolicyCounts]:
     """The cells that need not be measured, by the number of their job."""
     found = {job.number: saved.find(job.entry.label, job.entry.at(job.window), job.entry.model, job.window) for job in jobs}
     return {number: cell for number, cell in found.items() if cell is not None}
 
 
-def _report(sample: Sample, done: list[Cell], rates: Rates) -> PagingReport:
+def _report(sample: Sample, done: list[PolicyCounts], rates: Rates) -> PagingReport:
     rows = rows_of(done, rates, sample.seed)
     return PagingReport(
         sample=sample.words,
@@ -126,7 +124,9 @@ def _pieces(sample: Sample) -> dict[int, int]:
     return {start: min(size, count - start) for start in range(0, count, size)}
 
 
-def _measure_pieces(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
+def _measure_pieces(
+    sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int
+) -> Iterator[tuple[_Job, int, PolicyCounts]]:
     """Each piece of each job when it is finished; those that are likely to take longest are started first."""
     order = sorted(jobs, key=lambda job: (not job.entry.model, job.entry.spec in BASELINES, job.window))
     if workers < 2 or not jobs:
@@ -155,14 +155,14 @@ def _keep_sample(sample: Sample) -> None:
     _samples[:] = [sample]
 
 
-def _piece(entry: Entrant, window: int, start: int, size: int) -> Cell:
+def _piece(entry: Entrant, window: int, start: int, size: int) -> PolicyCounts:
     return measure(_samples[0], entry, window, slice(start, start + size))
 
 
-def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(None)) -> Cell:
+def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(None)) -> PolicyCounts:
     """Feed the runs of a sample, or some of them, to one policy at one window."""
     spec = entry.at(window)
-    cell = Cell(policy=entry.label, window=window, spec=spec, model=entry.model)
+    cell = PolicyCounts(policy=entry.label, window=window, spec=spec, model=entry.model)
     model = model_of(entry.model)
     for run in sample.runs[which]:
         due = sample.wanted.get(run.id, [])
@@ -174,7 +174,7 @@ def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(No
     return cell
 
 
-def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: Cell, *, reply: bool) -> None:
+def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: PolicyCounts, *, reply: bool) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
     counted = Counted(candidate, cell)
     found: list[tuple[Reference, ReferenceOutcome]] = []
@@ -198,7 +198,7 @@ def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, ce
 
 
 def _outcomes(
-    run: Trajectory, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell
+    run: Trajectory, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: PolicyCounts
 ) -> Iterator[ReferenceOutcome]:
     there = {kind: read(shown) for kind, read in KINDS.items()}
     lines = {line.rstrip() for line in shown.split("\n")}

@@ -8,9 +8,7 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.cost import Rates, cost_table, units_of
 from kilburn_lab.evals.outcomes import ReferenceOutcome
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
-from kilburn_lab.evals.rows import BaselineMargins, ModelDifference, Row
-
-__all__ = ["PagingReport"]
+from kilburn_lab.evals.rows import BaselineMargins, ModelDifference, PagingRow
 
 
 class PagingReport(EvalReport, frozen=True, kw_only=True):
@@ -29,12 +27,12 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     references: int
     copies: int
     rates: Rates
-    rows: list[Row]
+    rows: list[PagingRow]
     verdicts: list[BaselineMargins]
     losses: list[ModelDifference]
     outcomes: list[ReferenceOutcome]
 
-    def row(self, policy: str, window: int) -> Row:
+    def row(self, policy: str, window: int) -> PagingRow:
         """The row of a policy at a window; KeyError if it was not measured."""
         return row_of(self.rows, policy=policy, window=window)
 

@@ -16,8 +16,6 @@ from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import PER, UNITS, CostRow
 from kilburn_lab.evals.roster import BELADY
 
-__all__ = ["REFILLED", "draw", "front"]
-
 REFILLED = "refilled"
 """The axis of tokens that were read again because of an edit; else a price table's name."""
 

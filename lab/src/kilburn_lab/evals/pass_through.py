@@ -16,8 +16,6 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-__all__ = ["build"]
-
 OWN = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
 """Headers that are of one connection."""
 

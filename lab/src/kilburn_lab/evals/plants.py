@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.measure import SYLLABLES, check_known, coined
-from kilburn_lab.evals.trajectories import Step, Trajectory, shell_call, synthetic
-
-__all__ = ["ARMS", "FACTS", "RULES", "Garden", "Plant", "garden", "work"]
+from kilburn_lab.evals.trajectories import shell_call, synthetic
 
 ARMS = ("system", "pinned", "plain")
 """Where the rules are: in the system prompt, in a user message that is pinned, or in one that is not."""

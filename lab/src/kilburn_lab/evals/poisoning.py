@@ -37,8 +37,6 @@ from kilburn_lab.evals.measure import Progress, check_known, coined, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.trajectories import shell_call
 
-__all__ = ["ATTACKS", "DEFENCES", "Attack", "PoisonReport", "PoisonRow", "attack", "evaluate"]
-
 DEFENCES = ("none", "marked", "proposed", "plain")
 VICTIM, ATTACKER = "ana", "mallory"
 REPEATS = 20

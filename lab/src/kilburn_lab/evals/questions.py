@@ -22,13 +22,12 @@ import msgspec
 
 from kilburn.demo.library import Library
 from kilburn.errors import SpecError
+from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.plants import garden
 from kilburn_lab.evals.sample import HALVES, half_of
 from kilburn_lab.evals.tasks import LINES, sources
-from kilburn_lab.evals.trajectories import Step, Trajectory, read
-
-__all__ = ["FAMILIES", "Interview", "Question", "interviews", "normal"]
+from kilburn_lab.evals.trajectories import read
 
 FAMILIES = {
     "default": "source",
@@ -57,7 +56,7 @@ LONGEST = 60
 """Characters of an answer."""
 
 
-class Question(msgspec.Struct, frozen=True):
+class RunQuestion(msgspec.Struct, frozen=True):
     """One question.
 
     Args:
@@ -80,7 +79,7 @@ class Interview(msgspec.Struct, frozen=True):
 
     id: str
     steps: tuple[Step, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[RunQuestion, ...]
 
 
 def interviews(
@@ -180,7 +179,7 @@ def _interview(id: str, steps: list[Step], asked: int, chance: random.Random, lo
     for step in steps:
         candidates += [*_of_source(step.observation), *_of_log(step.observation)]
     sayings = Counter(question for _, question in {(fact, question) for _, question, _, fact in candidates})
-    found: dict[str, list[Question]] = {}
+    found: dict[str, list[RunQuestion]] = {}
     for kind, question, answer, fact in dict.fromkeys(candidates):
         places = list(re.finditer(fact, text, re.MULTILINE))
         if (
@@ -190,8 +189,8 @@ def _interview(id: str, steps: list[Step], asked: int, chance: random.Random, lo
             and normal(answer) not in normal(question)
         ):
             age = (len(text) - places[-1].end()) // CHARACTERS
-            found.setdefault(kind, []).append(Question(kind, question, answer, fact, age))
-    drawn: list[Question] = []
+            found.setdefault(kind, []).append(RunQuestion(kind, question, answer, fact, age))
+    drawn: list[RunQuestion] = []
     # Of each kind, wrong answers have to stand in the session too.
     kinds = [kind for kind in found if len({answer for own, _, answer, _ in candidates if own == kind}) > 1]
     families = {family: [kind for kind in kinds if FAMILIES[kind] == family] for family in sorted(set(FAMILIES.values()))}

@@ -15,9 +15,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.model import Model
 from kilburn.models.weights import catalogue, find
 from kilburn_lab.evals.metered import filled
-from kilburn_lab.evals.questions import Question
-
-__all__ = ["ANSWER", "ARGUMENTS", "ExactReader", "ModelReader", "Reader", "Said", "WeightsReader", "Writer", "reader_of"]
+from kilburn_lab.evals.questions import RunQuestion
 
 ANSWER, SEARCH, RECALL = "answer", "search_memory", "recall"
 """What a reader does next: an answer, or a memory tool."""
@@ -49,7 +47,7 @@ class Reader(Protocol):
 
     name: str
 
-    def reply(self, question: Question, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
+    def reply(self, question: RunQuestion, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
         """What it does next, after these results of memory tools.
 
         Args:
@@ -63,7 +61,7 @@ class ExactReader:
 
     name = "exact"
 
-    def reply(self, question: Question, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
+    def reply(self, question: RunQuestion, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
         """What the prompt has where the answer stands; else a search, then a recall."""
         if found := re.findall(question.fact, prompt, re.MULTILINE):
             return ANSWER, found[-1]
@@ -84,7 +82,7 @@ class ModelReader:
         self.model = model
         self.name = model.name
 
-    def reply(self, question: Question, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
+    def reply(self, question: RunQuestion, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
         """What the model writes; no answer if it fails, or writes something else."""
         forms = [{verb: {"type": "string"}} for verb in _verbs(tools)]
         try:
@@ -116,7 +114,7 @@ class WeightsReader:
         self.writer = writer
         self.name = writer.name
 
-    def reply(self, question: Question, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
+    def reply(self, question: RunQuestion, prompt: str, results: Sequence[str], *, tools: bool) -> Said:
         """What the weights write."""
         return self.writer.write(*_words(question, prompt, tools), _verbs(tools), LENGTH)
 
@@ -125,7 +123,7 @@ def _verbs(tools: bool) -> tuple[str, ...]:
     return (ANSWER, SEARCH, RECALL) if tools else (ANSWER,)
 
 
-def _words(question: Question, prompt: str, tools: bool) -> tuple[str, str]:
+def _words(question: RunQuestion, prompt: str, tools: bool) -> tuple[str, str]:
     asked = f"<session>\n{prompt}\n</session>\n\nQuestion: {question.text}\n{ASKED}"
     return SYSTEM, f"{asked} {OFFERED}" if tools else asked
 

@@ -19,15 +19,13 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
 from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
+from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
-
-__all__ = ["FLOOR", "RankedTurn", "RecallLine", "cost_of", "rank", "written"]
 
 FLOOR = "floor"
 
@@ -84,7 +82,7 @@ def rank(
 
 
 def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[RecallLine]:
-    store = locate("stores", "sqlite")(":memory:")
+    store = Sqlite(":memory:")
     vectors = None if embedder is None else vectors_for(store, embedder)
     clock = FakeClock(BEGINNING, tick=0.0)
     whole = Budget(1 << 40)

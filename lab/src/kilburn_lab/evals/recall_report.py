@@ -18,8 +18,6 @@ from kilburn_lab.evals.intervals import grouped, interval, mean, percentile_95
 from kilburn_lab.evals.recall import RecallLine
 from kilburn_lab.evals.report import EvalReport, columns, grid, table_of
 
-__all__ = ["BUDGETS", "PLACES", "RecallReport", "RecallRow", "read_rows", "report"]
-
 PLACES = (1, 5, 10, 20)
 BUDGETS = (500, 1000, 2000, 4000)
 """Tokens."""

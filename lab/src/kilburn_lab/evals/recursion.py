@@ -1,7 +1,7 @@
 """Recursive models on texts beyond any window: aggregation and pairs, from 24 thousand to 10 million tokens.
 
 What is measured is the system and not a small model: the labels come from an oracle (a model that looks each remark up),
-and the root is a program that writes what a good model would write (`Template`), so every reply is known and no reply is
+and the root is a program that writes what a good model would write (`FaultlessRoot`), so every reply is known and no reply is
 wrong. What is left to go wrong is the budget, the batches, the sandbox, the recursion and the window. Real models may take
 either place. Beside it, with the same labels: code alone (depth 0), the newest part of the text that fits a window, and one
 search whose hits fit it; their reader makes no mistakes either.
@@ -22,19 +22,28 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.loop import UNLIMITED, Limits
-from kilburn.agents.rlm import Recursive, RecursiveResult
+from kilburn.agents.rlm import RecursiveModel, RecursiveResult
 from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.resolve import locate
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
-from kilburn_lab.evals.aggregation import KEYWORDS, TASKS, TOPICS, Item, Question, items, question_of, reports, tally, topic_of
+from kilburn.stores.sqlite import Sqlite
+from kilburn_lab.evals.aggregation import (
+    KEYWORDS,
+    TASKS,
+    TOPICS,
+    AggregateQuestion,
+    Item,
+    items,
+    question_of,
+    reports,
+    tally,
+    topic_of,
+)
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
-
-__all__ = ["REPORTS", "SYSTEMS", "Oracle", "RecursionReport", "RecursionRow", "Template", "evaluate"]
 
 SYSTEMS = ("depth 0", "depth 1", "depth 2", "truncate", "search")
 """Code without sub-calls; with `llm_query`; with `rlm_query`; the newest text that fits; a search whose hits fit."""
@@ -136,7 +145,7 @@ def _reply(text: str) -> Reply:
 class Oracle:
     """A model that knows the topic of every remark, and which reports are of one event.
 
-    It reads the prompts that `Template` writes, and says nothing of others.
+    It reads the prompts that `FaultlessRoot` writes, and says nothing of others.
     """
 
     name = "oracle"
@@ -163,7 +172,7 @@ def _events(line: str) -> list[str]:
     return re.findall(r"outage|recall|strike|flood|fire|storm|theft|delay|protest|crash", line)
 
 
-class Template:
+class FaultlessRoot:
     """The root as a program: it writes the code that a good model would write, in two cells, and makes no mistakes.
 
     It keeps no state, so it may be the root of many runs at once: the question says what to do, and the replies before it
@@ -180,7 +189,7 @@ class Template:
     context: int | None = None
     tokenizer: Any = f"chars/{CHARACTERS}"
 
-    def __init__(self, questions: Sequence[Question], depth: int, batch: int = BATCH) -> None:
+    def __init__(self, questions: Sequence[AggregateQuestion], depth: int, batch: int = BATCH) -> None:
         self._codes = {question.text: question.code for question in questions}
         self._depth = depth
         self._label = LABEL.replace("BATCH", str(batch))
@@ -301,7 +310,7 @@ def evaluate(
         window: tokens of every model's prompt.
         batch: items that one sub-call labels.
         count: texts of each size, with a question of each task.
-        model: the root; None for `Template`.
+        model: the root; None for `FaultlessRoot`.
         sub: answers sub-calls; None for `Oracle`.
         tools: whether the root is offered tools.
         limits: of each question; by default eight steps, and no other.
@@ -323,7 +332,7 @@ def evaluate(
         told: list[Item] = []
         if task == REPORTS:
             lines, same = reports(size, number)
-            whole, asked = "\n".join(lines), Question(task=REPORTS, text=REPORTS_QUESTION, code="", answer=same)
+            whole, asked = "\n".join(lines), AggregateQuestion(task=REPORTS, text=REPORTS_QUESTION, code="", answer=same)
         else:
             if text[0] != ("items", size, number):
                 told = items(size, number)
@@ -331,13 +340,11 @@ def evaluate(
             _, told, whole = text
             asked = question_of(task, told, number)
         began = time.perf_counter()
-        with Hierarchy(
-            locate("stores", "sqlite")(":memory:"), Budget(window), "hybrid", tokenizer=f"chars/{CHARACTERS}"
-        ) as store:
+        with Hierarchy(Sqlite(":memory:"), Budget(window), "hybrid", tokenizer=f"chars/{CHARACTERS}") as store:
             if system.startswith("depth"):
                 depth = int(system[-1])
-                agent = Recursive(
-                    model or Template([asked], depth, batch),
+                agent = RecursiveModel(
+                    model or FaultlessRoot([asked], depth, batch),
                     store.process("root"),
                     sub=sub or Oracle(),
                     depth=depth,
@@ -366,10 +373,14 @@ def evaluate(
                 outcome=str(found.outcome) if system.startswith("depth") else "read",
             )
         )
-    return RecursionReport(model=(model or Template([], 0)).name, sub=(sub or Oracle()).name, window=window, seed=seed, rows=rows)
+    return RecursionReport(
+        model=(model or FaultlessRoot([], 0)).name, sub=(sub or Oracle()).name, window=window, seed=seed, rows=rows
+    )
 
 
-def _read(store: Hierarchy, asked: Question, told: Sequence[Item], whole: str, window: int, *, search: bool) -> RecursiveResult:
+def _read(
+    store: Hierarchy, asked: AggregateQuestion, told: Sequence[Item], whole: str, window: int, *, search: bool
+) -> RecursiveResult:
     """What a reader answers who sees one window of the text, knows every topic, and makes no mistakes."""
     room = (window - 1000) * CHARACTERS
     if search:

@@ -21,9 +21,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kilburn_lab.evals.trajectories import Trajectory
-
-__all__ = ["KINDS", "SHORTEST", "SHORTEST_LINE", "SHORTEST_VALUE", "Reference", "copies", "names", "references", "shuffle_names"]
+from kilburn.wire.trajectory import Trajectory
 
 _NAME = re.compile(r"/?\w+(?:[./-]\w+)*")
 

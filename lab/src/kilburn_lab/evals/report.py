@@ -14,8 +14,6 @@ import msgspec
 
 from kilburn.picture import plain_axes
 
-__all__ = ["EvalReport", "best_words", "columns", "grid", "panel", "row_of", "table_of"]
-
 T = TypeVar("T")
 
 WIDTH = 120

@@ -16,8 +16,6 @@ from kilburn.kernel.resolve import names, resolve
 from kilburn.policy import Policy
 from kilburn_lab.evals.baselines import BASELINES
 
-__all__ = ["BELADY", "MODEL", "SPECS", "Entrant", "can_ask", "entries", "everybody"]
-
 BELADY = "belady"
 """The offline optimum: it gets each run's future, so it has no spec."""
 

@@ -10,13 +10,11 @@ import msgspec
 from kilburn_lab.evals.baselines import BASELINES, best_of, compared
 from kilburn_lab.evals.cost import CostRow, Rates, costs_of, figures_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
-from kilburn_lab.evals.outcomes import Cell, ReferenceOutcome
+from kilburn_lab.evals.outcomes import PolicyCounts, ReferenceOutcome
 from kilburn_lab.evals.roster import BELADY, MODEL
 
-__all__ = ["BaselineMargins", "ModelDifference", "Row", "model_differences_of", "rows_of", "verdicts_of"]
 
-
-class Row(CostRow, frozen=True, kw_only=True):
+class PagingRow(CostRow, frozen=True, kw_only=True):
     """One line of the table. Shares are of `references`, which are names; intervals are of 95%, resampled by run.
 
     Args:
@@ -89,7 +87,7 @@ class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
     unanswered: int
 
 
-def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
+def rows_of(done: Sequence[PolicyCounts], rates: Rates, seed: int) -> list[PagingRow]:
     """The rows of the cells, each paired with the cell of the best baseline at its window, and with the optimum's."""
     known = {(cell.window, cell.policy): cell for cell in done}
     optimum = {cell.window: cell for cell in done if cell.spec == BELADY}
@@ -100,15 +98,15 @@ def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
     return [_row(cell, known[cell.window, best[cell.window]], optimum.get(cell.window), rates, seed) for cell in done]
 
 
-def _row(cell: Cell, rival: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
+def _row(cell: PolicyCounts, rival: PolicyCounts, best: PolicyCounts | None, rates: Rates, seed: int) -> PagingRow:
     outcomes, copies = cell.outcomes_of("name"), cell.outcomes_of("copy")
     worth = {one.policy: [float(each.shown) for each in one.outcomes_of("name")] for one in (cell, rival)}
     compares = compared(worth, cell.policy, [own.run for own in outcomes], seed, rival.policy)
     copied_low, copied_high = interval(grouped([(own.run, float(own.shown)) for own in copies]), seed) if copies else (None, None)
     survival = _survival(cell)
-    figures = figures_of(cell, rates, Row)
+    figures = figures_of(cell, rates, PagingRow)
     optimum = costs_of(best, rates) if best is not None else {}
-    return Row(
+    return PagingRow(
         **figures,
         references=len(outcomes),
         survival=survival,
@@ -124,11 +122,11 @@ def _row(cell: Cell, rival: Cell, best: Cell | None, rates: Rates, seed: int) ->
     )
 
 
-def _survival(cell: Cell) -> float:
+def _survival(cell: PolicyCounts) -> float:
     return mean([one.shown for one in cell.outcomes_of("name")])
 
 
-def verdicts_of(rows: Sequence[Row]) -> list[BaselineMargins]:
+def verdicts_of(rows: Sequence[PagingRow]) -> list[BaselineMargins]:
     """One verdict a policy; none where not all baselines were measured."""
     windows = sorted({row.window for row in rows})
     known = {(row.policy, row.window): row for row in rows}
@@ -154,7 +152,7 @@ def verdicts_of(rows: Sequence[Row]) -> list[BaselineMargins]:
     return verdicts
 
 
-def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifference]:
+def model_differences_of(done: Sequence[PolicyCounts], seed: int) -> list[ModelDifference]:
     """What each policy's model changed, for those that were measured with one and without."""
     plain = {(cell.policy, cell.window): cell for cell in done if not cell.model}
     found: list[ModelDifference] = []

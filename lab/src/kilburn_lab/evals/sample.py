@@ -13,10 +13,9 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.wire.recording import FORMS
+from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.references import KINDS, Reference, references, shuffle_names
-from kilburn_lab.evals.trajectories import Trajectory, braided, read, synthetic
-
-__all__ = ["HALVES", "MADE", "Sample", "half_of", "sample_of"]
+from kilburn_lab.evals.trajectories import braided, read, synthetic
 
 MADE = 60
 """Runs that are made up where no file is named."""

@@ -17,9 +17,6 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
 
-__all__ = ["Digested", "Keyed", "SavedCells", "asked_once"]
-
-
 START = b'{"of":'
 """How a line begins."""
 
@@ -42,7 +39,8 @@ class _SavedCell(msgspec.Struct, Generic[C]):
 
 
 class Digested(msgspec.Struct, frozen=True):
-    """What came of a prompt. `digest` is of all that it was made from, so another code that shows the same need not ask again."""
+    """What came of a prompt. `digest` is over all that the prompt was made from, so a program that makes the same one
+    need not ask again."""
 
     digest: str
 

@@ -27,10 +27,10 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
+from kilburn.stores.sqlite import Sqlite
 from kilburn_lab.evals import scale_peers
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
@@ -38,8 +38,6 @@ from kilburn_lab.evals.scale_facts import facts, questions
 from kilburn_lab.evals.scale_peers import TOP, answered, memory_of
 from kilburn_lab.evals.scale_report import ScaleReport, ScaleRow
 from kilburn_lab.evals.scale_vectors import WordVectors
-
-__all__ = ["PEERS", "evaluate"]
 
 USER = "ana"
 BATCH = 1000
@@ -206,7 +204,7 @@ class _Kilburn:
 
 @contextmanager
 def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
-    store = locate("stores", "sqlite")(str(path))
+    store = Sqlite(str(path))
     meanings = closing(vectors_for(store, embedder)) if embedder is not None else nullcontext()
     with meanings as vectors, Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
         yield hierarchy

@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-__all__ = ["fact", "facts", "questions"]
-
 OF_ONE = 20
 """Facts about one person."""
 

@@ -9,8 +9,6 @@ import msgspec
 from kilburn.picture import picture
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
-__all__ = ["ScaleReport", "ScaleRow", "draw"]
-
 
 class ScaleRow(msgspec.Struct, frozen=True, kw_only=True):
     """One system with so many facts. None where it was not measured.

@@ -7,8 +7,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["WordVectors"]
-
 _WORD = re.compile(r"\w+")
 
 

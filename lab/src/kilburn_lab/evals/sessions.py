@@ -18,8 +18,6 @@ from kilburn.errors import SpecError
 from kilburn_lab.evals.measure import coined
 from kilburn_lab.evals.trajectories import shell_call
 
-__all__ = ["FactQuestion", "Interaction", "UserSession", "sessions"]
-
 Dicts = dict[str, Any]
 
 TOPICS = 12

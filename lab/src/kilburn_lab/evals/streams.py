@@ -16,8 +16,6 @@ import msgspec
 
 from kilburn_lab.evals.measure import SYLLABLES, check_known, coined
 
-__all__ = ["FAMILIES", "Inquiry", "Matter", "Stream", "Telling", "stream"]
-
 FAMILIES = ("plain", "casual")
 """Two sets of sentences with the same meaning. `plain` was looked at while the extractor was made; `casual` was not."""
 
@@ -218,7 +216,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
 
 
-class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
+class StreamInquiry(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked at the end of a stream.
 
     Args:
@@ -244,7 +242,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     family: str
     changes: list[Telling]
-    questions: list[Inquiry]
+    questions: list[StreamInquiry]
     told: dict[str, list[str]]
 
 
@@ -319,7 +317,7 @@ class _Spoken:
         self.said += [value for value in told if value not in self.said]
         return told, None, None
 
-    def questions(self, end: float) -> list[Inquiry]:
+    def questions(self, end: float) -> list[StreamInquiry]:
         """Now, and in the middle of each interval between two changes."""
         edges = sorted({edge for one in self.held for edge in (one.since, one.to) if edge is not None})
         times: list[float | None] = [None]
@@ -328,7 +326,7 @@ class _Spoken:
         for at in times:
             true = tuple(one.value for one in self.held if one.holds(end if at is None else at))
             asked.append(
-                Inquiry(
+                StreamInquiry(
                     user=self.user,
                     subject=self.topic.subject.format(s=self.sister),
                     relation=self.topic.relation,
@@ -356,7 +354,7 @@ def stream(seed: int, family: str = "plain") -> Stream:
         return coined(chance, (*SYLLABLES, "lan", "mer", "dor", "vel"), 4, used).capitalize()
 
     changes: list[Telling] = []
-    asked: list[Inquiry] = []
+    asked: list[StreamInquiry] = []
     told: dict[str, list[str]] = {}
     for user, sister in zip(USERS, _SISTERS, strict=True):
         spoken = [_Spoken(user, topic, sister) for topic in chance.sample(MATTERS, 5)]

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["LEAST_CHARACTERS", "LEAST_LINES", "Sections", "sections"]
-
 LEAST_LINES, LEAST_CHARACTERS = 3, 200
 """One of these is what a block, a hunk or a paragraph has at least: two short lines side by side are still scattered."""
 

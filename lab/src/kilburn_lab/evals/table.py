@@ -20,13 +20,14 @@ from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.resolve import locate, names, resolve
+from kilburn.kernel.resolve import names, resolve
 from kilburn.move import Evict, Move
 from kilburn.page import Page, Span
 from kilburn.policies.belady import Belady, Future
 from kilburn.policies.importance import scores
 from kilburn.policies.tiered import Tiered
 from kilburn.policy import Policy, View
+from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
@@ -35,8 +36,6 @@ from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.roster import BELADY, SPECS, Entrant
 from kilburn_lab.evals.sessions import Interaction, UserSession, sessions
 from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
-
-__all__ = ["EVERYBODY", "ByEntries", "TieredByImportance", "evaluate", "measure"]
 
 EVERYBODY = (ENTRIES, TIERS, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY)
 """All policies that ship and some combinations; those that are
@@ -153,7 +152,7 @@ def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Itera
     """Stream all sessions, one after another, through one policy over one new file."""
     clock = FakeClock(START, tick=0.0)
     policy = _made_here(entrant, told, window) or entrant.at(window)
-    store = locate("stores", "sqlite")(":memory:")
+    store = Sqlite(":memory:")
     with Hierarchy(store, Budget(window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as hierarchy:
         for number, session in enumerate(told):
             clock.now = START + number * DAY

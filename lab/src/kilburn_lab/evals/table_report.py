@@ -13,8 +13,6 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import interval
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
-__all__ = ["BRIEF", "ENTRIES", "TERMS", "TIERS", "Margin", "QuestionOutcome", "Streamed", "TableReport", "TableRow", "draw"]
-
 ENTRIES = "entries"
 """The name of the usual LRU buffer, which counts entries and not tokens."""
 

@@ -26,8 +26,6 @@ import msgspec
 from kilburn.demo.library import Library, lines_of
 from kilburn.errors import SpecError
 
-__all__ = ["KINDS", "Command", "Edit", "Look", "Say", "Sources", "Task", "Workshop", "sources", "tasks"]
-
 KINDS = ("rename", "values", "calls", "failures")
 
 PACKAGES = (

@@ -19,8 +19,6 @@ from kilburn.wire.recording import read_runs
 from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_of
 from kilburn_lab.evals.measure import coined
 
-__all__ = ["HeadMessage", "Step", "Trajectory", "braided", "read", "shell_call", "synthetic"]
-
 
 def read(path: str | Path) -> Iterator[Trajectory]:
     """The runs of a file or a folder, of any form that `kilburn.wire.recording.read_runs` reads, each with an id of its own.

@@ -21,10 +21,11 @@ import msgspec
 from kilburn.budget import Budget
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.resolve import locate, resolve
+from kilburn.kernel.resolve import resolve
 from kilburn.memory.scan import Scan, pack, size_of
 from kilburn.memory.vectors import checked
 from kilburn.retrieval import Embedder
+from kilburn.stores.sqlite import Sqlite
 from kilburn.wire.recording import read_as
 from kilburn_lab.compression import Codec, codec_for, codecs
 from kilburn_lab.evals.measure import Progress, unwatched
@@ -35,7 +36,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("numpy", "embed") from error
 
-__all__ = ["COUNTS", "evaluate", "made_up", "read"]
 
 Array = np.ndarray[Any, Any]
 
@@ -285,7 +285,7 @@ def _facts(embedder: Embedder | None, seed: int, count: int = 200) -> FactShares
     numbers = dice.sample(range(10_000, 100_000), count)
     names = [f"{dice.choice('ABCDEFGH')}{dice.choice('JKLMN')}-{number}" for number in numbers]
     texts = [f"The deposit for order {name} is {dice.randrange(100, 1000)} euros, due in March." for name in names]
-    with Hierarchy(locate("stores", "sqlite")(":memory:"), Budget(8000), "fifo", tokenizer="chars/4") as hierarchy:
+    with Hierarchy(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4") as hierarchy:
         process = hierarchy.process("facts")
         for text in texts:
             process.append({"role": "user", "content": text})

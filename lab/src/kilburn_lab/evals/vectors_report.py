@@ -9,8 +9,6 @@ import msgspec
 from kilburn.picture import picture, plain_axes
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 
-__all__ = ["FactShares", "VectorRow", "VectorsReport", "draw"]
-
 
 class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
     """One codec over so many vectors.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from kilburn.agents.queue import Job, Line
 from kilburn.errors import SpecError
 
-__all__ = ["FairShare"]
-
 
 @dataclass(frozen=True)
 class FairShare:

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from kilburn.agents.queue import Job, Line
 
-__all__ = ["Fifo"]
-
 
 @dataclass(frozen=True)
 class Fifo:

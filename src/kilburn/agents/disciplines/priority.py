@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kilburn.agents.queue import Job, Line
 from kilburn.errors import SpecError
 
-__all__ = ["Priority"]
-
 
 @dataclass(frozen=True)
 class Priority:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from kilburn.agents.queue import Job, Line
 from kilburn.errors import SpecError
 
-__all__ = ["RoundRobin"]
-
 
 @dataclass(frozen=True)
 class RoundRobin:

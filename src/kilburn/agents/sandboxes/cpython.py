@@ -20,13 +20,12 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, Stopped, open_file, plain
+from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, SandboxStopped, open_file, plain
 from kilburn.errors import SandboxError, SandboxRefused
 
 if sys.platform == "linux":
     import resource
 
-__all__ = ["Cpython"]
 
 INSIDE = Path(__file__).parent
 BOOT = (
@@ -41,20 +40,20 @@ GRACE = 0.5
 """Seconds between telling a cell to stop, which keeps its variables, and killing the process."""
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class _Ready(msgspec.Struct, tag="ready"):
     lacks: list[str]
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class _Refused(msgspec.Struct, tag="refused"):
     why: str
 
 
-class Call(msgspec.Struct, tag="call"):
+class _Call(msgspec.Struct, tag="call"):
     name: str
     arguments: str
 
 
-class Ended(msgspec.Struct, tag="ended"):
+class _Ended(msgspec.Struct, tag="ended"):
     outcome: CellOutcome
     error: str
     output: str
@@ -64,17 +63,17 @@ class Ended(msgspec.Struct, tag="ended"):
     spoiled: bool = False
 
 
-class Value(msgspec.Struct, tag="value"):
+class _Value(msgspec.Struct, tag="value"):
     number: int
     value: str | None = None
     why: str = ""
 
 
-Message = Ready | Refused | Call | Ended | Value
-DECODER = msgspec.json.Decoder(Message)
+_Message = _Ready | _Refused | _Call | _Ended | _Value
+_DECODER = msgspec.json.Decoder(_Message)
 
 
-Reply = TypeVar("Reply", Ended, Value)
+Reply = TypeVar("Reply", _Ended, _Value)
 
 
 class Cpython(Sandbox):
@@ -103,8 +102,8 @@ class Cpython(Sandbox):
 
     def _run(self, code: str, total: float) -> Cell:
         try:
-            ended = self._converse({"run": plain(code)}, Ended, total)
-        except Stopped as stopped:
+            ended = self._converse({"run": plain(code)}, _Ended, total)
+        except SandboxStopped as stopped:
             return Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
         # Within the bounds, whatever the inside says.
         most, outcome, notes = self.bounds.output, ended.outcome, list[str]()
@@ -123,8 +122,8 @@ class Cpython(Sandbox):
 
     def _get(self, name: str) -> str:
         try:
-            found = self._converse({"get": plain(name)}, Value, self.bounds.seconds)
-        except Stopped as stopped:
+            found = self._converse({"get": plain(name)}, _Value, self.bounds.seconds)
+        except SandboxStopped as stopped:
             raise ValueError(f"{stopped.why}; the variables are lost") from stopped
         if found.value is None:
             raise ValueError(found.why[:1000])
@@ -134,16 +133,16 @@ class Cpython(Sandbox):
         try:
             self._spawn()
             ready = self._receive()
-        except (Stopped, TimeoutError) as error:
+        except (SandboxStopped, TimeoutError) as error:
             self._end()
             raise SandboxRefused(f"the process inside did not start: {error or 'it took too long'}") from error
         except OSError as error:
             self._end()
             advice = "look at its limits of processes, memory and open files, and at sys.executable"
             raise SandboxRefused(f"this machine starts no process for it: {error}", advice=advice) from error
-        if not isinstance(ready, Ready):
+        if not isinstance(ready, _Ready):
             self._end()
-            raise SandboxRefused(f"the process inside did not start: {ready.why if isinstance(ready, Refused) else ready}")
+            raise SandboxRefused(f"the process inside did not start: {ready.why if isinstance(ready, _Refused) else ready}")
         self.lacks = tuple(ready.lacks)
 
     def _spawn(self) -> None:
@@ -218,11 +217,11 @@ class Cpython(Sandbox):
                     continue
                 if isinstance(message, kind) and message.number == self._number:
                     return message
-                if not isinstance(message, Call):
-                    raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
+                if not isinstance(message, _Call):
+                    raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
                 calls += 1
-                if told or calls > self.bounds.calls or kind is not Ended:
-                    answer = _refused(told, self.bounds.calls if kind is Ended else 0)
+                if told or calls > self.bounds.calls or kind is not _Ended:
+                    answer = _refused(told, self.bounds.calls if kind is _Ended else 0)
                 else:
                     begun, computed = time.monotonic(), self._computed()
                     answer = self._answer(message.name, message.arguments)
@@ -232,8 +231,8 @@ class Cpython(Sandbox):
                 self._send(answer)
         except TimeoutError:
             self._end()
-            raise Stopped(CellOutcome.TIMEOUT, f"killed after {min(self.bounds.seconds, total):g} s") from None
-        except Stopped:
+            raise SandboxStopped(CellOutcome.TIMEOUT, f"killed after {min(self.bounds.seconds, total):g} s") from None
+        except SandboxStopped:
             self._end()
             raise
 
@@ -250,7 +249,7 @@ class Cpython(Sandbox):
         if come == b"":
             raise self._why()
         if come:
-            raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
+            raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
 
     def _computed(self) -> float:
         """Seconds of processor time that the process inside has taken."""
@@ -286,17 +285,17 @@ class Cpython(Sandbox):
         except OSError:
             raise self._why() from None
 
-    def _receive(self) -> Message:
+    def _receive(self) -> _Message:
         """The next message. One that time runs out for is read on from where it was."""
         self._read(4)
         length = int.from_bytes(self._arrived[:4], "big")
         if length > MESSAGE:
-            raise Stopped(CellOutcome.KILLED, "the code broke the protocol")
+            raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
         self._read(4 + length)
         try:
-            message: Message = DECODER.decode(memoryview(self._arrived)[4:])
+            message: _Message = _DECODER.decode(memoryview(self._arrived)[4:])
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise Stopped(CellOutcome.KILLED, "the code broke the protocol") from None
+            raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol") from None
         self._arrived = bytearray()
         return message
 
@@ -314,18 +313,18 @@ class Cpython(Sandbox):
                 raise self._why()
             self._arrived += piece
 
-    def _why(self) -> Stopped:
+    def _why(self) -> SandboxStopped:
         """Why the connection ended."""
         process = self._running()
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         code = process.poll()
         if code is None:
-            return Stopped(CellOutcome.KILLED, "the process inside closed the connection")
+            return SandboxStopped(CellOutcome.KILLED, "the process inside closed the connection")
         if code == -signal.SIGXCPU:
-            return Stopped(CellOutcome.TIMEOUT, "killed after its processor time")
+            return SandboxStopped(CellOutcome.TIMEOUT, "killed after its processor time")
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        return Stopped(CellOutcome.KILLED, f"the process inside ended ({how})")
+        return SandboxStopped(CellOutcome.KILLED, f"the process inside ended ({how})")
 
 
 def _refused(told: bool, most: int) -> bytes:

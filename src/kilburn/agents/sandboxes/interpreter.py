@@ -22,8 +22,6 @@ import traceback
 import types
 import typing
 
-__all__ = ["main"]
-
 MODULES = """
 _strptime abc argparse array ast base64 binascii bisect builtins calendar cmath codecs collections collections.abc colorsys
 contextlib copy csv dataclasses datetime decimal difflib encodings.ascii encodings.cp1252 encodings.latin_1
@@ -50,9 +48,11 @@ class Output(io.TextIOBase):
         self.room, self.cut = most, 0
 
     def writable(self) -> bool:
+        """Yes."""
         return True
 
     def write(self, text: str) -> int:
+        """Keep what there is room for; the length of the text."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         kept = text[: self.room]
@@ -63,7 +63,7 @@ class Output(io.TextIOBase):
         return len(text)
 
 
-class Interpreter:
+class _Interpreter:
     """The variables inside, and the conversation with the program outside.
 
     Args:
@@ -357,6 +357,6 @@ def main(link: int, lock: typing.Callable[[int, tuple[str, ...]], list[str]]) ->
         link: descriptor of the connection.
         lock: gives up the machine; see `lockdown.lock`.
     """
-    inside = Interpreter(link)
+    inside = _Interpreter(link)
     inside.begin(inside.receive(), lock)
     inside.serve()

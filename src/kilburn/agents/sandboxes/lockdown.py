@@ -16,8 +16,6 @@ import signal
 import struct
 from collections.abc import Iterator
 
-__all__ = ["LAYERS", "lock", "watch"]
-
 LAYERS = ("landlock", "namespace")
 """Layers that a kernel may not have, and that tests leave out."""
 

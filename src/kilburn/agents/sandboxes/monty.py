@@ -15,11 +15,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, Stopped, json_of, open_file, plain
+from kilburn.agents.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, SandboxStopped, json_of, open_file, plain
 from kilburn.agents.sandboxes.interpreter import Output, pieces, raised
 from kilburn.errors import MissingExtra, SandboxError, SandboxRefused
-
-__all__ = ["Monty"]
 
 GRACE = 1.0
 """Seconds beyond the bound until the worker is killed, which otherwise stops by itself."""
@@ -123,12 +121,12 @@ class Monty(Sandbox):
                 outcome, said = self._judged(error)
                 # One that has no room for this has none for any code.
                 self._feed(self._after, total)
-        except (Stopped, self._library.MontyError) as error:
+        except (SandboxStopped, self._library.MontyError) as error:
             # What a stopped interpreter's memory holds, the library leaves open.
             lost = True
             self._end()
             if outcome is CellOutcome.OK:
-                outcome, said = (error.outcome, error.why) if isinstance(error, Stopped) else self._judged(error)
+                outcome, said = (error.outcome, error.why) if isinstance(error, SandboxStopped) else self._judged(error)
             said += "\nthe variables are lost"
         most = self.bounds.output
         return Cell(output="".join(output.kept), cut=output.cut, error=said[-most:] if most else "", outcome=outcome, lost=lost)
@@ -139,7 +137,7 @@ class Monty(Sandbox):
         hidden = f"json_{secrets.token_hex(8)}"
         try:
             return str(self._feed(f"import json as {hidden}\n{hidden}.dumps({name}, allow_nan=False)", self.bounds.seconds))
-        except Stopped as stopped:
+        except SandboxStopped as stopped:
             self._end()
             raise ValueError(f"{stopped.why}; the variables are lost") from stopped
         except self._library.MontyError as error:
@@ -166,7 +164,7 @@ class Monty(Sandbox):
                 now = time.monotonic()
                 if now > limit or now > begun + total:
                     # The library's clock stands still while it asks for something: a name, a path, a call.
-                    raise Stopped(CellOutcome.TIMEOUT, f"stopped after {min(self.bounds.seconds, total):g} s")
+                    raise SandboxStopped(CellOutcome.TIMEOUT, f"stopped after {min(self.bounds.seconds, total):g} s")
                 ours = isinstance(state, library.FunctionSnapshot) and self._hidden.get(state.function_name)
                 if not ours:
                     state = state.resume_auto()
@@ -177,18 +175,20 @@ class Monty(Sandbox):
                 state = state.resume(answer)
         except library.MontyCrashedError as error:
             kind = CellOutcome.TIMEOUT if error.timed_out else CellOutcome.KILLED
-            raise Stopped(kind, str(error)) from error
+            raise SandboxStopped(kind, str(error)) from error
         except library.MontyError as error:
             inner = error.exception() if isinstance(error, library.MontyRuntimeError) else None
             if isinstance(inner, TimeoutError) and "limit exceeded" in str(inner):
-                raise Stopped(CellOutcome.TIMEOUT, f"stopped after {self.bounds.seconds:g} s\n{_display(error)}") from error
+                raise SandboxStopped(
+                    CellOutcome.TIMEOUT, f"stopped after {self.bounds.seconds:g} s\n{_display(error)}"
+                ) from error
             raise
-        except (Stopped, SandboxError):
+        except (SandboxStopped, SandboxError):
             raise
         except BaseException as error:
             if not _is_of_library(error):
                 raise
-            raise Stopped(CellOutcome.KILLED, f"the interpreter broke off: {error}") from error
+            raise SandboxStopped(CellOutcome.KILLED, f"the interpreter broke off: {error}") from error
         return state.output
 
     def _live(self) -> Any:

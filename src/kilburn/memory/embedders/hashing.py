@@ -10,8 +10,6 @@ from typing import Any
 
 from kilburn.errors import MissingExtra, SpecError
 
-__all__ = ["Hashing"]
-
 
 class Hashing:
     """Texts are near if they share words, and a little if they share pieces of words.

@@ -21,8 +21,6 @@ from kilburn.models.download import Download, digest, disk_errors, folder, recor
 from kilburn.models.weights import catalogue, find
 from kilburn.native import ending, inside, keep, load
 
-__all__ = ["Minilm"]
-
 _FILE = "all-MiniLM-L6-v2.kilburn-1.onnx"
 """Another graph gets another number, here and in the embedder's name."""
 _LONGEST = 256

@@ -11,8 +11,6 @@ from kilburn.errors import MissingExtra, ModelError, SpecError
 from kilburn.models.hosted import SdkClient
 from kilburn.models.retry import Retry
 
-__all__ = ["Remote"]
-
 
 class Remote(SdkClient):
     """A model behind an embeddings endpoint.

@@ -16,8 +16,6 @@ from kilburn.message import Role
 from kilburn.retrieval import Candidate, Query, Scored, best_first
 from kilburn.store import ProcessKind
 
-__all__ = ["Blend"]
-
 TURNS = ((1, 1.0), (2, 0.7), (3, 0.5), (4, 0.3))
 """How far away a neighbour is, and how much it counts."""
 

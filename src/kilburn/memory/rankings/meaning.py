@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from kilburn.retrieval import Candidate, Query, Scored, best_first
 
-__all__ = ["Meaning"]
-
 
 class Meaning:
     """Only pages that have a vector."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from kilburn.retrieval import Candidate, Query, Scored, best_first
 
-__all__ = ["Rrf"]
-
 
 class Rrf:
     """Fuses by ranks.

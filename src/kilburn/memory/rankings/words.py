@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from kilburn.retrieval import Candidate, Query, Scored, best_first
 
-__all__ = ["Words"]
-
 
 class Words:
     """Only pages that share a word with the query. The baseline that every other ranking has to beat."""
