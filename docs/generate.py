@@ -30,6 +30,9 @@ from typer.core import TyperGroup
 
 import kilburn
 from kilburn.cli import load
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.found import Findings
+from kilburn.memory.user_memory import UserMemory
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -37,6 +40,8 @@ SURFACE = ROOT / "docs" / "design" / "surface.txt"
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
 BESIDE = ["kilburn_kv", "kilburn_lab"]
 """The packages beside the product."""
+GIVEN = (Collection, Findings, UserMemory)
+"""What a store gives its users, who call its methods and import nothing for it."""
 NOUNS = (
     "errors",
     "message",
@@ -281,12 +286,14 @@ def dotted(title: str) -> str:
 
 
 def promised() -> dict[str, object]:
-    """What the pages and the examples import of our packages, and what `kilburn` itself exports, by its address."""
+    """What the pages and the examples import of our packages, and what `kilburn` itself exports, and what a store gives, by its
+    address."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))]
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if REFERENCE not in page.parents:
             texts += re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     found: dict[str, object] = {f"kilburn.{name}": getattr(kilburn, name) for name in kilburn.__all__}
+    found |= {f"{kind.__module__}.{kind.__name__}": kind for kind in GIVEN}
     for text in texts:
         for node in ast.walk(ast.parse(text, feature_version=(3, 11))):
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""

@@ -364,4 +364,4 @@ def _restore(kernel: Kernel, state: _State) -> None:
     for address in state.pinned:
         kernel.pin(kernel.resolve(address))
     for address, mark in state.marks.items():
-        kernel.remember(kernel.resolve(address), mark)
+        kernel.rate(kernel.resolve(address), mark)

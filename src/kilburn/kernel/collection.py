@@ -324,7 +324,7 @@ class Collection:
         found = [Version(page=page, state=state, events=tuple(told[page.id])) for page, state in rows.values()]
         return sorted(found, key=lambda one: one.events[0].number if one.events else 0)
 
-    def remember(self, address: str, importance: float = 1.0) -> None:
+    def rate(self, address: str, importance: float = 1.0) -> None:
         """Set the importance of pages, 0 to 1."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what matters most")

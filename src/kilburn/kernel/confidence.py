@@ -18,7 +18,7 @@ from kilburn.retrieval import STOP
 __all__ = ["ENOUGH", "confidence"]
 
 ENOUGH = 0.25
-"""Below this a recall abstains."""
+"""Below this a search that may abstain does."""
 
 HITS = 10
 """Hits that are looked at, the best first."""

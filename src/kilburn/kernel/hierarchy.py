@@ -10,8 +10,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kilburn.arguments import checked
 from kilburn.budget import Budget
@@ -19,21 +20,25 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, St
 from kilburn.event import Act
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.collection import Collection
-from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
 from kilburn.kernel.forgetting import Holder, closure
-from kilburn.kernel.found import DamageWarning, Found, Recollection
+from kilburn.kernel.found import DamageWarning, Findings, Found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
+from kilburn.kernel.search import RANKING, Search, kinds_of
 from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
 from kilburn.tokens.choice import counter_for
+
+if TYPE_CHECKING:
+    from kilburn.memory.user_memory import UserMemory
+else:
+    UserMemory = Collection
 
 __all__ = ["DOCUMENT", "MEMORY", "Hierarchy"]
 
@@ -154,13 +159,14 @@ class Hierarchy:
         if known is not None and not self.store.readonly:
             self._flush(known)
 
-    def memory(self, user: str = "") -> Collection:
-        """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
+    def memory(self, user: str = "") -> UserMemory:
+        """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users. It
+        remembers, learns, updates and forgets facts, searches them and recalls them by their addresses.
 
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        return self._collection(_name_of_memory(user), ProcessKind.MEMORY, user)
+        return cast(UserMemory, self._collection(_name_of_memory(user), ProcessKind.MEMORY, user))
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -207,8 +213,15 @@ class Hierarchy:
         """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
         known = self._collections.get(info.name)
         if known is None or known.number != info.number:
-            known = self._collections[info.name] = Collection(self.store, info, self.counter, self.clock, self._holder)
+            known = self._collections[info.name] = self._made(info)
         return known
+
+    def _made(self, info: ProcessInfo) -> Collection:
+        if info.kind is not ProcessKind.MEMORY:
+            return Collection(self.store, info, self.counter, self.clock, self._holder)
+        # What a memory learns with stands above the kernel, which finds it by its name.
+        kind: type[UserMemory] = import_module("kilburn.memory.user_memory").UserMemory
+        return kind(self, info, self._holder)
 
     def _holder(self, number: int) -> Holder:
         """The process of that number, whatever its kind."""
@@ -274,55 +287,29 @@ class Hierarchy:
         where: str | Iterable[str] = "all",
         user: str | None = None,
         at: float | None = None,
-    ) -> list[Found]:
-        """Passages of this tenant that match, best first, within a token budget.
+        abstain: bool = False,
+    ) -> Findings:
+        """Passages of this tenant that match, best first, within a token budget. What is damaged is left out, with a warning.
 
-        Unlike `recall` it never abstains, and is not in reading order. What is damaged is left out, with a warning.
+        With `abstain` they are in reading order, the turns that stand beside a hit are among them, and what was said twice is
+        there once. Where nothing that was found is likely to answer, it abstains: the result is empty, and what was found is
+        in its `withheld`.
 
         Args:
+            limit: hits at most; None for as many as fit.
             where: "sessions", "facts", "documents", "all", or several of these.
             user: only what belongs to this user of the tenant, or to all users (""); None for everything.
             at: what was known and true at this time, in seconds since the epoch; None for now.
+            abstain: whether nothing is better than something unlikely.
 
         Raises:
             SpecError: no such place. StoreError.
         """
         now = self.clock() if at is None else at
         search = self._searching(where, user)
-        hits = search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
         self._record(user, hits)
         return hits
-
-    def recall(
-        self,
-        query: str,
-        tokens: int = 1000,
-        *,
-        where: str | Iterable[str] = "all",
-        user: str | None = None,
-        at: float | None = None,
-        limit: int | None = None,
-    ) -> Recollection:
-        """What is remembered about something: passages in reading order, within a token budget, or nothing.
-
-        The turns that stand beside a hit are among them, and what was said twice is there once. Where nothing that was
-        found is likely to answer, it abstains: the result is empty, and what was found is in its `withheld`.
-
-        Args:
-            where, user, at: see `search`.
-
-        Raises:
-            SpecError: no such place. StoreError.
-        """
-        now = self.clock() if at is None else at
-        search = self._searching(where, user)
-        ranked = search.ranked(query, now, tokens, at, beside=True)
-        best = search.found(ranked, self.counter, tokens, now, limit)
-        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
-        sure = confidence(search.text, best, cosine)
-        hits = reading_order(best)
-        self._record(user, hits if sure >= ENOUGH else [])
-        return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 
     async def asearch(
         self,
@@ -333,22 +320,10 @@ class Hierarchy:
         where: str | Iterable[str] = "all",
         user: str | None = None,
         at: float | None = None,
-    ) -> list[Found]:
+        abstain: bool = False,
+    ) -> Findings:
         """`search` for async callers, in a worker thread."""
-        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at))
-
-    async def arecall(
-        self,
-        query: str,
-        tokens: int = 1000,
-        *,
-        where: str | Iterable[str] = "all",
-        user: str | None = None,
-        at: float | None = None,
-        limit: int | None = None,
-    ) -> Recollection:
-        """`recall` for async callers, in a worker thread."""
-        return await aside(partial(self.recall, query, tokens, where=where, user=user, at=at, limit=limit))
+        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at, abstain=abstain))
 
     def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
         kinds = kinds_of(where)

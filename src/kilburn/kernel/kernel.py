@@ -483,7 +483,7 @@ class Kernel:
         """Let pages move again, inside the current batch."""
         self._set(Act.UNPIN, pages)
 
-    def remember(self, pages: Sequence[int], importance: float) -> None:
+    def rate(self, pages: Sequence[int], importance: float) -> None:
         """Set the importance of pages, from 0 to 1, inside the current batch."""
         self._set(Act.REMEMBER, pages, mark=importance)
 

@@ -621,11 +621,11 @@ class Process:
         after the other."""
         self._advise(address, self.kernel.unpin, eases=True)
 
-    def remember(self, address: str, importance: float = 1.0) -> None:
+    def rate(self, address: str, importance: float = 1.0) -> None:
         """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
-        self._advise(address, lambda pages: self.kernel.remember(pages, importance), eases=True)
+        self._advise(address, lambda pages: self.kernel.rate(pages, importance), eases=True)
 
     def _advise(self, address: str, advise: Callable[[list[int]], None], *, eases: bool = False) -> None:
         """Change what is known of pages' worth, and let the policy use the occasion."""
