@@ -193,7 +193,7 @@ def test_memory_tools_are_tools() -> None:
     one = agent([calls(("note", {"note": "x"}), ("recall", {"address": "p1"})), "done"], [], rights=rights)
     one.run("go")
     first, second = answers(one.process)
-    assert "may not call remember" in first
+    assert "may not call note" in first
     assert "go" in second
 
 
