@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 
 import kilburn
-from kilburn.memory.learning import Learned, learn
+from kilburn.memory.learning import Learned
 from kilburn.testing import Scripted
 
 
@@ -38,13 +38,13 @@ def main() -> None:
     with kilburn.open(":memory:", window=1_000, tokenizer="chars/4") as store:
         talk = store.process("monday", user="ana")
         talk.append({"role": "user", "content": "Ana lives in Porto."}, {"role": "assistant", "content": "Noted."})
-        print("first call:", told(learn(store, talk, policy, Scripted(['{"facts": [{"te', ""]))))
-        print("second call:", told(learn(store, talk, policy, Scripted([fact("Ana lives in Porto", "Porto")]))))
+        memory = store.memory("ana")
+        print("first call:", told(memory.learn(talk, policy, Scripted(['{"facts": [{"te', ""]))))
+        print("second call:", told(memory.learn(talk, policy, Scripted([fact("Ana lives in Porto", "Porto")]))))
 
         talk.append({"role": "user", "content": "Ana lives in Braga now."}, {"role": "assistant", "content": "Noted."})
-        print("third call:", told(learn(store, talk, policy, Scripted([fact("Ana lives in Braga", "Braga")]))))
+        print("third call:", told(memory.learn(talk, policy, Scripted([fact("Ana lives in Braga", "Braga")]))))
 
-        memory = store.memory("ana")
         now = [page.id for page, _ in memory.pages()]
         print("what is known:", *map(memory.text, now))
         print("what was known:", *[memory.text(page.id) for page, _ in memory.pages(history=True) if page.id not in now])

@@ -119,7 +119,7 @@ def main(tokens: int) -> None:
 
             memory = store.memory()
             memory.apply(Add(text=f"{most} had the most storms.", cites=((captain.number, captain.window.last),)))
-            print("remembered:", store.recall("which harbour had the most storms", where="facts")[0].text)
+            print("remembered:", store.search("which harbour had the most storms", where="facts", abstain=True)[0].text)
             print("made from: captain", address)
 
 

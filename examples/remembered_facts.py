@@ -19,7 +19,6 @@ import time
 
 import kilburn
 from kilburn import Process
-from kilburn.memory.learning import learn
 
 
 def hear(talk: Process, said: str) -> None:
@@ -31,10 +30,10 @@ def main() -> None:
         memory = store.memory("ana")
         monday, friday = (store.process(name, user="ana") for name in ("monday", "friday"))
         hear(monday, "I live in Porto.")
-        print("learned:", *[memory.recall(address) for address in learn(store, monday).stored])
+        print("learned:", *[memory.recall(address) for address in memory.learn(monday).stored])
         between = time.time()
         hear(friday, "I now live in Braga.")
-        print("learned:", *[memory.recall(address) for address in learn(store, friday).stored])
+        print("learned:", *[memory.recall(address) for address in memory.learn(friday).stored])
 
         ((before, _),) = memory.pages(at=between)
         print("what was true in between:", memory.text(before.id))

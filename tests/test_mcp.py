@@ -27,7 +27,7 @@ import kilburn
 from cli.terminal import kilburn as shell
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.mcp import app, server
-from kilburn.memory.retention import Quota, remember
+from kilburn.memory.retention import Quota
 from kilburn.message import Trust
 
 TOKEN = "a-token-that-only-this-test-knows"
@@ -47,10 +47,10 @@ def db(tmp_path: Path) -> Path:
         call = {"id": "c1", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
         talk.append({"role": "assistant", "content": None, "tool_calls": [call]})
         talk.append({"role": "tool", "tool_call_id": "c1", "content": PLANTED})
-        remember(store, "Ana's flight to Lisbon is on 12 May.", "ana")
-        remember(store, "The harbour office closes at five.")
+        store.memory("ana").remember("Ana's flight to Lisbon is on 12 May.")
+        store.memory().remember("The harbour office closes at five.")
         store.process(f"{CANARY} talk", user="bob").append({"role": "user", "content": f"The harbour code is {CANARY}."})
-        remember(store, f"Bob's harbour code is {CANARY}.", "bob")
+        store.memory("bob").remember(f"Bob's harbour code is {CANARY}.")
         store.document(f"{CANARY} paper", user="bob").add(f"Harbour, locker, Lisbon, flight: {CANARY}.")
     return path
 
@@ -154,7 +154,7 @@ async def test_tools_say_what_the_command_line_says(db: Path, store: Hierarchy) 
         assert found["hits"][0].keys() == said["hits"][0].keys()
 
         page, said = (
-            await call(client, "read", session="monday", address="p1-p3"),
+            await call(client, "recall", session="monday", address="p1-p3"),
             shell("recall", "monday", "p1-p3", *ana[2:]).json,
         )
         assert page["text"] == said["text"]
@@ -168,11 +168,11 @@ async def test_tools_say_what_the_command_line_says(db: Path, store: Hierarchy) 
 
 async def test_recall_abstains_and_says_how_sure_it_is(store: Hierarchy) -> None:
     async with Client(server(store, "ana")) as client:
-        found = await call(client, "recall", query="Ana's flight to Lisbon on 12 May", where=["facts"])
+        found = await call(client, "search", abstain=True, query="Ana's flight to Lisbon on 12 May", where=["facts"])
         assert [hit["text"] for hit in found["hits"]] == ["Ana's flight to Lisbon is on 12 May."]
         assert 0 < found["confidence"] <= 1
-        assert (await call(client, "recall", query="xylophone"))["hits"] == []
-        assert (await call(client, "recall", query="Lisbon flight", at="2001-01-01"))["hits"] == []
+        assert (await call(client, "search", abstain=True, query="xylophone"))["hits"] == []
+        assert (await call(client, "search", abstain=True, query="Lisbon flight", at="2001-01-01"))["hits"] == []
 
 
 async def test_a_long_page_is_read_in_parts(store: Hierarchy) -> None:
@@ -182,7 +182,7 @@ async def test_a_long_page_is_read_in_parts(store: Hierarchy) -> None:
         parts: list[str] = []
         at, whole = 0, 1
         while at < whole:
-            page = await call(client, "read", session="long", address="p1", offset=at)
+            page = await call(client, "recall", session="long", address="p1", offset=at)
             whole, at = page["characters"], at + len(page["text"])
             parts.append(page["text"])
         assert "".join(parts) == text
@@ -194,14 +194,14 @@ async def test_nothing_of_another_user_can_be_reached(store: Hierarchy) -> None:
     async with Client(server(store, "ana")) as client:
         listed = await client.list_resources()
         said = [listed.model_dump_json(), *[await text_of(client, resource.uri) for resource in listed.resources]]
-        for tool in ("search", "recall"):
+        for abstain in (False, True):
             for query in ("harbour", "Lisbon flight locker", "zebra of bob", "Bob's harbour code"):
-                said.append(json.dumps(await call(client, tool, query=query)))
+                said.append(json.dumps(await call(client, "search", query=query, abstain=abstain)))
         assert "My locker" in "".join(said)
         assert CANARY not in "".join(said)
 
         for name in theirs:
-            for tool in ("read", "forget", "show", "history"):
+            for tool in ("recall", "forget", "show", "history"):
                 refused = await call(client, tool, session=name, address="p1")
                 unknown = await call(client, tool, session=none, address="p1")
                 assert json.dumps(refused).replace(name, none) == json.dumps(unknown), "whether it is there is not told"
@@ -210,7 +210,7 @@ async def test_nothing_of_another_user_can_be_reached(store: Hierarchy) -> None:
                 await client.read_resource(f"kilburn://session/{quote(name, safe='')}")
         with pytest.raises(MCPError, match="here: list the resources"):
             await client.read_resource("kilburn://memory/bob")
-        for tool in ("search", "list", "remember", "read"):
+        for tool in ("search", "list", "remember", "recall"):
             for of in ("user", "tenant", "db"):
                 assert (await call(client, tool, **{of: "bob"}))["error"] == "InvalidArguments"
 
@@ -242,15 +242,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("search", {"query": "x", "tokens": True}),
     ("search", {"query": "x", "where": ["everywhere"]}),
     ("search", {"query": "x", "where": "facts"}),
-    ("recall", {"query": ["x"]}),
-    ("recall", {"query": "x", "at": "0000-00-00"}),
-    ("read", {"session": "monday", "address": "p0"}),
-    ("read", {"session": "monday", "address": "p99999999999999999999999999999999"}),
-    ("read", {"session": "monday", "address": "p1-p99999999"}),
-    ("read", {"session": "monday", "address": "p1; DROP TABLE pages"}),
-    ("read", {"session": "monday' OR '1'='1", "address": "p1"}),
-    ("read", {"session": "monday\0", "address": "p1"}),
-    ("read", {"session": "monday", "address": "p1", "offset": -1}),
+    ("search", {"query": ["x"]}),
+    ("search", {"query": "x", "abstain": True, "at": "0000-00-00"}),
+    ("recall", {"session": "monday", "address": "p0"}),
+    ("recall", {"session": "monday", "address": "p99999999999999999999999999999999"}),
+    ("recall", {"session": "monday", "address": "p1-p99999999"}),
+    ("recall", {"session": "monday", "address": "p1; DROP TABLE pages"}),
+    ("recall", {"session": "monday' OR '1'='1", "address": "p1"}),
+    ("recall", {"session": "monday\0", "address": "p1"}),
+    ("recall", {"session": "monday", "address": "p1", "offset": -1}),
     ("list", {"after": "x"}),
     ("list", {"session": "monday"}),
     ("show", {"address": "f1"}),
@@ -259,7 +259,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("forget", {"address": "p1", "ticket": "0" * 16}),
     ("forget", {"session": "@memory", "address": "p1"}),
     ("search", {"query": "cat", "limit": "\ud800"}),
-    ("recall", {"query": "\ud800"}),
+    ("search", {"query": "\ud800", "abstain": True}),
 ]
 
 
@@ -326,9 +326,9 @@ INJECTIONS = [
 async def test_text_is_data_on_its_way_in_and_out(store: Hierarchy, text: str) -> None:
     async with Client(server(store, "ana", in_force=True)) as client:
         row = await call(client, "remember", text=text)
-        page = await call(client, "read", session="@memory/ana", address=row["address"])
+        page = await call(client, "recall", session="@memory/ana", address=row["address"])
         assert page["text"] == text
-        result = await client.call_tool("read", {"session": "@memory/ana", "address": row["address"]})
+        result = await client.call_tool("recall", {"session": "@memory/ana", "address": row["address"]})
         assert "\x1b" not in result.content[0].text  # type: ignore[union-attr]
         shown = await text_of(client, "kilburn://memory/ana")
         heads = [line for line in shown.splitlines() if line.startswith(shown[:6])]
@@ -371,15 +371,15 @@ async def test_pages_of_a_branch_are_read_and_forgotten_by_their_address(store: 
     branch = process.fork("In the quetzal's nest.")
     address = f"b1/p{branch.window.last}"
     async with Client(server(store, "ana")) as client:
-        assert (await call(client, "read", session="looking", address=address))["text"] == "In the quetzal's nest."
+        assert (await call(client, "recall", session="looking", address=address))["text"] == "In the quetzal's nest."
         dry = await call(client, "forget", session="looking", address=address)
         assert dry["forgotten"] == [f"looking/b1 {address[3:]}"]
         await call(client, "forget", session="looking", address=address, ticket=dry["ticket"])
-        assert (await call(client, "read", session="looking", address=address))["error"] == "Forgotten"
+        assert (await call(client, "recall", session="looking", address=address))["error"] == "Forgotten"
         for nothing in ("b2/p1", "b1/p99", "b1/b1/p1", "x/p1"):
             assert (await call(client, "forget", session="looking", address=nothing))["error"] == "UnknownAddress"
     async with Client(server(store, "bob")) as client:
-        assert (await call(client, "read", session="looking", address=address))["error"] == "SpecError"
+        assert (await call(client, "recall", session="looking", address=address))["error"] == "SpecError"
 
 
 async def test_forget_leaves_what_others_made_alone(store: Hierarchy) -> None:
@@ -389,7 +389,7 @@ async def test_forget_leaves_what_others_made_alone(store: Hierarchy) -> None:
         said = await call(client, "forget", session="monday", address="p1")
         assert said["error"] == "SpecError"
         assert "bob" not in json.dumps(said)
-        assert (await call(client, "read", session="monday", address="p1"))["text"].startswith("My locker")
+        assert (await call(client, "recall", session="monday", address="p1"))["text"].startswith("My locker")
 
 
 async def test_the_hints_say_what_is_destructive(store: Hierarchy) -> None:
@@ -557,7 +557,7 @@ async def test_two_clients_at_once_over_http(db: Path) -> None:
             assert all(row["hits"] for row in rows[20:])
             assert await text_of(one, "kilburn://memory/ana") == await text_of(other, "kilburn://memory/ana")
             assert (await call(one, "forget", address="p1"))["dry"]
-            assert (await call(other, "read", session="@memory/bob", address="p1"))["error"] == "SpecError"
+            assert (await call(other, "recall", session="@memory/bob", address="p1"))["error"] == "SpecError"
     assert shell("fsck", "--db", db).status == 0
 
 
@@ -605,7 +605,7 @@ async def test_clients_of_both_generations_are_served(db: Path, mode: str) -> No
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False) as http:
             for transport in (stdio_client(known, sys.__stderr__), streamable_http_client(url, http_client=http)):
                 async with Client(transport, mode=mode) as client:
-                    assert len((await client.list_tools()).tools) == 8
+                    assert len((await client.list_tools()).tools) == 7
                     assert (await call(client, "search", query="Lisbon"))["hits"][0]["session"] == "@memory/ana"
                     assert (await call(client, "search", query=""))["error"] == "InvalidArguments"
                     assert "Lisbon" in await text_of(client, "kilburn://memory/ana")
@@ -626,7 +626,7 @@ async def test_a_call_that_is_given_up_leaves_a_whole_fact_or_none(db: Path) -> 
         for row in rows:
             (card,) = (await call(client, "show", address=row["address"]))["memories"]
             (cite,) = card["cites"]
-            assert (await call(client, "read", session=cite["session"], address=cite["address"]))["text"] == row["text"]
+            assert (await call(client, "recall", session=cite["session"], address=cite["address"]))["text"] == row["text"]
     assert shell("fsck", "--db", db).status == 0
 
 

@@ -113,7 +113,7 @@ class View:
         open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
             user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.
-        importance: what `remember` set, 0 to 1, by page id.
+        importance: what `rate` set, 0 to 1, by page id.
         uses: how pages were used, by page id: of those in the window and in folds, and of those that were ever recalled. A page
             never recalled has its admission, or when it was folded.
         page: the page of an id, on any level.

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import kilburn
-from kilburn.memory.retention import remember
 from kilburn.testing import check_laws
 from kilburn.testing.upstream import Break, Refusal, Upstream, calling, serving
 
@@ -257,8 +256,8 @@ def test_a_program_that_starts_again_goes_on(kind: Any, tmp_path: Any) -> None:
 @both
 def test_long_term_memory_is_marked(kind: Any, store: kilburn.Hierarchy) -> None:
     for number in range(60):
-        remember(store, f"Shelf {number} holds {('screws', 'paint', 'rope')[number % 3]} in box {7 * number}.", user="ana")
-    remember(store, "Ana drinks her tea without sugar.", user="ana")
+        store.memory("ana").remember(f"Shelf {number} holds {('screws', 'paint', 'rope')[number % 3]} in box {7 * number}.")
+    store.memory("ana").remember("Ana drinks her tea without sugar.")
     upstream, process = Upstream(), store.process("s")
     history = [user("How does Ana drink her tea?")]
     with serving(upstream) as url, kind(url, process, recollections=Recollections(store, 200, "ana")) as client:

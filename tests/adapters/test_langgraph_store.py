@@ -22,7 +22,6 @@ from langgraph.store.memory import InMemoryStore
 
 from kilburn.adapters.history import Recollections
 from kilburn.adapters.langgraph_store import KilburnStore
-from kilburn.memory.retention import remember
 
 ANA, RUI = ("memories", "ana"), ("memories", "rui")
 
@@ -111,7 +110,7 @@ def test_a_search_ranks_and_fills_up(store: kilburn.Hierarchy) -> None:
     kept.put(ANA, "tea", {"text": "She drinks her tea without sugar."})
     kept.put(ANA, "secret", {"text": "Tea and sugar, but not for searches."}, index=False)
     kept.put(RUI, "tea", {"text": "Rui drinks his tea with much sugar."})
-    remember(store, "A fact about sugar in tea that is no item.", user="memories.ana")
+    store.memory("memories.ana").remember("A fact about sugar in tea that is no item.")
     found = kept.search(ANA, query="sugar in the tea", limit=3)
     assert [item.key for item in found] == ["tea", "shelf0", "shelf1"]
     assert found[0].score is not None
@@ -130,9 +129,9 @@ def test_items_are_pages_of_the_memory(store: kilburn.Hierarchy, clock: FakeCloc
     kept.put(("ana",), "home", {"town": "Porto, near the river"})
     then = clock()
     kept.put(("ana",), "home", {"town": "Braga, near the river"})
-    (now,) = store.recall("Which town near the river?", user="ana")
+    (now,) = store.search("Which town near the river?", user="ana", abstain=True)
     assert "Braga" in now.text
-    (before,) = store.recall("Which town near the river?", user="ana", at=then)
+    (before,) = store.search("Which town near the river?", user="ana", at=then, abstain=True)
     assert "Porto" in before.text
     message = Recollections(store, user="ana").about("Which town near the river?")
     assert message is not None

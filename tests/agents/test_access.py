@@ -190,10 +190,10 @@ def test_a_denied_call_is_an_error_that_the_model_reads_and_the_ledger_keeps() -
 
 def test_memory_tools_are_tools() -> None:
     rights = Rights(privileges=(Privilege(tools=("recall",)),))
-    one = agent([calls(("remember", {"note": "x"}), ("recall", {"address": "p1"})), "done"], [], rights=rights)
+    one = agent([calls(("note", {"note": "x"}), ("recall", {"address": "p1"})), "done"], [], rights=rights)
     one.run("go")
     first, second = answers(one.process)
-    assert "may not call remember" in first
+    assert "may not call note" in first
     assert "go" in second
 
 
@@ -516,7 +516,7 @@ def test_what_we_say_of_a_call_is_no_untrusted_read() -> None:
         calls(("nosuch", {})),
         calls(("search_memory", {"query": "zebra"})),
         calls(("recall", {"address": "p1"})),
-        calls(("remember", {"note": "x"}), ("pin", {"address": "p1"})),
+        calls(("note", {"note": "x"}), ("pin", {"address": "p1"})),
         calls(("tell", {"text": "x"})),
     ]
     sent, one = after(wrong, "deny")

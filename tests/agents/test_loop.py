@@ -66,7 +66,7 @@ def test_events_come_in_order() -> None:
     assert contents(process)[3] == ("tool", "8")
     for request in model.requests:
         validate_chat(request.messages)
-        assert {tool.name for tool in request.tools} == {"double", "recall", "search_memory", "pin", "remember"}
+        assert {tool.name for tool in request.tools} == {"double", "recall", "search_memory", "pin", "note"}
     check_laws(process)
 
 
@@ -142,7 +142,7 @@ def test_failures_of_tools_are_told_to_the_model() -> None:
 def test_memory_tools_work_in_the_loop() -> None:
     model = Scripted(
         [
-            calls(("m1", "remember", {"note": "the port is 8471"})),
+            calls(("m1", "note", {"note": "the port is 8471"})),
             calls(
                 ("m2", "search_memory", {"query": "which port"}),
                 ("m3", "recall", {"address": "p1"}),

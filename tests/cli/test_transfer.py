@@ -80,7 +80,7 @@ def test_pins_marks_trust_times_and_sources_come_back(tmp_path: Path) -> None:
         process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="you said: Logged."),), sources=(3,)))
         process.pin("p4")
         process.unpin("p1")
-        process.remember("p3", 0.25)
+        process.rate("p3", 0.25)
         store.process("b").append({"role": "user", "content": "second"})
         before = [(page, state.pinned, state.importance) for page, state in process.pages()]
         messages = process.messages()

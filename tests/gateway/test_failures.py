@@ -568,11 +568,10 @@ def test_a_model_of_this_process_may_fail_in_any_way(gateway: Any, form: str) ->
 
 @pytest.mark.parametrize("form", FORMS)
 def test_memory_is_put_beside_the_question_in_every_form(gateway: Any, form: str) -> None:
-    from kilburn.memory.retention import remember
 
     setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, form="messages" if form == "messages" else "chat")
     with setup.store() as store:
-        remember(store, "The locker of the user is number 12.")
+        store.memory().remember("The locker of the user is number 12.")
     question = "What is the number of my locker?"
     texts: list[Any] = [[{"role": "user", "content": question}]]
     if form == "responses":

@@ -18,7 +18,6 @@ from kilburn.errors import ModelError
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.memories import Learners
 from kilburn.memory.documents import ingest
-from kilburn.memory.retention import remember
 from kilburn.message import Kind, Trust
 from kilburn.page import Place
 from kilburn.testing.upstream import Refusal, Upstream, calling
@@ -71,7 +70,7 @@ def test_it_is_off_by_default(gateway: Any) -> None:
     setup = gateway(upstream=Upstream(otherwise="Noted."))
     setup.chat([user(SAID)])
     with setup.store() as store:
-        remember(store, "The locker of the user is number 12.")
+        store.memory().remember("The locker of the user is number 12.")
     setup.chat([user(ASKED)])
     assert setup.upstream.sent[-1].body["messages"] == [user(ASKED)]
     time.sleep(0.2)
@@ -100,7 +99,7 @@ def test_anthropics_client_gets_it_behind_its_own_words(gateway: Any) -> None:
 def test_all_that_comes_before_keeps_its_bytes(gateway: Any) -> None:
     setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
     with setup.store() as store:
-        remember(store, "The locker of the user is number 12.")
+        store.memory().remember("The locker of the user is number 12.")
     lead = [{"role": "system", "content": "Ünique."}, user("Hi"), {"role": "assistant", "content": "Noted."}]
     raw = json.dumps({"model": "m", "messages": [*lead, user(ASKED)], "x": 1.50})
     answer = setup.openai._client.post("chat/completions", content=raw, headers={"content-type": "application/json"})
@@ -115,7 +114,7 @@ def test_all_that_comes_before_keeps_its_bytes(gateway: Any) -> None:
 def test_with_a_small_window_it_stays_beside_the_question(gateway: Any) -> None:
     setup = gateway(upstream=Upstream(otherwise="Fine."), window=2000, memory=200)
     with setup.store() as store:
-        remember(store, "The locker of the user is number 12.")
+        store.memory().remember("The locker of the user is number 12.")
     talk = []
     for turn in range(30):
         talk += [user(f"Question {turn}. " + "The river carries sand. " * 20), {"role": "assistant", "content": "Fine."}]
@@ -130,7 +129,7 @@ def test_with_a_small_window_it_stays_beside_the_question(gateway: Any) -> None:
 def test_it_stays_beside_the_question_while_tools_run(gateway: Any) -> None:
     setup = gateway(calling(("read", {"path": "x"}, "a")), "It is 12.", memory=300)
     with setup.store() as store:
-        remember(store, "The locker of the user is number 12.")
+        store.memory().remember("The locker of the user is number 12.")
     tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
     reply, _ = setup.chat([user(ASKED)], tools=tools)
     call = reply.choices[0].message.model_dump(exclude_none=True)
@@ -180,7 +179,7 @@ def test_the_budget_holds_for_all_that_is_added(gateway: Any, tokens: int) -> No
     setup = gateway(upstream=Upstream(otherwise="Noted."), memory=tokens)
     with setup.store() as store:
         for place in range(12):
-            remember(store, f"The locker of the user in building {place} is number {place + 12}.")
+            store.memory().remember(f"The locker of the user in building {place} is number {place + 12}.")
     setup.chat([user(ASKED)])
     added = said(setup).removeprefix(ASKED)
     assert len(added) / 4 <= tokens + 1
@@ -190,7 +189,7 @@ def test_the_budget_holds_for_all_that_is_added(gateway: Any, tokens: int) -> No
 def test_nothing_is_added_where_nothing_fits_the_question(gateway: Any) -> None:
     setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
     with setup.store() as store:
-        remember(store, "The locker of the user is number 12.")
+        store.memory().remember("The locker of the user is number 12.")
     setup.chat([user("Translate 'good morning' into Finnish.")])
     assert setup.upstream.sent[-1].body["messages"] == [user("Translate 'good morning' into Finnish.")]
 
@@ -277,8 +276,8 @@ def test_what_is_known_is_found_by_meaning_and_no_request_embeds_it(gateway: Any
     topics = Topics()
     setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, embedder=topics)
     with setup.store() as store:
-        remember(store, "Ana parked the automobile beside the lighthouse.")
-        remember(store, "Ana has tulips.")
+        store.memory().remember("Ana parked the automobile beside the lighthouse.")
+        store.memory().remember("Ana has tulips.")
     asked = "Where was my car left?"
     by_words = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
     by_words.chat([user(asked)])

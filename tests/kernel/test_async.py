@@ -37,8 +37,8 @@ async def test_a_session_is_read_as_it_is_written(tmp_path: Path) -> None:
         memory.add("Ana likes tea.")
         assert await memory.arecall("p1") == "Ana likes tea."
         assert [hit.text for hit in await store.asearch("tea", where="facts", user="ana")] == ["Ana likes tea."]
-        found = await store.arecall("pump 11", tokens=200, where="sessions")
-        again = store.recall("pump 11", tokens=200, where="sessions")
+        found = await store.asearch("pump 11", tokens=200, where="sessions", abstain=True)
+        again = store.search("pump 11", tokens=200, where="sessions", abstain=True)
         assert [hit.text for hit in found] == [hit.text for hit in again]
         with pytest.raises(UnknownAddress):
             await process.arecall("p99")

@@ -38,7 +38,6 @@ from kilburn.kernel import memory_tools
 from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.memory.learning import learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Evict
@@ -614,7 +613,7 @@ def test_a_fact_that_is_learned_in_a_branch_cites_what_was_said_before_it(opener
     parent.append(user("I am Ana."), assistant("Hello."))
     branch = parent.fork("Where do I live?")
     branch.append(assistant("You did not say."))
-    assert learn(store, branch, Names()).stored == ("f1",)
+    assert store.memory("ana").learn(branch, Names()).stored == ("f1",)
     parent.forget("p1")
     with pytest.raises(Forgotten):
         store.memory("ana").recall("f1")

@@ -50,7 +50,7 @@ def test_every_derived_place_is_reached(tmp_path: Path) -> None:
     assert CANARY in process.recall("p7")
     assert store.search(CANARY)
     process.pin("p7")
-    process.remember("p2")
+    process.rate("p2")
     process.render()
     gone = process.forget("p2", why="a person asked")
     assert {"p2", fold, "p7"} <= set(gone)

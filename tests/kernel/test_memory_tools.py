@@ -199,21 +199,21 @@ def test_pin_and_unpin() -> None:
     assert "the constraint" not in json.dumps(process.render())
 
 
-def test_remember_a_note_or_pages() -> None:
+def test_keep_a_note_or_pages() -> None:
     process = opened(4000)
-    result = asked(process, "remember", note="the build needs GCC 13", importance=0.9)
+    result = asked(process, "note", note="the build needs GCC 13", importance=0.9)
     assert "p2" in process.recall(result)
     assert process.window.importance == {2: 0.9}
     assert [hit.address for hit in process.search("GCC 13")] == ["p2"]
-    asked(process, "remember", address="p1")
+    asked(process, "note", address="p1")
     assert process.window.importance[1] == 1.0
-    said = memory_tools.call(process, "remember", '{"note": "outside of any call"}')
+    said = memory_tools.call(process, "note", '{"note": "outside of any call"}')
     assert process.recall(said.text.split()[-1]) == "outside of any call"
-    assert memory_tools.call(process, "remember", '{"address": "p1", "importance": 1.5}').text.startswith("error: ")
+    assert memory_tools.call(process, "note", '{"address": "p1", "importance": 1.5}').text.startswith("error: ")
 
 
 def test_schemas_are_in_both_forms() -> None:
-    names = {"recall", "search_memory", "pin", "remember"}
+    names = {"recall", "search_memory", "pin", "note"}
     assert {spec.name for spec in memory_tools.SPECS} == names == memory_tools.NAMES
     assert all(isinstance(spec, ToolSpec) and spec.description for spec in memory_tools.SPECS)
     assert {tool["function"]["name"] for tool in chat.tools(memory_tools.SPECS)} == names

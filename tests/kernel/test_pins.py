@@ -176,7 +176,7 @@ def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
             assert "unpin p" in caught.value.advice
             assert "window of" in caught.value.advice
         assert (process.pages(), process.use, list(process.window.pins)) == before
-        process.remember("p2", 0.5)
+        process.rate("p2", 0.5)
         assert tokenizer != "chars/4" or process.forget("p7") == ["p7"]
         # One pin after the other.
         process.unpin("p3")
@@ -275,6 +275,6 @@ def test_an_unpinned_system_prompt_stays_as_it_is() -> None:
         process.append({"role": "system", "content": "a rule. " * 300}, user("go on"))
         assert process.window.pins == {1}
         process.unpin("p1")
-        process.remember("p1")
+        process.rate("p1")
         assert not process.window.pins
         assert [page.id for page in process.window.resident()] == [1, 2]

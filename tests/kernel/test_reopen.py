@@ -28,7 +28,7 @@ def filled(path: Path, policy: str = "fifo", form: str = "chat", window: int = 1
         process = store.process("a")
         for message in FORMS[form](7, 20):
             process.append(message)
-        process.remember("p2", 0.5)
+        process.rate("p2", 0.5)
         return json.dumps(process.render()), json.dumps(process.render("messages"))
 
 
@@ -99,7 +99,7 @@ def test_threads_share_one_process(tmp_path: Path) -> None:
                     assert process.render().tokens <= 600
                     process.search(name)
                     if number % 5 == 0:
-                        process.remember(address)
+                        process.rate(address)
             except BaseException as error:
                 failed.append(error)
                 raise
@@ -237,7 +237,7 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
     for verb in (
         lambda: process.append(user("x" * 3000)),
         lambda: process.pin("p2"),
-        lambda: process.remember("p2"),
+        lambda: process.rate("p2"),
         lambda: process.forget("p2"),
         lambda: process.apply(kilburn.move.Evict((20,))),
         lambda: process.apply(kilburn.move.Fold((19, 20), text="short")),

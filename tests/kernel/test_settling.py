@@ -357,7 +357,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy:
         lambda process: process.forget("p1"),
         lambda process: process.pin("p1"),
         lambda process: process.append(user("from within")),
-        lambda process: process.remember("p1"),
+        lambda process: process.rate("p1"),
         lambda process: process.apply(Evict((2,))),
         lambda process: process.recall("p1"),
         lambda process: process.resize(Budget(500)),
@@ -651,7 +651,7 @@ def test_a_policy_is_told_why_it_is_asked() -> None:
         policy.heard.clear()
         process.pin("p2-p3")
         process.unpin("p2")
-        process.remember("p4", 0.5)
+        process.rate("p4", 0.5)
         process.idle()
         process.recall("p1-p3")
         process.search("message")

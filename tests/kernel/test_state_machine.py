@@ -141,7 +141,7 @@ class Laws(RuleBasedStateMachine):
         if self._append({"role": "tool", "tool_call_id": call, "content": text}):
             self.open.remove(call)
 
-    @rule(index=st.integers(0, 50), what=st.sampled_from(["pin", "unpin", "remember"]))
+    @rule(index=st.integers(0, 50), what=st.sampled_from(["pin", "unpin", "rate"]))
     def mark(self, index: int, what: str) -> None:
         last = self.process.window.last
         if last:

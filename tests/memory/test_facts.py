@@ -13,7 +13,7 @@ from kilburn.errors import Unavailable
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.extraction import SYSTEM, agreement
-from kilburn.memory.learning import Learned, learn
+from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Finish, Reply
 from kilburn.testing import FakeClock, Memory, Scripted
@@ -58,7 +58,7 @@ def said(store: Hierarchy, text: str, reply: str = "ok") -> None:
 
 def run(store: Hierarchy, *replies: Any, policy: str = "facts(summary=False)") -> tuple[Learned, Scripted]:
     model = Scripted(replies)
-    learned = learn(store, "a", policy, model)
+    learned = store.memory().learn("a", policy, model)
     assert not model.left
     return learned, model
 
@@ -260,13 +260,13 @@ BAD = [
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
 def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Hierarchy, bad: Any, policy: str) -> None:
     said(store, "I live in Porto")
-    learned = learn(store, "a", policy, Scripted([bad, bad]))
+    learned = store.memory().learn("a", policy, Scripted([bad, bad]))
     assert learned.failed == ("p1-p2",)
     assert learned.stored == ()
     assert texts(store) == []
     (note,) = [event for event in store.memory().events() if event.act is Act.NOTE]
     assert note.data["outcome"] != "done"
-    assert learn(store, "a", policy, Scripted([GOOD])).stored == ("f1",)
+    assert store.memory().learn("a", policy, Scripted([GOOD])).stored == ("f1",)
 
 
 @pytest.mark.parametrize("bad", [GOOD[:-1], "", "no JSON"])
@@ -312,7 +312,7 @@ def test_a_failed_decision_keeps_both(store: Hierarchy) -> None:
 def test_any_text_can_be_learned_from(store: Hierarchy, text: str, policy: str) -> None:
     said(store, text)
     model = Scripted([facts(fact(text[:200])), op("ADD")])
-    learn(store, "a", policy, model)
+    store.memory().learn("a", policy, model)
     for request in model.requests:
         assert len(str(request.messages)) < 50_000
     for found in texts(store):
@@ -328,7 +328,7 @@ def test_a_running_summary_is_kept_and_superseded(store: Hierarchy) -> None:
         if n in (4, 9):
             replies.append(f"They spoke of boats, {n}.")
     model = Scripted(replies)
-    learned = learn(store, "a", "facts", model)
+    learned = store.memory().learn("a", "facts", model)
     assert (learned.failed, model.left) == ((), 0)
     assert texts(store) == ["Summary of session a: They spoke of boats, 9."]
     assert "They spoke of boats, 4." in asked(model, 6)
@@ -343,7 +343,7 @@ def test_a_summary_that_fails_loses_no_fact(store: Hierarchy) -> None:
     for like in likes:
         said(store, f"I say: he {like}")
     model = Scripted([*(facts(fact(f"user {like}")) for like in likes), ""])
-    learned = learn(store, "a", "facts", model)
+    learned = store.memory().learn("a", "facts", model)
     assert len(learned.stored) == 5
     assert learned.failed == ()
 
@@ -376,7 +376,7 @@ def test_five_facts_in_three_wordings() -> None:
             for wording in wordings:
                 said(store, ". ".join(wording))
                 replies: list[Any] = [facts(*(fact(text) for text in wording)), *[op("ADD")] * 10]
-                learn(store, "a", policy, Scripted(replies))
+                store.memory().learn("a", policy, Scripted(replies))
             # The model always says ADD; so this is what the guards alone do. 15 statements, 5 facts.
             assert len(texts(store)) <= 7, texts(store)
 

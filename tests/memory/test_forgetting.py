@@ -106,7 +106,7 @@ def told(store: Hierarchy) -> str:
     found += store.store.unembedded(EMBEDDER, 1000)
     words = ("canarytext", "canaryfact", "canaryshared", "canarychunk", "canarytold", "canaryfromtool", "Porto")
     for word in words:
-        recalled = store.recall(word, 10_000)
+        recalled = store.search(word, 10_000, abstain=True)
         hits = [*recalled, *recalled.withheld, *store.search(word, 10_000), *store.search(word, 10_000, at=store.clock() - 0.01)]
         found += [(hit.session, hit.address, hit.text, hit.claim, hit.speaker) for hit in hits]
         found += store.store.search(word)

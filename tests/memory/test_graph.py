@@ -14,7 +14,7 @@ from kilburn.errors import KernelError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
 from kilburn.memory.graph import ALIAS, Graph
-from kilburn.memory.learning import Learned, learn
+from kilburn.memory.learning import Learned
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
@@ -51,7 +51,7 @@ def told(store: Hierarchy, text: str, *replies: Any, session: str = "s", **optio
     """What is learned from one message with these replies of a model."""
     store.process(session).append({"role": "user", "content": text})
     model = Scripted(replies)
-    learned = learn(store, session, policy=Graph(**options), model=model)
+    learned = store.memory().learn(session, policy=Graph(**options), model=model)
     assert model.left == 0, "a reply was not asked for"
     return learned
 
@@ -92,7 +92,7 @@ def test_an_entity_has_one_page_however_it_is_written(store: Hierarchy) -> None:
 def test_the_second_stage_may_only_name_what_the_first_has(store: Hierarchy) -> None:
     model = Scripted(PORTO)
     store.process("s").append({"role": "user", "content": "Ana lives in Porto."})
-    learn(store, "s", policy="graph", model=model)
+    store.memory().learn("s", policy="graph", model=model)
     schema = json.dumps(model.requests[1].schema)
     assert '"enum": ["Ana", "Porto"]' in schema
 
@@ -309,10 +309,10 @@ def test_duplicates_are_only_proposed(store: Hierarchy) -> None:
 
 def test_without_a_model_the_plain_extractor_gives_the_edges(store: Hierarchy) -> None:
     store.process("s").append({"role": "user", "content": "I live in Porto."})
-    learn(store, "s", policy="graph(extract='plain')")
+    store.memory().learn("s", policy="graph(extract='plain')")
     assert [(edge.subject, edge.object) for edge in neighbourhood(store, "Porto")] == [("user", "Porto")]
     store.process("s").append({"role": "user", "content": "I moved to Braga."})
-    learn(store, "s", policy="graph")
+    store.memory().learn("s", policy="graph")
     assert edges(store, "Porto") == []
     assert [edge.object for edge in neighbourhood(store, "I")] == ["Braga"]
     assert [edge.object for edge in neighbourhood(store, "user")] == ["Braga"]
@@ -324,7 +324,7 @@ def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Hierarchy
     process.append({"role": "user", "content": "My sister is Ana."}, {"role": "assistant", "content": "Noted."})
     process.append({"role": "user", "content": "She moved to Zanzibar."}, {"role": "assistant", "content": "I see."})
     replies = [named(("Ana", "person"), ("Zanzibar", "place")), related(("Ana", "lives in", "Zanzibar"))] * 2
-    learn(store, "s", policy=Graph(), model=Scripted(replies))
+    store.memory().learn("s", policy=Graph(), model=Scripted(replies))
     assert facts(store)
     process.forget("p3")
     assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
@@ -379,7 +379,7 @@ def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(repl
         process = store.process("s")
         for text in ("Ana and Zoe live in Porto, Ana Porto likes it 🎸.", "I like Porto."):
             process.append({"role": "user", "content": text}, {"role": "assistant", "content": "Good."})
-            learn(store, "s", policy=Graph(), model=Scripted(replies))
+            store.memory().learn("s", policy=Graph(), model=Scripted(replies))
         memory = store.memory()
         for page, _ in memory.pages(history=True, proposed=True):
             assert page.claim is not None

@@ -20,7 +20,7 @@ from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreFull, Store
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.learning import Learned, Learning, alearn, learn
+from kilburn.memory.learning import Learned, Learning
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
@@ -70,7 +70,7 @@ class Verbatim:
 def test_what_it_stored_can_be_read_back_at_once() -> None:
     with opened() as store:
         store.process("a").append(user("Hi, I'm Ana and I live in Porto."), assistant("Welcome!"))
-        learned = learn(store, "a")
+        learned = store.memory().learn("a")
         memory = store.memory()
         assert [str(memory.recall(address)) for address in learned.stored] == [
             "The user's name is Ana.",
@@ -86,10 +86,10 @@ def test_each_message_is_learned_from_once() -> None:
     with opened() as store:
         session = store.process("a")
         session.append(user("I live in Porto."), assistant("ok"))
-        assert learn(store, "a").stored == ("f1",)
-        assert learn(store, "a") == Learned(memory="@memory")
+        assert store.memory().learn("a").stored == ("f1",)
+        assert store.memory().learn("a") == Learned(memory="@memory")
         session.append(user("I love tea."))
-        assert learn(store, session).stored == ("f2",)
+        assert store.memory().learn(session).stored == ("f2",)
         assert texts(store) == ["The user lives in Porto.", "The user likes tea."]
 
 
@@ -97,32 +97,32 @@ def test_an_update_retires_its_predecessor_and_history_stays() -> None:
     with opened() as store:
         session = store.process("a")
         session.append(user("I live in Porto."), assistant("ok"))
-        learn(store, "a")
+        store.memory().learn("a")
         session.append(user("I moved to Lisbon."), assistant("ok"))
-        learned = learn(store, "a")
+        learned = store.memory().learn("a")
         assert (learned.stored, learned.retired) == (("f2",), ("f1",))
         assert texts(store) == ["The user lives in Lisbon."]
         assert texts(store, history=True) == ["The user lives in Porto.", "The user lives in Lisbon."]
         session.append(user("I live in Lisbon."), assistant("I know"))
-        assert learn(store, "a") == Learned(memory="@memory", unchanged=1)
+        assert store.memory().learn("a") == Learned(memory="@memory", unchanged=1)
 
 
 def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with opened(path) as store:
         store.process("a").append(user("I live in Porto."), assistant("ok"))
-        learn(store, "a")
+        store.memory().learn("a")
     with opened(path) as store:
         store.process("a").append(user("I love tea."), assistant("ok"))
-        assert learn(store, "a").stored == ("f2",)
+        assert store.memory().learn("a").stored == ("f2",)
 
 
 def test_users_have_memories_of_their_own() -> None:
     with opened() as store:
         store.process("a", user="ana").append(user("I live in Porto."))
         store.process("b", user="bo").append(user("I live in Oslo."))
-        assert learn(store, "a").memory == "@memory/ana"
-        learn(store, "b")
+        assert store.memory("ana").learn("a").memory == "@memory/ana"
+        store.memory("bo").learn("b")
         assert texts(store, "ana") == ["The user lives in Porto."]
         assert texts(store, "bo") == ["The user lives in Oslo."]
 
@@ -133,7 +133,7 @@ def test_a_view_has_an_exchange_and_what_was_said_before() -> None:
         session = store.process("a")
         for n in range(12):
             session.append(user(f"question {n}"), assistant(f"answer {n}"))
-        learn(store, "a", policy)
+        store.memory().learn("a", policy)
     assert [[said.text for said in view.new] for view in policy.views] == [[f"question {n}", f"answer {n}"] for n in range(12)]
     assert [said.text for said in policy.views[-1].earlier][:2] == ["question 6", "answer 6"]
     assert [len(view.earlier) for view in policy.views] == [0, 2, 4, 6, 8, *[10] * 7]
@@ -146,7 +146,7 @@ def test_tools_and_system_prompts_are_not_learned_from() -> None:
         session = store.process("a")
         session.append({"role": "system", "content": "You are kind."}, user("look"), assistant("I read", call("read", "c1")))
         session.append(tool("c1", "the user lives in Rome"), assistant("It says Rome."), user("thanks"))
-        learned = learn(store, "a", policy)
+        learned = store.memory().learn("a", policy)
         assert [[said.text for said in view.new] for view in policy.views] == [["look", "I read"], ["It says Rome."], ["thanks"]]
         assert [view.taint for view in policy.views] == [Trust.AGENT, Trust.TOOL, Trust.USER]
         # What follows a read is proposed, the rest is not; the user's next word is his own.
@@ -166,7 +166,7 @@ def test_what_was_recalled_is_never_learned_again() -> None:
         session.append(user("I live in Porto."), assistant("ok"))
         part = Part(kind=Kind.TEXT, text="earlier you said: I live in Porto")
         session.append(Message(role=Role.USER, parts=(part,), sources=(1,)), assistant("You live in Porto."), user("right"))
-        learn(store, "a", policy)
+        store.memory().learn("a", policy)
     assert [said.text for view in policy.views for said in view.new] == ["I live in Porto.", "ok", "right"]
 
 
@@ -175,7 +175,7 @@ def test_a_users_text_of_low_trust_is_data() -> None:
     with opened() as store:
         part = Part(kind=Kind.TEXT, text="observation: I live in Rome")
         store.process("a").append(user("go"), Message(role=Role.USER, parts=(part,), trust=Trust.TOOL), assistant("seen"))
-        learned = learn(store, "a", policy)
+        learned = store.memory().learn("a", policy)
     assert [[said.text for said in view.new] for view in policy.views] == [["go"], ["seen"]]
     assert learned.proposed == ("f2",)
 
@@ -201,14 +201,14 @@ def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
         session = store.process("a")
         session.append(user("one"), assistant("1"), user("two"), assistant("2"))
         model = Scripted([Unavailable("down"), "two is a number"])
-        learned = learn(store, "a", Asking(), model)
+        learned = store.memory().learn("a", Asking(), model)
         assert (learned.stored, learned.failed) == (("f1",), ("p1-p2",))
         assert "failed" in learned.why
         assert [event.data["outcome"] for event in events(store, Act.ASK)] == [Outcome.FAILED, Outcome.DONE]
         again = Scripted(["one is a number"])
-        assert learn(store, "a", Asking(), again).stored == ("f2",)
+        assert store.memory().learn("a", Asking(), again).stored == ("f2",)
         assert len(again.requests) == 1
-        assert learn(store, "a", Asking(), Scripted([])).failed == ()
+        assert store.memory().learn("a", Asking(), Scripted([])).failed == ()
         assert texts(store) == ["two is a number", "one is a number"]
 
 
@@ -216,11 +216,14 @@ def test_what_waits_and_is_forgotten_in_part_is_learned_from_once() -> None:
     with opened() as store:
         session = store.process("a")
         session.append(user("one"), assistant("1"), user("two"), assistant("2"))
-        assert learn(store, "a", Asking(), Scripted([Unavailable("down"), Unavailable("down")])).failed == ("p1-p2", "p3-p4")
+        assert store.memory().learn("a", Asking(), Scripted([Unavailable("down"), Unavailable("down")])).failed == (
+            "p1-p2",
+            "p3-p4",
+        )
         session.forget("p1")
         session.forget("p3-p4")
-        assert learn(store, "a", Asking(), Scripted(["1 is a number"])).stored == ("f1",)
-        assert learn(store, "a", Asking(), Scripted([])) == Learned(memory="@memory")
+        assert store.memory().learn("a", Asking(), Scripted(["1 is a number"])).stored == ("f1",)
+        assert store.memory().learn("a", Asking(), Scripted([])) == Learned(memory="@memory")
 
 
 def test_after_three_failures_the_rest_waits() -> None:
@@ -228,11 +231,11 @@ def test_after_three_failures_the_rest_waits() -> None:
         for n in range(8):
             store.process("a").append(user(f"q{n}"), assistant(f"a{n}"))
         model = Scripted([])
-        learned = learn(store, "a", Asking(), model)
+        learned = store.memory().learn("a", Asking(), model)
         assert len(model.requests) == 3
         assert len(learned.failed) == 8
         model = Scripted([f"fact {n}" for n in range(8)])
-        assert len(learn(store, "a", Asking(), model).stored) == 8
+        assert len(store.memory().learn("a", Asking(), model).stored) == 8
         assert sorted(texts(store)) == [f"fact {n}" for n in range(8)]
 
 
@@ -240,8 +243,8 @@ def test_without_a_model_a_policy_that_asks_is_an_error_and_nothing_moves() -> N
     with opened() as store:
         store.process("a").append(user("one"))
         with pytest.raises(SpecError, match="asks a model"):
-            learn(store, "a", Asking())
-        assert learn(store, "a", Asking(), Scripted(["fact"])).stored == ("f1",)
+            store.memory().learn("a", Asking())
+        assert store.memory().learn("a", Asking(), Scripted(["fact"])).stored == ("f1",)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +271,9 @@ def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -
 
     with opened() as store:
         store.process("a").append(user("I live in Porto."))
-        assert learn(store, "a", Bad()).failed == ("p1",)
+        assert store.memory().learn("a", Bad()).failed == ("p1",)
         assert texts(store) == []
-        assert learn(store, "a").stored == ("f1",)
+        assert store.memory().learn("a").stored == ("f1",)
 
 
 class Damaged(Memory):
@@ -297,10 +300,10 @@ def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None
     with Hierarchy(store, Budget(4000), "fifo", tokenizer="chars/4") as levels:
         levels.process("a").append(user("I live in Porto."))
         with pytest.raises(StoreCorrupt):
-            learn(levels, "a", Looking())
+            levels.memory().learn("a", Looking())
         assert events(levels, Act.NOTE) == []
         store.damaged = False
-        assert learn(levels, "a").stored == ("f1",)
+        assert levels.memory().learn("a").stored == ("f1",)
 
 
 def test_what_an_assistant_said_does_not_retire_what_the_user_said() -> None:
@@ -315,13 +318,13 @@ def test_what_an_assistant_said_does_not_retire_what_the_user_said() -> None:
     with opened() as store:
         session = store.process("a")
         session.append(user("Porto"))
-        learn(store, "a", Replacing())
+        store.memory().learn("a", Replacing())
         session.append(assistant("Lisbon"))
-        learned = learn(store, "a", Replacing())
+        learned = store.memory().learn("a", Replacing())
         assert (learned.stored, learned.retired) == (("f2",), ())
         assert texts(store) == ["lives in Porto", "lives in Lisbon"]
         session.append(user("Braga"))
-        assert learn(store, "a", Replacing()).retired == ("f2", "f1")
+        assert store.memory().learn("a", Replacing()).retired == ("f2", "f1")
 
 
 def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -> None:
@@ -331,7 +334,7 @@ def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -
         for n in range(20):
             session.append(user(f"I love fruit{n}."), assistant("ok"))
         found: list[Learned] = []
-        threads = [threading.Thread(target=lambda store=store: found.append(learn(store, "a"))) for store in (one, two)]
+        threads = [threading.Thread(target=lambda store=store: found.append(store.memory().learn("a"))) for store in (one, two)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -351,10 +354,10 @@ def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
 
         memory._write = full  # type: ignore[method-assign]
         with pytest.raises(StoreFull):
-            learn(store, "a")
+            store.memory().learn("a")
         memory._write = commit  # type: ignore[method-assign]
         assert texts(store) == []
-        assert learn(store, "a").stored == ("f1",)
+        assert store.memory().learn("a").stored == ("f1",)
 
 
 def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) -> None:
@@ -369,7 +372,7 @@ def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) 
         try:
             broken.process("a")
             vfs.arm(1 + seed)
-            learn(broken, "a", Verbatim())
+            broken.memory().learn("a", Verbatim())
         except StoreError:
             failures += 1
         finally:
@@ -379,7 +382,7 @@ def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) 
             vfs.lose_power()
             vfs.unregister()
         with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
-            learn(store, "a", Verbatim())
+            store.memory().learn("a", Verbatim())
             assert texts(store) == [text for n in range(4) for text in (f"question {n}", f"answer {n}")], seed
     assert failures > 20
 
@@ -392,7 +395,7 @@ def test_what_the_recall_tool_showed_is_not_learned_again() -> None:
         session.append(assistant("let me see", call("recall", "c1")))
         session.append(memory_tools.call(session, "recall", '{"address": "p1"}', "c1").message("c1"), assistant("In Porto."))
         session.append(user("I work at Galp."), assistant("Good."))
-        learned = learn(store, "a", policy)
+        learned = store.memory().learn("a", policy)
     assert [said.text for view in policy.views for said in view.new] == [
         *("I live in Porto.", "ok", "where do I live?", "let me see", "I work at Galp.", "Good.")
     ]
@@ -403,10 +406,10 @@ def test_forgetting_a_message_forgets_what_was_learned_from_it() -> None:
     with opened() as store:
         session = store.process("a")
         session.append(user("I live in Porto."), assistant("ok"), user("I love tea."))
-        learn(store, "a")
+        store.memory().learn("a")
         session.forget("p1")
         assert texts(store) == ["The user likes tea."]
-        assert learn(store, "a").stored == ()
+        assert store.memory().learn("a").stored == ()
 
 
 class Held:
@@ -451,7 +454,7 @@ def test_closing_gives_up_and_writes_nothing() -> None:
         model.go_on.set()
         learning.close(30)
         assert texts(store) == []
-        assert learn(store, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
+        assert store.memory().learn("a", Asking(), Scripted(["a fact"])).stored == ("f1",)
 
 
 def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: Path) -> None:
@@ -466,7 +469,7 @@ def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: P
         learning.result(600)
     with opened(tmp_path / "s.db") as again:
         assert texts(again) == []
-        assert learn(again, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
+        assert again.memory().learn("a", Asking(), Scripted(["a fact"])).stored == ("f1",)
 
 
 def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from() -> None:
@@ -488,7 +491,7 @@ async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
     with opened() as store:
         store.process("a").append(user("one"))
         model = Held()
-        task = asyncio.create_task(alearn(store, "a", Asking(), model))
+        task = asyncio.create_task(store.memory().alearn("a", Asking(), model))
         while not model.asked.is_set():
             await asyncio.sleep(0.005)
         task.cancel()
@@ -496,37 +499,37 @@ async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
             await task
         model.go_on.set()
         assert texts(store) == []
-        assert (await alearn(store, "a", Asking(), Scripted(["a fact"]))).stored == ("f1",)
+        assert (await store.memory().alearn("a", Asking(), Scripted(["a fact"]))).stored == ("f1",)
 
 
 def test_a_policy_is_named_like_any_other() -> None:
     with opened() as store:
         store.process("a").append(user("I live in Porto."))
         with pytest.raises(SpecError):
-            learn(store, "a", "no such policy")
+            store.memory().learn("a", "no such policy")
         with pytest.raises(SpecError):
-            learn(store, "a", 7)
-        learn(store, "a", "plain")
+            store.memory().learn("a", 7)
+        store.memory().learn("a", "plain")
         assert {event.policy for event in events(store, Act.ADMIT)} == {"plain"}
 
 
 def test_what_is_not_there_is_an_error_and_makes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "s.db") as store:
         store.process("a").append(user("I live in Porto."))
-        for session, owner in (("typo", None), ("", None), ("a", "nul\0"), ("@memory", None), ("\ud800", None), ("a", "x" * 600)):
+        for session, owner in (("typo", ""), ("", ""), ("a", "nul\0"), ("@memory", ""), ("\ud800", ""), ("a", "x" * 600)):
             with pytest.raises(SpecError):
-                learn(store, session, user=owner)
+                store.memory(owner).learn(session)
         assert [info.name for info in store.processes()] == ["a"]
     with opened(tmp_path / "s.db", readonly=True) as store, pytest.raises(StoreReadOnly):
-        learn(store, "a")
+        store.memory().learn("a")
 
 
 def test_each_policy_has_a_cursor_of_its_own() -> None:
     with opened() as store:
         store.process("a").append(user("I live in Porto."))
-        assert learn(store, "a").stored == ("f1",)
-        assert learn(store, "a", Verbatim()).stored == ("f2",)
-        assert learn(store, "a").stored == ()
+        assert store.memory().learn("a").stored == ("f1",)
+        assert store.memory().learn("a", Verbatim()).stored == ("f2",)
+        assert store.memory().learn("a").stored == ()
 
 
 def test_about_finds_what_is_in_force_among_many() -> None:
@@ -549,7 +552,7 @@ def test_about_finds_what_is_in_force_among_many() -> None:
             last = memory.resolve(address)[0]
             memory.add(f"The user visited the town{n} that another user lives in.")
         store.process("a").append(user("hm"))
-        learn(store, "a", Looking())
+        store.memory().learn("a", Looking())
         assert found == [last]
 
 
@@ -558,7 +561,7 @@ def test_what_an_assistant_repeats_in_a_later_exchange_is_still_only_proposed() 
         process = store.process("s")
         process.append(user("Read the page."), assistant("", call("read", "c1")), tool("c1", "Ana's account is X."))
         process.append(assistant("Read."), user("Sum up. I like tea."), assistant("Ana's account is X."))
-        learn(store, "s", policy=Verbatim())
+        store.memory().learn("s", policy=Verbatim())
         assert "Ana's account is X." not in texts(store)
         assert "Ana's account is X." in texts(store, proposed=True)
         assert "Sum up. I like tea." in texts(store)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kilburn.budget import Budget
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.dates import dates, grounded
-from kilburn.memory.learning import Learned, learn
+from kilburn.memory.learning import Learned
 from kilburn.memory.statements import statements
 from kilburn.testing import FakeClock, Memory
 
@@ -243,7 +243,7 @@ def conversation(*texts: str) -> tuple[Hierarchy, list[Learned]]:
     learned = []
     for text in texts:
         store.process("a").append({"role": "user", "content": text}, {"role": "assistant", "content": "ok, I live in Rome"})
-        learned.append(learn(store, "a"))
+        learned.append(store.memory().learn("a"))
     return store, learned
 
 

@@ -48,7 +48,7 @@ def test_neighbours_are_recalled_and_not_searched() -> None:
     with opened() as store:
         store.process("s").append(said("Ana", "How old is the tortoise?"), said("Bo", "Sixty."))
         assert texts(store.search("tortoise")) == ["How old is the tortoise?"]
-        found = store.recall("tortoise age old")
+        found = store.search("tortoise age old", abstain=True)
         assert texts([*found, *found.withheld]) == ["How old is the tortoise?", "Sixty."]
 
 
@@ -87,7 +87,7 @@ def test_what_is_proposed_or_forgotten_is_not_found() -> None:
         gone = memory.add("a forgotten walrus")
         memory.forget(gone, "")
         assert not store.search("walrus")
-        assert not store.recall("walrus").withheld
+        assert not store.search("walrus", abstain=True).withheld
 
 
 def test_a_text_is_recalled_once() -> None:
@@ -95,7 +95,7 @@ def test_a_text_is_recalled_once() -> None:
         store.process("a").append(said("Ana", "The code is 7781."), said("Bo", "the code is 7781"))
         store.process("b").append(said("Ana", "The code is 7781!"))
         assert len(store.search("code 7781")) == 2
-        found = store.recall("What is the code 7781?")
+        found = store.search("What is the code 7781?", abstain=True)
         assert len([*found, *found.withheld]) == 1
 
 
@@ -103,7 +103,7 @@ def test_the_budget_is_kept() -> None:
     with opened() as store:
         store.process("s").append(*[said("Ana", f"walrus number {number} " + "x " * 50) for number in range(40)])
         for tokens in (0, 1, 30, 100, 500):
-            found = store.recall("walrus number", tokens)
+            found = store.search("walrus number", tokens, abstain=True)
             assert sum(hit.tokens for hit in [*found, *found.withheld]) <= tokens
         assert store.search("walrus", -5) == []
 
@@ -112,7 +112,7 @@ def test_reading_order() -> None:
     with opened() as store:
         store.process("late").append(said("Ana", "walrus one"), time=200.0)
         store.process("early").append(said("Ana", "walrus two"), said("Ana", "a walrus, a walrus"), time=100.0)
-        found = store.recall("walrus")
+        found = store.search("walrus", abstain=True)
         assert [hit.reference for hit in [*found, *found.withheld]] == ["early p1", "early p2", "late p1"]
 
 
@@ -121,12 +121,12 @@ def test_it_abstains() -> None:
         store.process("s").append(
             *[said("Ana", text) for text in ("The tortoise is sixty years old.", "I like tea.", "It rains.")]
         )
-        found = store.recall("What did the submarine captain whisper about tea?")
+        found = store.search("What did the submarine captain whisper about tea?", abstain=True)
         assert found.abstained
         assert not found
         assert texts(found.withheld)
         assert found.confidence < 0.25
-        nothing = store.recall("submarine")
+        nothing = store.search("submarine", abstain=True)
         assert not nothing.abstained
         assert nothing.confidence == 0.0
 
@@ -139,7 +139,7 @@ def test_any_query(query: str) -> None:
     with opened() as store:
         process = store.process('") or true or ("', user="ana")
         process.append(said('") or true or ("', text))
-        found = [store.recall(query), store.search(query, user="ana"), process.search(query)]
+        found = [store.search(query, abstain=True), store.search(query, user="ana"), process.search(query)]
         assert {hit.text for hits in found for hit in hits} <= {text}
         assert not store.search(query, user=query)
         assert texts(store.search("text")) == [text]
@@ -191,7 +191,7 @@ def test_meaning_is_found_and_entries_that_are_gone_are_not() -> None:
         near.entry = passage.entry
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})
-        assert not store.recall("automobile").abstained
+        assert not store.search("automobile", abstain=True).abstained
 
 
 def test_retired_pages_of_sessions_are_not_found() -> None:

@@ -13,7 +13,7 @@ import kilburn
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.dates import DAY
-from kilburn.memory.retention import Quota, remember, sweep, within, worth
+from kilburn.memory.retention import Quota, sweep, within, worth
 from kilburn.move import Add, Retire
 from kilburn.page import Place
 
@@ -45,9 +45,9 @@ def facts(store: Hierarchy, user: str = "ana", at: float | None = None) -> list[
 
 
 def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Hierarchy, clock: Clock) -> None:
-    assert remember(store, "Ana is in Rome", "ana", until=START + DAY, importance=0.5) == "p1"
-    assert remember(store, "Ana was in Oslo", "ana", since=START - 9 * DAY, until=START) == "p2"
-    assert remember(store, "Everyone has a key") == "p1"
+    assert store.memory("ana").remember("Ana is in Rome", until=START + DAY, importance=0.5) == "p1"
+    assert store.memory("ana").remember("Ana was in Oslo", since=START - 9 * DAY, until=START) == "p2"
+    assert store.memory().remember("Everyone has a key") == "p1"
     assert facts(store) == ["Ana is in Rome"]
     assert facts(store, "") == ["Everyone has a key"]
     assert facts(store, at=START - DAY) == ["Ana was in Oslo"]
@@ -59,38 +59,38 @@ def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Hierarch
 def test_a_quota_refuses_and_names_the_counts(store: Hierarchy) -> None:
     quota = Quota(facts=2)
     for number in range(2):
-        remember(store, f"fact {number}", "ana", quota=quota)
+        store.memory("ana").remember(f"fact {number}", quota=quota)
     with pytest.raises(QuotaExceeded, match="'ana' has 2 facts, 1 more are too many: 2 are allowed") as refused:
-        remember(store, "fact 2", "ana", quota=quota)
+        store.memory("ana").remember("fact 2", quota=quota)
     assert (refused.value.unit, refused.value.have, refused.value.more, refused.value.most) == ("facts", 2, 1, 2)
     assert facts(store) == ["fact 0", "fact 1"]
-    assert remember(store, "fact 0", "bob", quota=quota) == "p1"
+    assert store.memory("bob").remember("fact 0", quota=quota) == "p1"
     with pytest.raises(QuotaExceeded, match="tokens"):
-        remember(store, "word " * 100, "ana", quota=Quota(tokens=100))
+        store.memory("ana").remember("word " * 100, quota=Quota(tokens=100))
     with pytest.raises(QuotaExceeded):
-        remember(store, "one", "eve", quota=Quota(facts=0, evict=True))
+        store.memory("eve").remember("one", quota=Quota(facts=0, evict=True))
 
 
 def test_what_is_retired_makes_room_and_so_does_what_the_same_change_retires(store: Hierarchy) -> None:
     quota = Quota(facts=1)
-    remember(store, "Ana lives in Porto", "ana", quota=quota)
+    store.memory("ana").remember("Ana lives in Porto", quota=quota)
     memory = store.memory("ana")
     change = within(quota, memory, [Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0)], START)
     assert memory.apply(*change) == ["p2"]
     with pytest.raises(QuotaExceeded):
-        remember(store, "a third", "ana", quota=quota)
+        store.memory("ana").remember("a third", quota=quota)
     memory.apply(Retire(pages=(2,)))
-    assert remember(store, "a third", "ana", quota=quota) == "p3"
+    assert store.memory("ana").remember("a third", quota=quota) == "p3"
 
 
 def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Hierarchy, clock: Clock) -> None:
-    remember(store, "important", "ana", importance=0.9)
-    remember(store, "pinned", "ana", pin=True)
-    remember(store, "old", "ana")
+    store.memory("ana").remember("important", importance=0.9)
+    store.memory("ana").remember("pinned", pin=True)
+    store.memory("ana").remember("old")
     clock.now += 60 * DAY
-    remember(store, "new", "ana")
+    store.memory("ana").remember("new")
     quota = Quota(facts=4, evict=True)
-    remember(store, "newest", "ana", quota=quota)
+    store.memory("ana").remember("newest", quota=quota)
     assert facts(store) == ["important", "pinned", "new", "newest"]
     memory = store.memory("ana")
     assert memory.text(3) == "old"
@@ -99,7 +99,7 @@ def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Hierarc
     memory.undo("p3")
     assert "old" in facts(store)
     with pytest.raises(QuotaExceeded):
-        remember(store, "x", "ana", quota=Quota(facts=1, evict=True))
+        store.memory("ana").remember("x", quota=Quota(facts=1, evict=True))
     assert len(facts(store)) == 5
 
 
@@ -110,12 +110,12 @@ def test_what_is_proposed_counts_and_is_not_evicted(store: Hierarchy) -> None:
     store.memory("ana").apply(Add(text="planted", cites=cites), policy="learner", tainted=True)
     assert facts(store) == []
     with pytest.raises(QuotaExceeded):
-        remember(store, "mine", "ana", quota=Quota(facts=1, evict=True))
+        store.memory("ana").remember("mine", quota=Quota(facts=1, evict=True))
 
 
 def test_worth_is_importance_or_recency() -> None:
     with kilburn.open(":memory:") as store:
-        remember(store, "x", importance=0.3)
+        store.memory().remember("x", importance=0.3)
         ((page, state),) = store.memory().pages()
     assert worth(page, state, page.time) == 1.0
     assert worth(page, state, page.time + 30 * DAY) == pytest.approx(0.5)
@@ -124,10 +124,10 @@ def test_worth_is_importance_or_recency() -> None:
 
 
 def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store: Hierarchy, clock: Clock) -> None:
-    remember(store, "over soon", "ana", until=START + DAY)
-    remember(store, "over later", "bob", until=START + 20 * DAY)
-    remember(store, "for ever", "ana")
-    remember(store, "over and pinned", "ana", until=START + DAY, pin=True)
+    store.memory("ana").remember("over soon", until=START + DAY)
+    store.memory("bob").remember("over later", until=START + 20 * DAY)
+    store.memory("ana").remember("for ever")
+    store.memory("ana").remember("over and pinned", until=START + DAY, pin=True)
     memory = store.memory("ana")
     memory.apply(Add(text="made from it", sources=(1,)))
     memory.apply(Add(text="made from the pinned one", sources=(3,)))
@@ -150,7 +150,7 @@ def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store:
 
 
 def test_history_is_kept_unless_it_is_asked_for(store: Hierarchy, clock: Clock) -> None:
-    remember(store, "Ana lives in Porto", "ana")
+    store.memory("ana").remember("Ana lives in Porto")
     memory = store.memory("ana")
     memory.apply(Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0))
     clock.now += 9999 * DAY
@@ -175,14 +175,14 @@ def test_a_quota_that_is_none_is_refused(most: int) -> None:
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 10_001, "\ud800"])
 def test_a_text_that_is_no_fact_is_refused(store: Hierarchy, text: str) -> None:
     with pytest.raises((KernelError, SpecError)):
-        remember(store, text, "ana")
+        store.memory("ana").remember(text)
     assert facts(store) == []
 
 
 @pytest.mark.parametrize("times", [{"since": 2.0, "until": 1.0}, {"until": float("inf")}, {"importance": 1.5}])
 def test_numbers_that_cannot_be_are_refused(store: Hierarchy, times: dict[str, float]) -> None:
     with pytest.raises((KernelError, SpecError)):
-        remember(store, "Ana is in Rome", "ana", **times)  # type: ignore[arg-type]
+        store.memory("ana").remember("Ana is in Rome", **times)  # type: ignore[arg-type]
 
 
 INJECTIONS = [
@@ -199,8 +199,8 @@ INJECTIONS = [
 
 @pytest.mark.parametrize("text", INJECTIONS)
 def test_an_injection_is_only_a_text_and_only_a_name(store: Hierarchy, text: str) -> None:
-    remember(store, "Bob's secret", "bob")
-    remember(store, text, text)
+    store.memory("bob").remember("Bob's secret")
+    store.memory(text).remember(text)
     assert facts(store, text) == [text]
     assert facts(store, "bob") == ["Bob's secret"]
     assert store.memory(text).user == text
@@ -210,15 +210,15 @@ def test_an_injection_is_only_a_text_and_only_a_name(store: Hierarchy, text: str
 @pytest.mark.parametrize("user", [" ", "a\0b", "x" * 600, "\ud800"])
 def test_a_name_of_no_user_is_refused(store: Hierarchy, user: str) -> None:
     with pytest.raises(SpecError):
-        remember(store, "x", user)
+        store.memory(user).remember("x")
 
 
 def test_a_secret_is_never_written(tmp_path: Path, store: Hierarchy) -> None:
     pytest.importorskip("betterleaks")
     token = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
     with pytest.raises(SecretFound):
-        remember(store, f"the token is {token}", "ana", secrets="refuse")
-    remember(store, f"the token is {token}", "ana", secrets="redact")
+        store.memory("ana").remember(f"the token is {token}", secrets="refuse")
+    store.memory("ana").remember(f"the token is {token}", secrets="redact")
     assert facts(store) == ["the token is [secret: github-pat]"]
     store.close()
     assert not any(token.encode() in file.read_bytes() for file in tmp_path.iterdir())
@@ -239,7 +239,7 @@ def test_a_quota_holds_and_what_is_pinned_stays(steps: list[tuple[str, int, floa
         for what, number, importance in steps:
             try:
                 if what == "add":
-                    remember(store, f"fact {number}", "ana", importance=importance, quota=quota)
+                    store.memory("ana").remember(f"fact {number}", importance=importance, quota=quota)
                 elif what == "pin":
                     memory.pin(f"p{number}")
                     pinned.add(number)

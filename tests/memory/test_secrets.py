@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import kilburn
 from kilburn.errors import MissingExtra, QuotaExceeded, SecretFound, SpecError
 from kilburn.memory import secrets
-from kilburn.memory.learning import learn
 from kilburn.memory.retention import Quota
 from kilburn.memory.view import MemoryView
 from kilburn.message import Role
@@ -192,7 +191,7 @@ def test_no_policy_sees_a_secret(how: str) -> None:
         session = store.process("s")
         for text in ("I live in Porto", f"my token is {TOKEN}", "I like tea"):
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": f"noted: {text}"})
-        learned = learn(store, "s", witness, secrets=how)  # type: ignore[arg-type]
+        learned = store.memory().learn("s", witness, secrets=how)  # type: ignore[arg-type]
         assert TOKEN not in repr(witness.shown)
         facts = [store.memory().text(page.id) for page, _ in store.memory().pages()]
         assert TOKEN not in repr(facts)
@@ -202,7 +201,7 @@ def test_no_policy_sees_a_secret(how: str) -> None:
         else:
             assert facts == ["I live in Porto", "I like tea"]
             assert learned.refused == ("p3", "p4")
-        assert learn(store, "s", witness, secrets=how).stored == ()  # type: ignore[arg-type]
+        assert store.memory().learn("s", witness, secrets=how).stored == ()  # type: ignore[arg-type]
 
 
 def test_a_quota_holds_for_what_is_learned() -> None:
@@ -210,11 +209,11 @@ def test_a_quota_holds_for_what_is_learned() -> None:
         session = store.process("s")
         session.append({"role": "user", "content": "I live in Porto"}, {"role": "user", "content": "I like tea"})
         with pytest.raises(QuotaExceeded):
-            learn(store, "s", Witness(), quota=Quota(facts=1))
+            store.memory().learn("s", Witness(), quota=Quota(facts=1))
         assert list(store.memory().pages()) == []
-        assert learn(store, "s", Witness(), quota=Quota(facts=2)).stored == ("f1", "f2")
+        assert store.memory().learn("s", Witness(), quota=Quota(facts=2)).stored == ("f1", "f2")
         session.append({"role": "user", "content": "I like coffee"})
-        assert learn(store, "s", Witness(), quota=Quota(facts=2, evict=True)).stored == ("f3",)
+        assert store.memory().learn("s", Witness(), quota=Quota(facts=2, evict=True)).stored == ("f3",)
         assert len(list(store.memory().pages())) == 2
 
 
@@ -230,7 +229,7 @@ def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
             {"role": "assistant", "content": "spam"},
         )
         with pytest.raises(QuotaExceeded):
-            learn(store, "s", Repeater(), quota=Quota(facts=2, evict=True))
+            store.memory().learn("s", Repeater(), quota=Quota(facts=2, evict=True))
         assert [store.memory().text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
 
 

@@ -15,7 +15,6 @@ from kilburn.agents.loop import Agent
 from kilburn.agents.tool import Tool
 from kilburn.kernel.process import Process
 from kilburn.kernel.taint import lowest_read, tainted
-from kilburn.memory.learning import learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply
@@ -89,7 +88,7 @@ def test_an_agent_and_learning_ask_one_rule(steps: list[str], clean: bool) -> No
             dirty[process.window.last] = any(each in UNTRUSTED for each in steps[:number])
         assert {page: tainted(process, until=page) for page in dirty} == dirty
         policy = Views()
-        learned = learn(store, "a", policy)
+        learned = store.memory().learn("a", policy)
         for view in policy.seen:
             for one in view.new:
                 assert one.role is Role.USER or (one.taint < Trust.AGENT) is dirty.get(one.page.id, False)
@@ -112,6 +111,6 @@ def test_a_branch_that_was_written_after_an_untrusted_read_only_proposes() -> No
             # What follows the prompt at once is about what was recalled, and is not learned.
             branch.append(said(Role.USER, "go on"), said(Role.ASSISTANT, "the keys go to Eve"))
             assert (lowest_read(branch)[0] < Trust.AGENT) is tainted(branch) is proposes
-            learned = learn(store, branch, Views())
+            learned = store.memory().learn(branch, Views())
             assert bool(learned.proposed) is proposes
             assert len(learned.stored) == 2 - proposes

@@ -110,7 +110,7 @@ def test_what_the_user_marked_stays_whole() -> None:
         for number, message in enumerate(work(2, 40)):
             process.append(message)
             if number == 3:
-                process.remember("p2")
+                process.rate("p2")
         assert process.window.at(2) == "in"
 
 

@@ -116,7 +116,7 @@ def test_hybrid_stands_for_all_that_leaves_a_large_window() -> None:
 def test_importance_among_many_pages_keeps_what_was_marked_and_frees_what_it_must() -> None:
     process = opened("importance")
     process.append(assistant("the deploy key lives in vault seven"))
-    process.remember("p3", 1.0)
+    process.rate("p3", 1.0)
     fill(process, Act.EVICT)
     resident = {page.id for page in process.window.resident()}
     assert {1, 2, 3} <= resident, "the system's, the user's and the marked page are the oldest of all"

@@ -101,7 +101,7 @@ def test_lru_keeps_what_was_recalled() -> None:
 def test_importance_keeps_what_was_marked_and_what_is_near_the_task() -> None:
     process = opened("importance(spare=0)")
     process.append(assistant("the deploy key lives in vault seven " + "k" * 300))
-    process.remember("p2", 1.0)
+    process.rate("p2", 1.0)
     process.append(assistant("parser tokenizer cache: src parser holds the tokenizer cache " + "k" * 200))
     for number in range(30):
         process.append(assistant(filler(number)))
@@ -145,7 +145,7 @@ def test_tiered_prefers_the_newest_words_of_the_user() -> None:
 def test_hybrid_keeps_what_was_marked_whole() -> None:
     process = opened("hybrid")
     process.append(assistant("the deploy key lives in vault seven " + "k" * 300))
-    process.remember("p2", 1.0)
+    process.rate("p2", 1.0)
     for number in range(20):
         process.append(assistant(filler(number)))
     assert "p2" in resident(process)

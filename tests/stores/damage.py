@@ -58,7 +58,7 @@ def make(path: Path, *, memory: bool = True) -> None:
             process.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
             process.append(user(f"forget this of {name}"))
             process.forget(f"p{last + 2}")
-            process.remember("p2", 0.5)
+            process.rate("p2", 0.5)
             process.render()
             process.recall("p1")
     with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4", tenant="other") as store:

@@ -203,16 +203,16 @@ def odd(session: Session) -> None:
 
 
 def mark(session: Session) -> None:
-    """Pin, unpin, remember, forget, recall, search, idle: what a person or an agent does besides."""
+    """Pin, unpin, rate, forget, recall, search, idle: what a person or an agent does besides."""
     single, process = session.book.single(), session.process
     if not single:
         return
     page = session.rng.choice(single)
     address, text = address_of(page), session.book.admitted[page].texts[0]
-    verb = session.rng.choice(["pin", "unpin", "remember", "forget", "recall", "search", "idle"])
+    verb = session.rng.choice(["pin", "unpin", "rate", "forget", "recall", "search", "idle"])
     session.after = f"{verb} {address}"
     if verb == "pin" and len(text) > session.window // 10:
-        verb = "remember"
+        verb = "rate"
     try:
         if verb == "search":
             process.search(text[:60])

@@ -65,10 +65,10 @@ ODD: dict[str, Callable[[Process], Any]] = {
     **{f"observe({number!r}, {counted!r})": _observe(number, counted) for number in NUMBERS for counted in (100, 0, number)},
     **{
         f"{verb}({address!r})": _at(verb, address)
-        for verb in ("recall", "pin", "unpin", "remember", "forget")
+        for verb in ("recall", "pin", "unpin", "rate", "forget")
         for address in ADDRESSES
     },
-    **{f"remember(p1, {number!r})": _at("remember", "p1", number) for number in NUMBERS if isinstance(number, int | float)},
+    **{f"rate(p1, {number!r})": _at("rate", "p1", number) for number in NUMBERS if isinstance(number, int | float)},
     **{f"append message {at}": _at("append", message) for at, message in enumerate(MESSAGES)},
     **{f"render({form!r})": _at("render", form) for form in ("", "nonsense", "\ud800", None, 5, ["chat"])},
     **{f"search({query!r})": _at("search", query) for query in ("", "\x00", '"', "NEAR(", "\ud800", "x" * 100_000)},
@@ -81,7 +81,7 @@ ODD: dict[str, Callable[[Process], Any]] = {
 """What may come from outside: from a provider, a model, a file, a person."""
 
 CARELESS: dict[str, Callable[[Process], Any]] = {
-    "remember(p1, '5')": _at("remember", "p1", "5"),
+    "rate(p1, '5')": _at("rate", "p1", "5"),
     "search(None)": _at("search", None),
     "search(x, '5')": _at("search", "x", "5"),
     **{f"resize({number!r}) without a budget": _at("resize", number) for number in (5, None, "8000")},

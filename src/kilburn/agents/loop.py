@@ -411,7 +411,7 @@ class Agent:
         tools: typed Python functions, or `Tool`s.
         process: has the agent's whole past.
         limits: what one run may spend.
-        memory: whether the model is offered recall, search_memory, pin and remember. One that takes no tools, or refuses these,
+        memory: whether the model is offered recall, search_memory, pin and note. One that takes no tools, or refuses these,
             is brought what has left the window by a search for the user's words instead.
         system: appended as a pinned system message if the process is new.
         clock: monotonic seconds, for `Limits.seconds`.

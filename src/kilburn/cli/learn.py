@@ -14,7 +14,6 @@ from kilburn.cli.screen import many, progress
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.memory.account import describe
-from kilburn.memory.learning import learn as learn_from
 from kilburn.memory.retention import Quota
 from kilburn.terminal import emit, line, say, tell
 
@@ -51,8 +50,9 @@ def learn(
     with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
         store = counting(opened, name)
         with progress(f"learning from {name}"):
-            learned = learn_from(store, name, policy, speaker, user, secrets=looked, quota=quota)
-        memory = next(one for one in store.collections() if one.name == learned.memory)
+            session = store.process(name)
+            memory = store.memory(session.user if user is None else user)
+            learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
         new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
         embed(opened)
     if json:

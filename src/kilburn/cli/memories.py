@@ -20,7 +20,6 @@ from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, sweep
-from kilburn.memory.retention import remember as keep
 from kilburn.memory.secrets import is_installed
 from kilburn.move import Retire
 from kilburn.page import Place
@@ -86,8 +85,8 @@ def remember(
     looked = secrets_of(secrets)
     quota = Quota(facts=most, evict=evict) if most is not None else None
     with writing(db or "agent.db", tenant) as store:
-        address = keep(store, text, user, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
         memory = store.memory(user)
+        address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
         page, state = memory.read(memory.resolve(address)[0])
         row = describe(memory, page, state)
         embed(store)

@@ -16,7 +16,7 @@ from kilburn.kernel.found import Found
 from kilburn.retrieval import STOP
 
 ENOUGH = 0.25
-"""Below this a recall abstains."""
+"""Below this a search that may abstain does."""
 
 HITS = 10
 """Hits that are looked at, the best first."""

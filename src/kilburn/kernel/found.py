@@ -5,15 +5,14 @@ Found text is data with an origin, never a bare string (law 7).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import overload
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from kilburn.message import Trust
 from kilburn.page import Claim, Place
 
-__all__ = ["DamageWarning", "Found", "Recollection"]
+__all__ = ["DamageWarning", "Findings", "Found"]
 
 
 class DamageWarning(UserWarning):
@@ -64,11 +63,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.session} {self.address}"
 
 
-class Recollection(Sequence[Found]):
-    """What a recall found, in reading order: as it was said.
+class Findings(list[Found]):
+    """What a search found, best first; of one that may abstain, in reading order: as it was said.
 
-    Where nothing that was found is likely to be an answer, it is empty and `abstained` is set: a plausible wrong passage
-    is worse than none.
+    Where such a search found nothing that is likely to be an answer, it is empty and `abstained` is set: a plausible wrong
+    passage is worse than none.
 
     Args:
         confidence: how likely it is that an answer is among the hits, 0 to 1, by a model of few figures that was fitted
@@ -77,7 +76,7 @@ class Recollection(Sequence[Found]):
     """
 
     def __init__(self, hits: Iterable[Found], confidence: float, withheld: Iterable[Found] = ()) -> None:
-        self._hits = tuple(hits)
+        super().__init__(hits)
         self.confidence = confidence
         self.withheld = tuple(withheld)
 
@@ -89,20 +88,8 @@ class Recollection(Sequence[Found]):
     @property
     def tokens(self) -> int:
         """What its texts cost."""
-        return sum(hit.tokens for hit in self._hits)
-
-    @overload
-    def __getitem__(self, index: int) -> Found: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Found, ...]: ...
-    def __getitem__(self, index: int | slice) -> Found | tuple[Found, ...]:
-        return self._hits[index]
-
-    def __len__(self) -> int:
-        return len(self._hits)
-
-    def __iter__(self) -> Iterator[Found]:
-        return iter(self._hits)
+        return sum(hit.tokens for hit in self)
 
     def __repr__(self) -> str:
-        return f"Recollection({len(self._hits)} hits, confidence={self.confidence:.2f}, abstained={self.abstained})"
+        """No text of a hit is in it."""
+        return f"Findings({len(self)} hits, confidence={self.confidence:.2f}, abstained={self.abstained})"

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kilburn.arguments import checked
 from kilburn.budget import Budget
@@ -19,22 +19,26 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreReadOnly,
 from kilburn.event import Act
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.collection import Collection
-from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
 from kilburn.kernel.forgetting import closure
-from kilburn.kernel.found import DamageWarning, Found, Recollection
+from kilburn.kernel.found import DamageWarning, Findings, Found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import RANKING, Searcher, kinds_of, reading_order
+from kilburn.kernel.search import RANKING, Searcher, kinds_of
 from kilburn.kernel.segment import Segment
 from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
 from kilburn.tokens.choice import counter_for
+
+if TYPE_CHECKING:
+    from kilburn.memory.user_memory import UserMemory
+else:
+    UserMemory = Collection
 
 MEMORY = "@memory"
 """The memory of all users of the tenant; that of one of them has a name below it."""
@@ -153,13 +157,14 @@ class Hierarchy:
         if known is not None:
             known.close()
 
-    def memory(self, user: str = "") -> Collection:
-        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users.
+    def memory(self, user: str = "") -> UserMemory:
+        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users. It
+        remembers, learns, updates and forgets facts, searches them and recalls them by their addresses.
 
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        return self._collection(_name_of_memory(user), ProcessKind.MEMORY, user)
+        return cast(UserMemory, self._collection(_name_of_memory(user), ProcessKind.MEMORY, user))
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -206,8 +211,16 @@ class Hierarchy:
         """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
         known = self._collections.get(info.name)
         if known is None or known.number != info.number:
-            known = self._collections[info.name] = Collection(self, info, self.counter, self.clock)
+            known = self._collections[info.name] = self._made(info)
         return known
+
+    def _made(self, info: ProcessInfo) -> Collection:
+        if info.kind is not ProcessKind.MEMORY:
+            return Collection(self, info, self.counter, self.clock)
+        # What a memory learns with stands above the kernel.
+        from kilburn.memory.user_memory import UserMemory
+
+        return UserMemory(self, info)
 
     def segment(self, number: int) -> Segment:
         """The session, memory or document of that number.
@@ -270,55 +283,29 @@ class Hierarchy:
         where: str | Iterable[str] = "all",
         user: str | None = None,
         at: float | None = None,
-    ) -> list[Found]:
-        """Passages of this tenant that match, best first, within a token budget.
+        abstain: bool = False,
+    ) -> Findings:
+        """Passages of this tenant that match, best first, within a token budget. What is damaged is left out, with a warning.
 
-        Unlike `recall` it never abstains, and is not in reading order. What is damaged is left out, with a warning.
+        With `abstain` they are in reading order, the turns that stand beside a hit are among them, and what was said twice is
+        there once. Where nothing that was found is likely to answer, it abstains: the result is empty, and what was found is
+        in its `withheld`.
 
         Args:
+            limit: hits at most; None for as many as fit.
             where: "sessions", "facts", "documents", "all", or several of these.
             user: only what belongs to this user of the tenant, or to all users (""); None for everything.
             at: what was known and true at this time, in seconds since the epoch; None for now.
+            abstain: whether nothing is better than something unlikely.
 
         Raises:
             SpecError: no such place. StoreError.
         """
         now = self.clock() if at is None else at
         search = self._searching(where, user)
-        hits = search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
         self._record(user, hits)
         return hits
-
-    def recall(
-        self,
-        query: str,
-        tokens: int = 1000,
-        *,
-        where: str | Iterable[str] = "all",
-        user: str | None = None,
-        at: float | None = None,
-        limit: int | None = None,
-    ) -> Recollection:
-        """What is remembered about something: passages in reading order, within a token budget, or nothing.
-
-        The turns that stand beside a hit are among them, and what was said twice is there once. Where nothing that was
-        found is likely to answer, it abstains: the result is empty, and what was found is in its `withheld`.
-
-        Args:
-            where, user, at: see `search`.
-
-        Raises:
-            SpecError: no such place. StoreError.
-        """
-        now = self.clock() if at is None else at
-        search = self._searching(where, user)
-        ranked = search.ranked(query, now, tokens, at, beside=True)
-        best = search.found(ranked, self.counter, tokens, now, limit)
-        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
-        sure = confidence(search.text, best, cosine)
-        hits = reading_order(best)
-        self._record(user, hits if sure >= ENOUGH else [])
-        return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 
     async def asearch(
         self,
@@ -329,22 +316,10 @@ class Hierarchy:
         where: str | Iterable[str] = "all",
         user: str | None = None,
         at: float | None = None,
-    ) -> list[Found]:
+        abstain: bool = False,
+    ) -> Findings:
         """`search` for async callers, in a worker thread."""
-        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at))
-
-    async def arecall(
-        self,
-        query: str,
-        tokens: int = 1000,
-        *,
-        where: str | Iterable[str] = "all",
-        user: str | None = None,
-        at: float | None = None,
-        limit: int | None = None,
-    ) -> Recollection:
-        """`recall` for async callers, in a worker thread."""
-        return await aside(partial(self.recall, query, tokens, where=where, user=user, at=at, limit=limit))
+        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at, abstain=abstain))
 
     def _searching(self, where: str | Iterable[str], user: str | None) -> Searcher:
         kinds = kinds_of(where)

@@ -1,4 +1,4 @@
-"""The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `remember`.
+"""The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `note`.
 
 Recalled text is marked with its origin and age, and is data; it is never indexed again as if it were new (law 7). Bad
 arguments give a text that says what to do, never an exception: the model reads it and tries again.
@@ -69,7 +69,7 @@ SPECS = (
         ),
     ),
     ToolSpec(
-        name="remember",
+        name="note",
         description="Keep a note, or mark pages as important so that they stay in your window longer.",
         parameters=object_schema(
             {
@@ -146,7 +146,7 @@ class _Pin(msgspec.Struct, forbid_unknown_fields=True):
     unpin: bool = False
 
 
-class _Remember(msgspec.Struct, forbid_unknown_fields=True):
+class _Note(msgspec.Struct, forbid_unknown_fields=True):
     note: str | None = None
     address: str | None = None
     importance: float = 1.0
@@ -163,7 +163,7 @@ def call(
 
     Args:
         arguments: JSON, as the model wrote it.
-        call_id: the id of the call, which is in the process already; `remember` sets the importance of its text.
+        call_id: the id of the call, which is in the process already; `note` sets the importance of its text.
         reach: which other processes of the tenant may be read, as a rule none. What may not be read is not found either.
     """
     try:
@@ -397,10 +397,10 @@ def _pin(process: Process, arguments: str, call_id: str | None, reach: Reach) ->
     return MemoryReply(text=f"{asked.address} stays in the window")
 
 
-def _remember(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
-    asked = _decode(arguments, _Remember)
+def _note(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
+    asked = _decode(arguments, _Note)
     if asked.address:
-        process.remember(asked.address, asked.importance)
+        process.rate(asked.address, asked.importance)
         return MemoryReply(text=f"{asked.address} is marked")
     if not asked.note:
         return MemoryReply(text="error: give a note, or an address")
@@ -409,8 +409,8 @@ def _remember(process: Process, arguments: str, call_id: str | None, reach: Reac
         process.append({"role": "assistant", "content": asked.note})
         own = process.window.last
     page = process.window.pages[own]
-    process.remember(page.address, asked.importance)
+    process.rate(page.address, asked.importance)
     return MemoryReply(text=f"kept at {page.address}")
 
 
-_DO = {"recall": _recall, "search_memory": _search, "pin": _pin, "remember": _remember}
+_DO = {"recall": _recall, "search_memory": _search, "pin": _pin, "note": _note}

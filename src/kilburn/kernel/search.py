@@ -20,7 +20,8 @@ from kilburn.budget import Counter
 from kilburn.claims import contested, together
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.collecting import is_true, until_of
-from kilburn.kernel.found import DamageWarning, Found
+from kilburn.kernel.confidence import ENOUGH, confidence
+from kilburn.kernel.found import DamageWarning, Findings, Found
 from kilburn.kernel.window import WindowState
 from kilburn.page import Page, Place, Span
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
@@ -292,6 +293,31 @@ class Searcher:
             words=seen.words,
             meaning=seen.meaning,
         )
+
+    def findings(
+        self,
+        query: str,
+        tokens: int,
+        now: float,
+        counter: Counter,
+        *,
+        limit: int | None,
+        at: float | None,
+        abstain: bool,
+    ) -> Findings:
+        """What matches, within `tokens`; see `Hierarchy.search`.
+
+        Raises:
+            StoreError: see `ranked`.
+        """
+        ranked = self.ranked(query, now, tokens, at, beside=abstain)
+        best = self.found(ranked, counter, tokens, now, limit, apart=not abstain)
+        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
+        sure = confidence(self.text, best, cosine)
+        if not abstain:
+            return Findings(best, sure)
+        hits = reading_order(best)
+        return Findings(hits, sure) if sure >= ENOUGH else Findings((), sure, hits)
 
     def found(
         self,

@@ -156,7 +156,7 @@ class Segment(ABC):
         after the other."""
         self._mark(Act.UNPIN, address)
 
-    def remember(self, address: str, importance: float = 1.0) -> None:
+    def rate(self, address: str, importance: float = 1.0) -> None:
         """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")

@@ -27,7 +27,7 @@ from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, S
 from kilburn.event import Act, Data
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.collection import Collection
-from kilburn.kernel.drive import answerer, arun, run
+from kilburn.kernel.drive import answerer, run
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.process import Process
@@ -42,7 +42,7 @@ from kilburn.native import ending
 from kilburn.page import Claim, Page, Place, address_of, span_of
 from kilburn.store import ProcessInfo, State
 
-__all__ = ["Learned", "learn"]
+__all__ = ["Learned"]
 
 log = logging.getLogger("kilburn")
 
@@ -88,53 +88,8 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...] = ()
 
 
-def learn(
-    store: Hierarchy,
-    session: str | Process,
-    policy: Any = "plain",
-    model: Any = None,
-    user: str | None = None,
-    *,
-    secrets: Secrets = None,
-    quota: Quota | None = None,
-) -> Learned:
-    """Learn from what was said in a session since the last call.
-
-    Args:
-        session: its name, or the open process.
-        policy: a spec such as "plain" or "facts", or an object with `plan`.
-        model: answers what the policy asks: a spec or a model; None for that of the store.
-        user: whose memory it goes into; None for the user of the session.
-        secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in its
-            place; "refuse" leaves the text out, as if it had not been said; None does not look.
-        quota: what the memory may hold. What follows an untrusted text never evicts anything.
-
-    Raises:
-        SpecError: no such policy or model, or the policy asks a model and there is none. QuotaExceeded, StoreError: nothing
-            of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without the extra.
-    """
-    job = _Job(store, session, policy, user, secrets, quota)
-    return run(job.learn(), _answering(store, model))
-
-
-async def alearn(
-    store: Hierarchy,
-    session: str | Process,
-    policy: Any = "plain",
-    model: Any = None,
-    user: str | None = None,
-    *,
-    secrets: Secrets = None,
-    quota: Quota | None = None,
-) -> Learned:
-    """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
-    written."""
-    job = _Job(store, session, policy, user, secrets, quota)
-    return await arun(job.learn(), _answering(store, model))
-
-
 class Learning:
-    """`learn` in a thread of its own, so that the agent goes on. Use it as a context manager, or close it.
+    """Learning from a session in a thread of its own, so that the agent goes on. Use it as a context manager, or close it.
 
     Closing gives up the exchange in hand and writes nothing more; the next call begins there.
     """
@@ -153,12 +108,12 @@ class Learning:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = _Job(store, session, policy, user, secrets, quota, stopped=lambda: self._stop.is_set() or ending())
-        answer = _answering(store, model)
+        job = Job(store, session, policy, user, secrets, quota, stopped=lambda: self._stop.is_set() or ending())
+        answer = answering(store, model)
         self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
 
-    def _work(self, job: _Job, answer: Callable[[Ask], Answer]) -> None:
+    def _work(self, job: Job, answer: Callable[[Ask], Answer]) -> None:
         try:
             self._learned = run(job.learn(), answer)
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
@@ -175,7 +130,7 @@ class Learning:
         """What was learned; waits for it.
 
         Raises:
-            TimeoutError: it has not ended within so many seconds. Whatever `learn` raises.
+            TimeoutError: it has not ended within so many seconds. Whatever `UserMemory.learn` raises.
         """
         self._thread.join(timeout)
         if not self.done:
@@ -199,7 +154,8 @@ class Learning:
         self.close()
 
 
-def _answering(store: Hierarchy, model: Any) -> Callable[[Ask], Answer]:
+def answering(store: Hierarchy, model: Any) -> Callable[[Ask], Answer]:
+    """What answers a policy: a model, a spec of one, or None for that of the store."""
     return answerer(store.model if model is None else resolve("models", model))
 
 
@@ -279,8 +235,12 @@ def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, s
 _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
 
 
-class _Job:
-    """One call of `learn`."""
+class Job:
+    """One call of `UserMemory.learn`, which says what its arguments are.
+
+    Args:
+        user: whose memory it goes into; None for the user of the session.
+    """
 
     def __init__(
         self,

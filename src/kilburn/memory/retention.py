@@ -1,4 +1,4 @@
-"""How long a memory is kept, and how much of it: what a person tells it, quotas, and the sweep of what has expired.
+"""How long a memory is kept, and how much of it: quotas, and the sweep of what has expired.
 
 A fact with an end (`until`) is not found any more when it has passed; the sweep forgets it when it has been over for as long
 as its retention. Nothing leaves silently: what a quota retires and what a sweep forgets is in the ledger and in a receipt.
@@ -12,20 +12,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from kilburn.arguments import check_fields, checking
+from kilburn.arguments import check_fields
 from kilburn.errors import QuotaExceeded, SpecError
-from kilburn.kernel.collection import Collection, undisturbed
+from kilburn.kernel.collection import Collection
 from kilburn.kernel.erasure import Erasure
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.receipts import ranges
 from kilburn.memory.dates import DAY
-from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
-
-__all__ = ["remember"]
 
 HALF_LIFE = 30 * DAY
 """Seconds in which a fact that nobody marked as important loses half of its worth."""
@@ -87,46 +84,6 @@ def within(quota: Quota | None, memory: Collection, changes: Sequence[Add | Reti
         evicted.append(page.id)
         have = {"facts": have["facts"] - 1, "tokens": have["tokens"] - page.tokens}
     return [*changes, *([Retire(pages=tuple(evicted), why="over the quota: the least valuable")] if evicted else [])]
-
-
-@checking
-def remember(
-    store: Hierarchy,
-    text: str,
-    user: str = "",
-    *,
-    since: float | None = None,
-    until: float | None = None,
-    importance: float = 0.0,
-    pin: bool = False,
-    secrets: Secrets = None,
-    quota: Quota | None = None,
-) -> str:
-    """Keep a fact that a person tells, in a user's memory; returns its address. It can be found at once.
-
-    Args:
-        user: whose memory; "" for that of all users.
-        since, until: from when to when it is true, in seconds since the epoch.
-        importance: 0 to 1.
-        pin: never retired by a quota, never swept.
-        secrets: what to do if it holds a secret: see `kilburn.memory.secrets.screen`.
-
-    Raises:
-        SecretFound, QuotaExceeded: it may not be written. KernelError: an empty text, or times that cannot be.
-        MissingExtra, StoreError.
-    """
-    clean, _ = screen(text, secrets)
-    memory = store.memory(user)
-    add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
-
-    def write() -> str:
-        seen = None if quota is None else memory.head
-        return memory.apply(*within(quota, memory, [add], store.clock()), seen=seen)[0]
-
-    address = undisturbed(write)
-    if pin:
-        memory.pin(address)
-    return address
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):

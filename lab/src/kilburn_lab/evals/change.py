@@ -27,7 +27,7 @@ from kilburn.claims import same_claim
 from kilburn.errors import Forgotten, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.conflict import settle
-from kilburn.memory.learning import Learned, learn
+from kilburn.memory.learning import Learned
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
@@ -291,12 +291,12 @@ def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> int:
         if before != name:
             current[change.user] = name
             if policy:
-                failed += _has_failed(learn(store, before, policy=policy, user=change.user))
+                failed += _has_failed(store.memory(change.user).learn(before, policy=policy))
         process = store.process(name, user=change.user)
         process.append({"role": "user", "content": change.text}, time=change.time)
         process.append({"role": "assistant", "content": "Understood."}, time=change.time + 5)
     for user, name in current.items() if policy else ():
-        failed += _has_failed(learn(store, name, policy=policy, user=user))
+        failed += _has_failed(store.memory(user).learn(name, policy=policy))
     return failed
 
 
@@ -308,7 +308,7 @@ def _ask(store: Hierarchy, told: Stream, question: StreamInquiry, mode: str, tok
     text = f"{question.subject} {question.relation}" if mode == "claims" else question.text
     where = "sessions" if mode == "sessions" else "facts"
     hits = store.search(text, tokens, None, where=where, user=question.user, at=question.at)
-    withheld = store.recall(text, tokens, where=where, user=question.user, at=question.at).abstained
+    withheld = store.search(text, tokens, where=where, user=question.user, at=question.at, limit=None, abstain=True).abstained
     shown = [hit.text for hit in hits]
     topic = (*question.expected, *question.others)
     sides = [hit for hit in hits if any(value in hit.text for value in question.expected)]
@@ -366,7 +366,11 @@ def _forget(store: Hierarchy, told: Stream, mode: str) -> list[tuple[str, str]]:
 
 def _found(store: Hierarchy, user: str, value: str) -> bool:
     """Whether any way of reading still gives a value."""
-    shown: list[Any] = [*store.search(value), *store.recall(value, 1000), *store.recall(value, 1000, user=user)]
+    shown: list[Any] = [
+        *store.search(value),
+        *store.search(value, 1000, limit=None, abstain=True),
+        *store.search(value, 1000, user=user, limit=None, abstain=True),
+    ]
     texts = [hit.text for hit in shown]
     for memory in store.collections():
         for page, _ in memory.pages(history=True, proposed=True):

@@ -27,7 +27,6 @@ import kilburn
 from kilburn.errors import SpecError
 from kilburn.kernel.found import Found
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.learning import learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add
@@ -319,7 +318,7 @@ def _play(one: Attack, defence: str) -> tuple[int, int, int, int, int]:
                 _believe(store, number, user, known, marked=defence == "marked")
             else:
                 policy = Believer(known) if defence == "proposed" else "plain"
-                learn(store, process, policy=policy, user=user)
+                store.memory(user).learn(process, policy=policy)
         hits = _hits(store, one.planted)
         waits = (
             any(

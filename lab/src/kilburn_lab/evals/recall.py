@@ -94,7 +94,7 @@ def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget:
         costs = {said.id: cost_of(said.text) for said in corpus.docs}
         for asked in corpus.queries:
             began = time.perf_counter()
-            found = levels.recall(asked.text, tokens=2 * budget)
+            found = levels.search(asked.text, tokens=2 * budget, limit=None, abstain=True)
             ms = 1000 * (time.perf_counter() - began)
             hits = sorted([*found, *found.withheld], key=lambda hit: hit.score, reverse=True)
             best = {ids[hit.session, parse_address(hit.address)[0]][0]: hit.score for hit in reversed(hits)}

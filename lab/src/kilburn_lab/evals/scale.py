@@ -192,7 +192,7 @@ class _Kilburn:
             with _opened(Path(folder) / "kilburn.db", ready) as store:
 
                 def find(question: str) -> list[str]:
-                    hits = store.recall(question, tokens=HITS, where="facts", user=USER, limit=TOP)
+                    hits = store.search(question, tokens=HITS, where="facts", user=USER, limit=TOP, abstain=True)
                     return [hit.text for hit in sorted(hits, key=lambda hit: -hit.score)]
 
                 find(asked[0][0])

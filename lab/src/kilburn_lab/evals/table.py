@@ -257,7 +257,7 @@ class _Stream:
         for page in interaction.uses:
             process.recall(f"p{page}")
         if interaction.marked:
-            process.remember(address)
+            process.rate(address)
         for message in interaction.done:
             append_and_wait(process, message)
 

@@ -1,0 +1,161 @@
+"""A user's memory: a collection that remembers, learns, updates and searches facts. `Hierarchy.memory` finds it by its name."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from kilburn.arguments import checked
+from kilburn.errors import KernelError
+from kilburn.event import Act
+from kilburn.kernel.collection import Collection, undisturbed
+from kilburn.kernel.drive import arun, aside, run
+from kilburn.kernel.found import Findings
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.kernel.search import Searcher
+from kilburn.memory.learning import Job, Learned, answering
+from kilburn.memory.retention import Quota, within
+from kilburn.memory.secrets import Secrets, screen
+from kilburn.move import Add, Retire
+from kilburn.page import Place, parse_address
+from kilburn.store import ProcessInfo
+
+
+@checked
+class UserMemory(Collection):
+    """What is known of a user of the tenant, fact by fact; made by `Hierarchy.memory`.
+
+    Safe to use from several threads.
+
+    Args:
+        levels: whose sessions it learns from, and what it searches with.
+    """
+
+    def __init__(self, levels: Hierarchy, info: ProcessInfo) -> None:
+        super().__init__(levels, info, levels.counter, levels.clock)
+        self._levels = levels
+
+    def remember(
+        self,
+        text: str,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        importance: float = 0.0,
+        pin: bool = False,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
+    ) -> str:
+        """Keep a fact that a person tells; returns its address. It can be found at once.
+
+        Args:
+            since, until: from when to when it is true, in seconds since the epoch.
+            importance: 0 to 1.
+            pin: never retired by a quota, never swept.
+            secrets: what to do if it holds a secret: see `kilburn.memory.secrets.screen`.
+            quota: what the memory may hold.
+
+        Raises:
+            SecretFound, QuotaExceeded: it may not be written. KernelError: an empty text, or times that cannot be.
+            MissingExtra, StoreError.
+        """
+        clean, _ = screen(text, secrets)
+        add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
+
+        def write() -> str:
+            seen = None if quota is None else self.head
+            return self.apply(*within(quota, self, [add], self.clock()), seen=seen)[0]
+
+        address = undisturbed(write)
+        if pin:
+            self.pin(address)
+        return address
+
+    def update(self, address: str, text: str, *, since: float | None = None, secrets: Secrets = None) -> str:
+        """Put a new text in place of a fact, as a person; returns its address. The old fact is retired in the same
+        transaction and stays in the history. The new one has its importance.
+
+        Args:
+            address: one fact that is in force.
+            since: from when the new one is true, and the old one is not, in seconds since the epoch; None for now.
+            secrets: see `remember`.
+
+        Raises:
+            UnknownAddress, Forgotten. KernelError: several facts, one that is not in force, or an empty text. LawBroken: it
+            is pinned. SecretFound, MissingExtra, StoreError. Nothing was changed.
+        """
+        clean, _ = screen(text, secrets)
+
+        def write() -> str:
+            seen, pages = self.head, self.resolve(address)
+            if len(pages) != 1:
+                raise KernelError(f"{address} names {len(pages):,} facts", advice="update one at a time")
+            _, state = self.read(pages[0])
+            if state.at is not Place.OUT:
+                raise KernelError(f"{address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
+            add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
+            return self.apply(add, Retire(tuple(pages), refers=0, why="a person updated it"), seen=seen)[0]
+
+        return undisturbed(write)
+
+    def learn(
+        self,
+        session: str | Process,
+        policy: Any = "plain",
+        model: Any = None,
+        *,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
+    ) -> Learned:
+        """Learn from what was said in a session since the last call.
+
+        Args:
+            session: its name, or the open process; of any user.
+            policy: a spec such as "plain" or "facts", or an object with `plan`.
+            model: answers what the policy asks: a spec or a model; None for that of the store.
+            secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in
+                its place; "refuse" leaves the text out, as if it had not been said; None does not look.
+            quota: what the memory may hold. What follows an untrusted text never evicts anything.
+
+        Raises:
+            SpecError: no such session, policy or model, or the policy asks a model and there is none. QuotaExceeded,
+            StoreError: nothing of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without
+            the extra.
+        """
+        job = Job(self._levels, session, policy, self.user, secrets, quota)
+        return run(job.learn(), answering(self._levels, model))
+
+    async def alearn(
+        self,
+        session: str | Process,
+        policy: Any = "plain",
+        model: Any = None,
+        *,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
+    ) -> Learned:
+        """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
+        written."""
+        job = Job(self._levels, session, policy, self.user, secrets, quota)
+        return await arun(job.learn(), answering(self._levels, model))
+
+    def search(
+        self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
+    ) -> Findings:
+        """Facts of this memory that match; see `Hierarchy.search`, which also finds what belongs to all users.
+
+        Raises:
+            StoreError.
+        """
+        levels, now = self._levels, self.clock() if at is None else at
+        search = Searcher(self.store, levels.ranking, levels.vectors, [self.info])
+        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
+        self.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
+        return hits
+
+    async def asearch(
+        self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
+    ) -> Findings:
+        """`search` for async callers, in a worker thread."""
+        return await aside(partial(self.search, query, tokens, limit, at=at, abstain=abstain))

@@ -1,0 +1,133 @@
+"""A user's memory as one object: what is remembered, updated, searched, recalled and forgotten through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kilburn
+from kilburn.errors import Forgotten, KernelError, LawBroken, SpecError, UnknownAddress
+from kilburn.event import Act
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.found import Findings
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.user_memory import UserMemory
+from kilburn.move import Add
+
+START = 1_000_000.0
+
+
+class Clock:
+    now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[Hierarchy]:
+    with kilburn.open(str(tmp_path / "agent.db"), tokenizer="chars/4") as opened:
+        opened.clock = clock
+        yield opened
+
+
+def in_force(memory: UserMemory, at: float | None = None) -> list[str]:
+    return [memory.text(page.id) for page, _ in memory.pages(at)]
+
+
+def test_an_updated_fact_takes_the_place_of_the_old_one_which_stays_in_the_history(store: Hierarchy, clock: Clock) -> None:
+    memory = store.memory("ana")
+    assert memory.remember("Ana lives in Porto.", importance=0.5) == "p1"
+    clock.now += 10
+    head = memory.head
+    assert memory.update("p1", "Ana lives in Braga.") == "p2"
+    assert {event.why for event in memory.events(head) if event.act in (Act.ADMIT, Act.RETIRE)} == {"a person updated it"}
+    assert in_force(memory) == ["Ana lives in Braga."]
+    assert in_force(memory, START + 5) == ["Ana lives in Porto."]
+    assert [version.page.address for version in memory.history("p2")] == ["p1", "p2"]
+    assert [state.importance for _, state in memory.pages()] == [0.5]
+    assert memory.recall("p1") == "Ana lives in Porto."
+    assert [hit.text for hit in memory.search("Ana lives in")] == ["Ana lives in Braga."]
+    assert memory.undo("p2") == ["p1"]
+    assert in_force(memory) == ["Ana lives in Porto."]
+
+
+def test_an_update_says_from_when_the_new_text_is_true(store: Hierarchy, clock: Clock) -> None:
+    memory = store.memory("ana")
+    memory.remember("Ana lives in Porto.")
+    clock.now += 100
+    memory.update("p1", "Ana lives in Braga.", since=START + 50)
+    assert in_force(memory, START + 49) == ["Ana lives in Porto."]
+    assert in_force(memory, START + 51) == ["Ana lives in Braga."]
+
+
+def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Hierarchy) -> None:
+    memory = store.memory("ana")
+    memory.remember("one")
+    memory.remember("two", pin=True)
+    memory.remember("three")
+    memory.forget("p3")
+    (note,) = memory.apply(Add(text="a model's word", sources=(1,)), policy="x", tainted=True)
+    head = memory.head
+    for address, error in (
+        ("p1-p2", KernelError),
+        ("p2", LawBroken),
+        ("p3", Forgotten),
+        (note, KernelError),
+        ("p9", UnknownAddress),
+    ):
+        with pytest.raises(error):
+            memory.update(address, "new")
+    with pytest.raises(KernelError):
+        memory.update("p1", " ")
+    with pytest.raises(SpecError):
+        memory.update("p1", "new", since="now")  # type: ignore[arg-type]
+    assert memory.head == head
+    memory.update("p1", "new")
+    with pytest.raises(KernelError, match="p1 is retired, not in force"):
+        memory.update("p1", "newer")
+
+
+def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(store: Hierarchy) -> None:
+    memory = store.memory("ana")
+    memory.remember("Ana's locker is number 12.")
+    store.memory().remember("Every locker has a number on its door.")
+    store.memory("bob").remember("Bob's locker is number 7.")
+    hits = memory.search("locker number")
+    assert isinstance(hits, Findings)
+    assert [(hit.session, memory.recall(hit.address)) for hit in hits] == [("@memory/ana", "Ana's locker is number 12.")]
+    assert {hit.session for hit in store.search("locker number", user="ana")} == {"@memory", "@memory/ana"}
+    searches = [event for event in memory.events() if event.act is Act.SEARCH]
+    assert [event.pages for event in searches] == [(1,), (1,)]
+    unlikely = memory.search("who painted the locker of the minister", abstain=True)
+    assert unlikely == []
+    assert unlikely.abstained
+    assert [hit.address for hit in unlikely.withheld] == ["p1"]
+    assert "locker" not in repr(unlikely)
+    assert 0 < hits.confidence <= 1
+
+
+async def test_a_memory_learns_and_searches_for_async_callers(store: Hierarchy) -> None:
+    talk = store.process("monday", user="ana")
+    talk.append({"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "Noted."})
+    memory = store.memory("ana")
+    assert (await memory.alearn(talk)).stored == ("f1",)
+    assert memory.learn("monday").stored == ()
+    assert [hit.address for hit in await memory.asearch("Porto")] == ["f1"]
+    assert await memory.arecall("f1") == "The user lives in Porto."
+    assert (await store.asearch("Porto", where="facts", abstain=True)).confidence > 0
+
+
+def test_memories_have_the_verbs_of_facts_and_documents_do_not(store: Hierarchy) -> None:
+    store.document("manual").add("Open the valve.")
+    store.memory("ana").remember("Ana likes tea.")
+    kinds = {one.name: type(one) for one in store.collections()}
+    assert kinds == {"@document/manual": Collection, "@memory/ana": UserMemory}
+    assert store.memory("ana") is store.memory("ana")
