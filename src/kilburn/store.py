@@ -17,7 +17,19 @@ from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Place, Span
 
-__all__ = ["Batch", "Passage", "Pieces", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name", "root_of"]
+__all__ = [
+    "Batch",
+    "Passage",
+    "Pieces",
+    "ProcessInfo",
+    "ProcessKind",
+    "Said",
+    "State",
+    "Store",
+    "Vector",
+    "check_name",
+    "root_of",
+]
 
 LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
@@ -102,6 +114,14 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     span: Span
     score: float
     entry: int = 0
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`."""
+
+    process: int
+    at: int
+    count: int
 
 
 class Vector(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,6 +338,32 @@ class Store(Protocol):
     def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
         """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
         A damaged one is never returned."""
+        ...
+
+    def keep_history(self, process: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """Keep what a session has said as digests, each over a message and all before it, so that `said_by` finds it. They are
+        derived from its pages by whoever needs them. When a page of the session is forgotten, they are erased with it.
+
+        Args:
+            digests: those that come behind the first `after` ones, which are kept; all of them where that is 0.
+            page: its last original page, as far as the caller knows.
+
+        Returns:
+            Whether they are kept. Nothing was written if a page of the session was forgotten, if `page` is not its last one, or if
+            it has not exactly `after` digests.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def said_by(self, digest: bytes, limit: int) -> list[Said]:
+        """At most so many sessions that have kept this digest: those that end with it first, then the newest."""
+        ...
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """The names of a user's sessions, `root` and its forks, whose digests are not kept up to their last page; at most so many,
+        those that were used last first. Empty sessions have nothing to keep."""
         ...
 
     def erase(self, process: int) -> None:

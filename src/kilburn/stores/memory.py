@@ -18,7 +18,7 @@ from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of, tombstone_of
-from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
+from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, Said, State, Vector, check_name, root_of
 from kilburn.stores.codec import encode_text, key_of
 from kilburn.stores.passages import passages, searchable
 from kilburn.stores.records import concerns, record_of_event, record_of_page, scrub, telling_words
@@ -37,6 +37,14 @@ class _Process(msgspec.Struct):
     """The first passage of each page that is indexed, counted as they were made."""
     passages: int = 0
     checkpoints: dict[int, bytes] = {}
+    said: list[bytes] = []
+    """What it has said, as digests; `said_until` is its last page then."""
+    said_until: int = 0
+
+    @property
+    def last(self) -> int:
+        """Its last original page."""
+        return max((number for number in self.pages if number > 0), default=0)
 
 
 class Memory:
@@ -190,6 +198,8 @@ class Memory:
     def _erase(self, known: _Process, batch: Batch) -> None:
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
         words = {word for page in batch.inherited for word in telling_words(page)}
+        if batch.erase:
+            known.said, known.said_until = [], 0
         for number in batch.erase:
             page = known.pages[number]
             self._unindex(known, number)
@@ -391,6 +401,42 @@ class Memory:
         with self._lock:
             self._check_open()
             self._vectors.pop(embedder, None)
+
+    def keep_history(self, process: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """See `Store`."""
+        with self._lock:
+            self._check_open()
+            known = self._processes.get(process)
+            if known is None or known.last != page or not all(each.digest for each in known.pages.values()):
+                return False
+            if after and after != len(known.said):
+                return False
+            known.said[after:] = digests
+            known.said_until = page
+            return bool(known.said)
+
+    def said_by(self, digest: bytes, limit: int) -> list[Said]:
+        """See `Store`."""
+        with self._lock:
+            self._check_open()
+            found = [
+                Said(process=number, at=known.said.index(digest) + 1, count=len(known.said))
+                for number, known in self._processes.items()
+                if digest in known.said
+            ]
+        return sorted(found, key=lambda one: (one.at == one.count, one.process), reverse=True)[: max(0, limit)]
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """See `Store`."""
+        with self._lock:
+            self._check_open()
+            infos = [
+                known.info
+                for known in self._processes.values()
+                if known.pages and (not known.said or known.said_until != known.last) and known.info.kind is ProcessKind.SESSION
+            ]
+        wanted = [info for info in infos if info.user == user and root_of(info.name) == root]
+        return [info.name for info in sorted(wanted, key=lambda info: -info.used)][: max(0, limit)]
 
     @contextmanager
     def together(self) -> Iterator[None]:

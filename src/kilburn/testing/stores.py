@@ -14,7 +14,7 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, St
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
-from kilburn.store import Batch, ProcessKind, State, Store
+from kilburn.store import Batch, ProcessKind, Said, State, Store
 
 __all__ = ["CHECKS", "batch_of", "check_store", "page_of"]
 
@@ -334,6 +334,32 @@ def check_erase(store: Store) -> None:
     store.commit(process, Batch(head=1, erase=[1]))
 
 
+def check_histories(store: Store) -> None:
+    """What a session has said is found by its digests, as far as they are kept; those of a forgotten text go with it."""
+    one, fork, other = start(store, "talk"), start(store, "talk~2"), start(store, "talk~2 more")
+    for process in (one, fork, other):
+        store.commit(process, batch_of(0, {1: f"first {process}", 2: f"second {process}"}))
+    assert set(store.unkept("talk", "", 9)) == {"talk", "talk~2"}
+    assert len(store.unkept("talk", "", 1)) == 1
+    assert store.unkept("talk", "somebody", 9) == []
+    assert not store.keep_history(one, [b"a"], after=0, page=1), "another page is its last one"
+    assert store.keep_history(one, [b"a", b"b"], after=0, page=2)
+    assert store.keep_history(fork, [b"a", b"b", b"c"], after=0, page=2)
+    assert store.unkept("talk", "", 9) == []
+    assert store.said_by(b"none", 9) == []
+    assert store.said_by(b"b", 9) == [Said(process=one, at=2, count=2), Said(process=fork, at=2, count=3)]
+    assert store.said_by(b"a", 1) == [Said(process=fork, at=1, count=3)]
+    store.commit(one, batch_of(1, {3: "third"}))
+    assert store.unkept("talk", "", 9) == ["talk"]
+    assert not store.keep_history(one, [b"d"], after=1, page=3), "two are kept"
+    assert store.keep_history(one, [b"d"], after=2, page=3)
+    assert store.said_by(b"d", 9) == [Said(process=one, at=3, count=3)]
+    store.commit(one, Batch(head=2, erase=[3]))
+    assert (store.said_by(b"d", 9), store.said_by(b"b", 9)) == ([], [Said(process=fork, at=2, count=3)])
+    assert not store.keep_history(one, [b"a"], after=0, page=3), "something of it is forgotten"
+    assert store.unkept("talk", "", 9) == ["talk"]
+
+
 def check_inherited(store: Store) -> None:
     """When a page that a branch inherited is erased, no event of the branch quotes it any more; the page itself stays."""
     one, branch = start(store, "one"), start(store, "branch")
@@ -640,6 +666,7 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_query_is_data,
     check_unindex,
     check_erase,
+    check_histories,
     check_inherited,
     check_above,
     check_begin,

@@ -1,0 +1,61 @@
+"""The index of histories: what each session has said, as digests by which a history is recognised that a client hands over.
+
+Each digest is over a message and all that came before it. They are derived from the pages, by whom they are for. A session of which
+anything was forgotten has none: a trigger of the file sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+
+from kilburn.store import Said, root_of
+from kilburn.stores.connection import row, rows
+
+__all__ = ["keep", "said_by", "unkept"]
+
+
+def keep(db: apsw.Connection, tenant: int, process: int, digests: Sequence[bytes], after: int, page: int) -> bool:
+    """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
+    last = row(db, "SELECT max(id) FROM page WHERE process = ? AND id > 0", process)
+    gone = row(db, "SELECT 1 FROM page WHERE content IS NULL AND process = ? LIMIT 1", process)
+    owned = row(db, "SELECT 1 FROM process WHERE id = ? AND tenant = ?", process, tenant)
+    if owned is None or gone is not None or last != (page,):
+        return False
+    if not after:
+        db.execute("DELETE FROM history WHERE process = ?", (process,))
+    elif row(db, "SELECT 1 FROM history WHERE process = ? AND at = ? AND last", process, after) is None:
+        return False
+    if not digests:
+        db.execute("UPDATE history SET page = ? WHERE process = ? AND at = ?", (page, process, after))
+        return after > 0
+    db.execute("UPDATE history SET last = 0 WHERE process = ? AND at = ?", (process, after))
+    end = after + len(digests)
+    db.executemany(
+        "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, ?, ?)",
+        [(process, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)],
+    )
+    return True
+
+
+def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[Said]:
+    """The sessions that have said this: first those that end with it, then the newest."""
+    select = (
+        "SELECT process, at, (SELECT max(at) FROM history AS other WHERE other.process = history.process) FROM history"
+        " WHERE tenant = ? AND digest = ? ORDER BY last DESC, process DESC LIMIT ?"
+    )
+    return [Said(process=process, at=at, count=count) for process, at, count in rows(db, select, tenant, digest, limit)]
+
+
+def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
+    """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
+    select = (
+        "SELECT name FROM process WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:'))"
+        " AND user = ?3 AND kind = 'session' AND pages > 0 AND NOT aside"
+        " AND NOT EXISTS(SELECT 1 FROM history WHERE process = process.id AND last"
+        " AND page = (SELECT max(page.id) FROM page WHERE page.process = process.id))"
+        " ORDER BY used DESC LIMIT ?4"
+    )
+    found = [name for (name,) in rows(db, select, tenant, root, user, limit)]
+    return [name for name in found if root_of(name) == root]
