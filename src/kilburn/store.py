@@ -119,7 +119,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
 class Said(msgspec.Struct, frozen=True, kw_only=True):
     """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`."""
 
-    process: int
+    name: str
     at: int
     count: int
 
@@ -349,8 +349,8 @@ class Store(Protocol):
             page: its last original page, as far as the caller knows.
 
         Returns:
-            Whether they are kept. Nothing was written if a page of the session was forgotten, if `page` is not its last one, or if
-            it has not exactly `after` digests.
+            Whether they are kept. Nothing was written if a page of the session was forgotten, if `page` is not its last one, or
+            if it has not exactly `after` digests.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
@@ -362,8 +362,8 @@ class Store(Protocol):
         ...
 
     def unkept(self, root: str, user: str, limit: int) -> list[str]:
-        """The names of a user's sessions, `root` and its forks, whose digests are not kept up to their last page; at most so many,
-        those that were used last first. Empty sessions have nothing to keep."""
+        """The names of a user's sessions, `root` and its forks, whose digests are not kept up to their last page; at most so
+        many, those that were used last first. Empty sessions have nothing to keep."""
         ...
 
     def erase(self, process: int) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreStale
+from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
@@ -37,6 +37,7 @@ from kilburn.gateway.sessions import (
     last_reply,
     renamed,
     said_after,
+    seed_of,
     shared,
     turn_before_reply,
 )
@@ -46,7 +47,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
-from kilburn.store import ProcessInfo, root_of
+from kilburn.store import ProcessInfo, Said, root_of
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
@@ -67,7 +68,7 @@ MEMOS = 64 << 20
 """Bytes of histories that are kept in memory, for each tenant."""
 
 FORKS = 32
-"""Sessions of one beginning that are read again after a restart: those that were used last."""
+"""Sessions that have said the same, or may have, and are looked at for one request: the newest, or those that were used last."""
 
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
@@ -87,7 +88,7 @@ LONGEST_NAME = 200
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
 
-Said = tuple[bool, bytes]
+Spoken = tuple[bool, bytes]
 """Whether the assistant says it, and its digest."""
 
 
@@ -102,22 +103,16 @@ class Histories:
         self._messages, self._pages = messages, pages
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Spoken, ...]] = OrderedDict()
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         self._kept = 0
         self._warm: set[str] = set()
         self._leads: OrderedDict[bytes, None] = OrderedDict()
-        self._seen: set[tuple[str, str]] = set()
-        """Roots, each with its user, whose sessions in the store were read since the start."""
-        self._highest: dict[str, int] = {}
-        """The highest number that a session of a root has in the store, as far as it was looked for."""
         self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
         """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
         ids of its calls if the session has others."""
         self._noted: dict[int, tuple[float, int]] = {}
         """Sessions whose notes of replies were read: when they were used last, and the last note."""
-        self._away: OrderedDict[bytes, str] = OrderedDict()
-        """Names of sessions that are kept in memory no longer, by the end of their chain."""
 
     # What a history says
 
@@ -140,7 +135,7 @@ class Histories:
             ends += [run.stop] * len(found)
         return digests, ends
 
-    def _said(self, form: Form, raw: bytes) -> tuple[Said, ...]:
+    def _said(self, form: Form, raw: bytes) -> tuple[Spoken, ...]:
         key = hashlib.blake2b(raw, digest_size=16, person=form.name.encode()[:16]).digest()
         known = self._known.get(key)
         if known is None:
@@ -380,13 +375,15 @@ class Histories:
             return
         session.extend(canonical(spoken))
         session.last = _text_of(spoken) or session.last
+        with self._lock:
+            if self._sessions.get(session.name) is session:
+                self._keep(session)
         self._remember(session)
         session.busy = False
 
     def lose(self, session: Session) -> None:
         """Keep nothing of a session in memory; it is read again from the store when it is asked for."""
         with self._lock:
-            self._seen.discard((session.root, session.user))
             self._put_away(session)
 
     def _put_away(self, session: Session) -> None:
@@ -411,46 +408,89 @@ class Histories:
 
     def _claimed(self, request: _Request) -> tuple[Session, int] | Session:
         """The same, or a session that takes the same request in just now."""
-        root, user, chain = request.root, request.user, request.chain
-        self._read_again(root, user)
-        family = [session for session in self._sessions.values() if session.root == root and session.user == user]
-        free = [session for session in family if not session.busy]
-        for session in free:
-            session.fill(request.digests)
-        ends = {session.chain[-1]: session for session in free if session.chain}
+        chain = request.chain
+        family = [each for each in self._sessions.values() if (each.root, each.user) == (request.root, request.user)]
+        busy = [session for session in family if session.busy]
+        others = self._unkept(request)
+        alike: list[Said] = []
         for at in range(len(chain), 0, -1):
-            found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
-            if found is not None and len(found.chain) == at:
-                found.begin(chain[-1])
-                self._sessions.move_to_end(found.name)
-                return found, at
+            said = self.hierarchy.store.said_by(chain[at - 1], FORKS)
+            alike = alike or said
+            ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
+            for found in (*ending, *self._having(request, said, at)):
+                if not found.busy:
+                    found.begin(chain[-1])
+                    self._sessions.move_to_end(found.name)
+                    return found, at
             if at == len(chain):
-                for session in family:
+                for session in (*busy, *others, *self._having(request, said, at + 1)):
                     if session.busy and session.asked == chain[-1] and not session.taken.is_set():
                         return session
                     if (turn := _asked_before(session, chain)) is not None:
                         return session.again(turn, at), at
-        session, at = self._fork(request, family)
+        session, at = self._fork(request, family, *self._nearest(request, [*busy, *others], alike))
         session.begin(chain[-1] if chain else b"")
         return session, at
 
-    def _fetched(self, end: bytes, root: str, user: str) -> Session | None:
-        """A session that was put away, if it still ends there."""
-        name = self._away.pop(end, None)
-        info = None if name is None else self._stored(name)
-        if info is None or info.user != user or info.name in self._sessions:
-            return None
-        session = self._sessions[info.name] = self._opened(info.name, root, user)
-        return session if session.chain and session.chain[-1] == end else None
+    def _having(self, request: _Request, said: Iterable[Said], count: int) -> Iterator[Session]:
+        """The sessions that have so many digests, among those that have one of a history."""
+        for each in said:
+            if each.count == count:
+                session = self._session(each.name, request)
+                if session is not None and not session.busy and len(session.chain) < count:
+                    # Another gateway went on with it.
+                    self._put_away(session)
+                    session = self._session(each.name, request)
+                if session is not None and shared(session.chain, request.chain) >= each.at:
+                    yield session
 
-    def _fork(self, request: _Request, family: Sequence[Session]) -> tuple[Session, int]:
-        """A new session, with what it has in common with the nearest one."""
-        root, user, chain = request.root, request.user, request.chain
-        parent, common = None, 0
-        for session in family:
-            both = shared(session.chain, chain)
+    def _nearest(self, request: _Request, sessions: Iterable[Session], alike: Iterable[Said]) -> tuple[Session | None, int]:
+        """The session that has most in common with a history, and how much: one of these, or one of the store's."""
+        near, common = None, 0
+        for session in sessions:
+            both = shared(session.chain, request.chain)
             if both > common:
-                parent, common = session, both
+                near, common = session, both
+        for each in alike:
+            found = self._session(each.name, request) if each.at > common else None
+            if found is not None and shared(found.chain, request.chain) > common:
+                return found, shared(found.chain, request.chain)
+        return near, common
+
+    def _unkept(self, request: _Request) -> list[Session]:
+        """Sessions of this root of which the store does not have what they said: something was forgotten, their last request was
+        cut short, or they are older than that. From now on it has, unless something was forgotten."""
+        found = []
+        for name in self.hierarchy.store.unkept(request.root, request.user, FORKS):
+            session = self._session(name, request)
+            if session is not None and not session.busy:
+                session.fill(request.digests)
+                self._keep(session)
+                found.append(session)
+        return found
+
+    def _session(self, name: str, request: _Request) -> Session | None:
+        """The session of that name, if it is of the same user and root; None where it is damaged."""
+        if name not in self._sessions and root_of(name) == request.root:
+            info = self._stored(name)
+            if info is not None and info.user == request.user:
+                self._read(name, request.root, request.user)
+        session = self._sessions.get(name)
+        return session if session is not None and session.user == request.user else None
+
+    def _keep(self, session: Session) -> None:
+        """Have the store keep what a session has said, so that a history of it is recognised. No request fails by it: it can be
+        made again from the pages."""
+        store, page = self.hierarchy.store, session.process.window.last
+        with suppress(StoreError):
+            for after in () if session.gaps else dict.fromkeys((session.kept, 0)):
+                if store.keep_history(session.number, session.chain[after:], after=after, page=page):
+                    session.kept = len(session.chain)
+                    return
+
+    def _fork(self, request: _Request, family: Sequence[Session], parent: Session | None, common: int) -> tuple[Session, int]:
+        """A new session, with what it has in common with the nearest one."""
+        root, user = request.root, request.user
         before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
         earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
@@ -474,8 +514,22 @@ class Histories:
         return session, copied
 
     def _new(self, root: str, user: str) -> Process:
-        number = self._highest[root] = self._last(root) + 1
-        return self.hierarchy.process(root if number == 1 else f"{root}~{number}", user)
+        """A process with a name of this root that is free."""
+        free = 1
+        while self._is_taken(root, free):
+            free *= 2
+        taken = free // 2
+        while free - taken > 1:
+            middle = (taken + free) // 2
+            free, taken = (free, middle) if self._is_taken(root, middle) else (middle, taken)
+        return self.hierarchy.process(_numbered(root, free), user)
+
+    def _is_taken(self, root: str, number: int) -> bool:
+        name = _numbered(root, number)
+        try:
+            return name in self._sessions or self._stored(name) is not None
+        except StoreCorrupt:
+            return True
 
     def _begin(
         self, process: Process, origin: Process, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
@@ -484,13 +538,8 @@ class Histories:
         shared = sum(len(message.parts) for message in known)
         number = origin.kernel.info.number
         process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
-        try:
-            if kept:
-                process.append(*kept)
-        except StoreStale:
-            # Another gateway had the same name in mind.
-            self._seen.clear()
-            raise
+        if kept:
+            process.append(*kept)
 
     def _compacted(self, request: _Request) -> tuple[Session | None, int]:
         """The session that a client has compacted into this history by itself, if any, and how many of the history's digests are
@@ -526,36 +575,6 @@ class Histories:
             if info.name not in self._sessions:
                 self._read(info.name, root_of(info.name), user)
 
-    def _last(self, root: str) -> int:
-        """The highest number of a root's sessions. Other gateways may have made some more since it was looked for."""
-        if not self._highest:
-            self._highest[""] = 0
-            for info in self.hierarchy.store.processes():
-                base = root_of(info.name)
-                number = int(info.name[len(base) + 1 :] or 1)
-                self._highest[base] = max(self._highest.get(base, 0), number)
-        number = self._highest.get(root, 0)
-        while self._stored(f"{root}~{number + 1}" if number else root) is not None:
-            number += 1
-        return number
-
-    def _read_again(self, root: str, user: str) -> None:
-        """Read a user's sessions of a root from the store, if there are some that were never read."""
-        known, last = self._highest.get(root, 0), self._last(root)
-        if (root, user) in self._seen and last == known:
-            return
-        self._seen.add((root, user))
-        self._highest[root] = last
-        names = [f"{root}~{number}" if number > 1 else root for number in range(1, min(last, FORKS + 1) + 1)]
-        if last > FORKS:
-            infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
-            names = [info.name for info in infos if info.user == user and root_of(info.name) == root][-FORKS:]
-        for name in names:
-            info = self._stored(name)
-            if info is not None and info.user == user and name not in self._sessions:
-                self._read(name, root, user)
-                self._trim()
-
     def _stored(self, name: str) -> ProcessInfo | None:
         return self.hierarchy.store.process(name, time=0.0, create=False)
 
@@ -581,10 +600,6 @@ class Histories:
             if session.busy:
                 continue
             pages -= session.process.window.last
-            if session.chain:
-                self._away[session.chain[-1]] = session.name
-                if len(self._away) > KNOWN:
-                    self._away.popitem(last=False)
             self._put_away(session)
 
     def said(
@@ -670,9 +685,9 @@ class Histories:
             if self._sessions.get(old) is session:
                 del self._sessions[old]
             self._forget(old)
-            self._seen.discard((session.root, session.user))
             self._sessions[branch.name] = session
         session.process, session.turn, session.repeated, session.waiting = branch, branch.turn, False, waiting
+        session.kept = 0
         return said, [*pages, *((session.number, page) for page in shown.sources)]
 
 
@@ -708,7 +723,7 @@ class _Request:
     ) -> None:
         self._form, self._asked, self._ends, self.before = form, asked, ends, before
         self.user, self.digests, self.root, self.link = user, digests, root, link
-        self.chain = list(chained(digests))
+        self.chain = list(chained(digests, seed_of(root, user)))
 
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
@@ -765,7 +780,7 @@ def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> in
     return end
 
 
-def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
+def _runs(said: Sequence[tuple[Spoken, ...]]) -> Iterator[range]:
     """Which messages of a history are one: what the assistant says in a row, with the reasoning before, between and behind it,
     which says nothing by itself."""
     start, spoken = 0, None
@@ -777,6 +792,11 @@ def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
         spoken = here[-1][0] if here else spoken
     if said:
         yield range(start, len(said))
+
+
+def _numbered(root: str, number: int) -> str:
+    """The name of a session of a root."""
+    return f"{root}~{number}" if number > 1 else root
 
 
 def _key(reply: str) -> str:

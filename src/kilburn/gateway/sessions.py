@@ -31,6 +31,7 @@ __all__ = [
     "last_reply",
     "renamed",
     "said_after",
+    "seed_of",
     "shared",
     "turn_before_reply",
 ]
@@ -59,7 +60,11 @@ class Session:
         """Messages that it has, as far as is known here; more are of another gateway."""
         self.digests, self.gaps = _said_in(process)
         """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
-        self.chain = list(chained(self.digests))
+        self.seed = seed_of(root, self.user)
+        self.chain = list(chained(self.digests, self.seed))
+        """For each digest, one that says all that came before it too, and whose it is."""
+        self.kept = 0
+        """How many of these the store has, as far as is known here."""
         self.answered = any(call.startswith(HIDDEN) for call in process.window.calls)
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
@@ -164,11 +169,11 @@ class Session:
         """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
         there = digests[: len(self.digests)]
         if self.gaps and _agree(self.digests, self.gaps, there):
-            self.digests, self.chain = list(there), list(chained(there))
+            self.digests, self.chain = list(there), list(chained(there, self.seed))
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
-        self.chain += chained(digests, self.chain[-1] if self.chain else b"")
+        self.chain += chained(digests, self.chain[-1] if self.chain else self.seed)
         self.digests += digests
 
 
@@ -197,6 +202,11 @@ def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
     for digest in digests:
         start = hashlib.blake2b(start + digest, digest_size=16).digest()
         yield start
+
+
+def seed_of(root: str, user: str) -> bytes:
+    """What the chains of a user's sessions of one root begin with: nobody else's are ever the same."""
+    return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
 
 
 def shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:

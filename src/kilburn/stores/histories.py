@@ -1,7 +1,7 @@
 """The index of histories: what each session has said, as digests by which a history is recognised that a client hands over.
 
-Each digest is over a message and all that came before it. They are derived from the pages, by whom they are for. A session of which
-anything was forgotten has none: a trigger of the file sees to that.
+Each digest is over a message and all that came before it. Whoever recognises histories derives them from the pages. A session of
+which anything was forgotten has none: a trigger of the file sees to that.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def keep(db: apsw.Connection, tenant: int, process: int, digests: Sequence[bytes
 def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[Said]:
     """The sessions that have said this: first those that end with it, then the newest."""
     select = (
-        "SELECT process, at, (SELECT max(at) FROM history AS other WHERE other.process = history.process) FROM history"
-        " WHERE tenant = ? AND digest = ? ORDER BY last DESC, process DESC LIMIT ?"
+        "SELECT name, at, (SELECT max(at) FROM history AS own WHERE own.process = history.process) FROM history"
+        " JOIN process ON process.id = history.process AND NOT aside"
+        " WHERE history.tenant = ? AND digest = ? ORDER BY last DESC, history.process DESC LIMIT ?"
     )
-    return [Said(process=process, at=at, count=count) for process, at, count in rows(db, select, tenant, digest, limit)]
+    return [Said(name=name, at=at, count=count) for name, at, count in rows(db, select, tenant, digest, limit)]
 
 
 def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:

@@ -420,11 +420,11 @@ class Memory:
         with self._lock:
             self._check_open()
             found = [
-                Said(process=number, at=known.said.index(digest) + 1, count=len(known.said))
-                for number, known in self._processes.items()
+                Said(name=known.info.name, at=known.said.index(digest) + 1, count=len(known.said))
+                for known in reversed(self._processes.values())
                 if digest in known.said
             ]
-        return sorted(found, key=lambda one: (one.at == one.count, one.process), reverse=True)[: max(0, limit)]
+        return sorted(found, key=lambda one: one.at != one.count)[: max(0, limit)]
 
     def unkept(self, root: str, user: str, limit: int) -> list[str]:
         """See `Store`."""

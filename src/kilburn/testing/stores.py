@@ -347,15 +347,15 @@ def check_histories(store: Store) -> None:
     assert store.keep_history(fork, [b"a", b"b", b"c"], after=0, page=2)
     assert store.unkept("talk", "", 9) == []
     assert store.said_by(b"none", 9) == []
-    assert store.said_by(b"b", 9) == [Said(process=one, at=2, count=2), Said(process=fork, at=2, count=3)]
-    assert store.said_by(b"a", 1) == [Said(process=fork, at=1, count=3)]
+    assert store.said_by(b"b", 9) == [Said(name="talk", at=2, count=2), Said(name="talk~2", at=2, count=3)]
+    assert store.said_by(b"a", 1) == [Said(name="talk~2", at=1, count=3)]
     store.commit(one, batch_of(1, {3: "third"}))
     assert store.unkept("talk", "", 9) == ["talk"]
     assert not store.keep_history(one, [b"d"], after=1, page=3), "two are kept"
     assert store.keep_history(one, [b"d"], after=2, page=3)
-    assert store.said_by(b"d", 9) == [Said(process=one, at=3, count=3)]
+    assert store.said_by(b"d", 9) == [Said(name="talk", at=3, count=3)]
     store.commit(one, Batch(head=2, erase=[3]))
-    assert (store.said_by(b"d", 9), store.said_by(b"b", 9)) == ([], [Said(process=fork, at=2, count=3)])
+    assert (store.said_by(b"d", 9), store.said_by(b"b", 9)) == ([], [Said(name="talk~2", at=2, count=3)])
     assert not store.keep_history(one, [b"a"], after=0, page=3), "something of it is forgotten"
     assert store.unkept("talk", "", 9) == ["talk"]
 
