@@ -741,8 +741,7 @@ class _Request:
     @cached_property
     def leads(self) -> dict[bytes, bytes]:
         """What stands before the history, by digest."""
-        beside = [bytes(self._asked.fields[key]) for key in ("system", "instructions") if key in self._asked.fields]
-        return {hashlib.blake2b(raw, digest_size=16).digest(): raw for raw in [*self._asked.lead, *beside]}
+        return {hashlib.blake2b(raw, digest_size=16).digest(): raw for raw in self._asked.system}
 
     def opening(self, leads: Container[bytes]) -> Iterator[tuple[int, str]]:
         """The texts with which it begins, each with how many digests it ends.

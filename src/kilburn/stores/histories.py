@@ -18,15 +18,16 @@ __all__ = ["keep", "said_by", "unkept"]
 
 def keep(db: apsw.Connection, tenant: int, process: int, digests: Sequence[bytes], after: int, page: int) -> bool:
     """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
-    last = row(db, "SELECT max(id) FROM page WHERE process = ? AND id > 0", process)
-    gone = row(db, "SELECT 1 FROM page WHERE content IS NULL AND process = ? LIMIT 1", process)
-    owned = row(db, "SELECT 1 FROM process WHERE id = ? AND tenant = ?", process, tenant)
-    if owned is None or gone is not None or last != (page,):
+    fits = (
+        "SELECT 1 FROM process WHERE id = ?1 AND tenant = ?2"
+        " AND ?3 = (SELECT max(page.id) FROM page WHERE page.process = ?1)"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.process = ?1)"
+        " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.process = ?1 AND at = ?4 AND last))"
+    )
+    if row(db, fits, process, tenant, page, after) is None:
         return False
     if not after:
         db.execute("DELETE FROM history WHERE process = ?", (process,))
-    elif row(db, "SELECT 1 FROM history WHERE process = ? AND at = ? AND last", process, after) is None:
-        return False
     if not digests:
         db.execute("UPDATE history SET page = ? WHERE process = ? AND at = ?", (page, process, after))
         return after > 0
