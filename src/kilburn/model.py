@@ -16,7 +16,19 @@ import msgspec
 
 from kilburn.message import Message, Part
 
-__all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count", "takes_tools"]
+__all__ = [
+    "Delta",
+    "Finish",
+    "Model",
+    "Reply",
+    "Request",
+    "Tokens",
+    "ToolSpec",
+    "complete",
+    "is_count",
+    "request_of",
+    "takes_tools",
+]
 
 LARGEST = 2**40
 """Bound on the tokens in a report."""
@@ -155,6 +167,17 @@ def takes_tools(model: Model) -> bool:
     """Whether a model may be offered tools: unless it says no in its attribute `takes_tools`, as one does whose chat template
     has no place for them, or whose server has refused them."""
     return bool(getattr(model, "takes_tools", True))
+
+
+def request_of(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
+    """The request for one prompt, with the system prompt where the model's form has it: beside the messages, or first of them.
+
+    Args:
+        settings: of the request, as `Request` takes them.
+    """
+    user, beside = {"role": "user", "content": prompt}, model.form == "messages"
+    lead = [{"role": "system", "content": system}] if system and not beside else []
+    return Request(messages=[*lead, user], system=system if system and beside else None, **settings)
 
 
 def complete(model: Model, request: Request) -> Reply:
