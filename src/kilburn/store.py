@@ -19,6 +19,7 @@ from kilburn.page import Page, Place, Span
 
 __all__ = [
     "Batch",
+    "Digests",
     "Passage",
     "Pieces",
     "ProcessInfo",
@@ -136,6 +137,14 @@ Pieces = Sequence[str | tuple[str, int, int]]
 """A text as pieces: words, and spans of other texts as (digest, start, stop), in characters."""
 
 
+class Digests(msgspec.Struct, frozen=True):
+    """What a session has said, from the digest behind its first `after` ones to the last: each is over a message and all before
+    it. Whoever recognises histories makes them; to a kernel and a store they are bytes."""
+
+    after: int
+    added: tuple[bytes, ...]
+
+
 class Batch(msgspec.Struct, kw_only=True):
     """One transaction of one process.
 
@@ -156,6 +165,8 @@ class Batch(msgspec.Struct, kw_only=True):
         checkpoint: the window of the process after this batch, as its kernel writes it: with it, the ledger need not be replayed
             from the beginning. It has no words of pages.
         inherited: pages of other processes that are forgotten here: no event of this one may quote them any more.
+        said: what the session has said with the new pages, kept as by `keep_history`; but only if the digests before are kept up
+            to the last page before them.
         wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
 
@@ -171,6 +182,7 @@ class Batch(msgspec.Struct, kw_only=True):
     erase: Sequence[int] = ()
     inherited: Sequence[Page] = ()
     checkpoint: bytes | None = None
+    said: Digests | None = None
     wait: bool = True
 
     def check_continues(self, process: int, head: int) -> None:

@@ -61,6 +61,7 @@ class Asked(msgspec.Struct, kw_only=True):
         choices: replies that it wants.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
         tools: whether the client has tools of its own.
+        read: messages of the conversation that were read already, by their JSON.
         open: whether ours can stand beside them: not in a field that is no list, and not beside the older `functions`.
     """
 
@@ -71,6 +72,7 @@ class Asked(msgspec.Struct, kw_only=True):
     calls: tuple[str, ...] = ()
     lead: list[bytes] = []
     messages: list[bytes] = []
+    read: dict[bytes, list[Message]] = {}
     model: str
     stream: bool
     reply: int

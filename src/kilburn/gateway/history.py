@@ -47,7 +47,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
-from kilburn.store import ProcessInfo, Said, root_of
+from kilburn.store import Digests, ProcessInfo, Said, root_of
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
@@ -103,11 +103,19 @@ class Histories:
         self._messages, self._pages = messages, pages
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._known: OrderedDict[bytes, tuple[Spoken, ...]] = OrderedDict()
+        """By name. A request has its session for itself as long as it goes on, and the next one need not read it again."""
+        self._known: OrderedDict[tuple[str, bytes], tuple[Spoken, ...]] = OrderedDict()
+        """What a message's bytes say: a client that moves its marks sends most messages as they were, and reading one takes much
+        longer than looking for it here."""
         self._memos: OrderedDict[str, Memo] = OrderedDict()
+        """The bytes of histories, by session: one that begins with them is not taken apart, however long it is."""
         self._kept = 0
+        """Bytes of these."""
         self._warm: set[str] = set()
+        """Users whose newest sessions were read since the start: a summary that a client made of one is recognised by its words,
+        and the store has no index of those."""
         self._leads: OrderedDict[bytes, None] = OrderedDict()
+        """System prompts without a summary, by digest: a client sends the same one with every new session, and it may be long."""
         self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
         """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
         ids of its calls if the session has others."""
@@ -116,14 +124,19 @@ class Histories:
 
     # What a history says
 
-    def digests(self, form: Form, raws: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    def digests(
+        self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
+    ) -> tuple[list[bytes], list[int]]:
         """The digests of a history, and for each how many of the messages it ends.
+
+        Args:
+            read: takes what is read for it, by its JSON.
 
         Raises:
             WireError: a message is none.
         """
         with self._lock:
-            said = [self._said(form, raw) for raw in raws]
+            said = [self._said(form, raw, {} if read is None else read) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
         for run in _runs(said):
@@ -135,11 +148,11 @@ class Histories:
             ends += [run.stop] * len(found)
         return digests, ends
 
-    def _said(self, form: Form, raw: bytes) -> tuple[Spoken, ...]:
-        key = hashlib.blake2b(raw, digest_size=16, person=form.name.encode()[:16]).digest()
+    def _said(self, form: Form, raw: bytes, read: dict[bytes, list[Message]]) -> tuple[Spoken, ...]:
+        key = form.name, hashlib.blake2b(raw, digest_size=16).digest()
         known = self._known.get(key)
         if known is None:
-            messages = form.read(raw)
+            messages = read[raw] = form.read(raw)
             spoken = bool(messages) and messages[-1].role is Role.ASSISTANT
             known = tuple((spoken, digest) for digest in canonical(messages))
             self._known[key] = known
@@ -233,12 +246,11 @@ class Histories:
                 session, raws, digests = found or self._found(form, asked, name, user, link=link)
                 session.linked = link
                 self._check_length(len(session.digests) + len(raws))
-                fresh = form.together([message for raw in raws for message in form.read(raw)])
+                fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
-                    self._append(form, asked, session.process, fresh, len(raws))
+                    self._append(form, asked, session, fresh, len(raws), session.kept_with(digests))
                     session.extend(digests)
-                if fresh:
                     session.turn = session.process.turn
                 session.start = session.turn
                 session.memo = None if asked.after else Memo(session, (form.name, name, user), asked)
@@ -262,26 +274,30 @@ class Histories:
         if messages > self._messages:
             raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
 
-    def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
+    def _append(
+        self, form: Form, asked: Asked, session: Session, fresh: Sequence[Message], count: int, said: Digests | None
+    ) -> None:
         """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call.
 
         A compaction that a client brings was made, as far as anybody knows, of the session that this one is from: it cites all
         of it. A later one cites the one before it (see `pages_of`).
         """
+        process = session.process
         first = next((at for at, message in enumerate(fresh) if any(map(is_compaction, message.parts))), None)
         if first is not None:
             # Those behind it cite it.
             cites = (*fresh[first].cites, *self._pages_before(process))
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
-            process.append(*following(fresh, process))
+            process.append(*following(fresh, process), said=said)
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
             if asked.calls:
                 parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
                 before = [Message(role=Role.ASSISTANT, parts=parts)]
-            process.append(*following(renamed(fresh, before, process), process))
+            process.append(*following(renamed(fresh, before, process), process), said=said)
+        session.note_kept(said)
 
     def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:
         """The originals of the session that another one is from, by its ledger."""
@@ -306,7 +322,7 @@ class Histories:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         self._check_length(len(asked.messages))
-        digests, ends = self.digests(form, asked.messages)
+        digests, ends = self.digests(form, asked.messages, asked.read)
         root = root_of(name) if name else _root(user, digests)
         before = self._before(asked, name, user)
         if before is not None:
@@ -332,7 +348,7 @@ class Histories:
                 return None
             rest = history[len(best.prefix) :].lstrip()
             session, raws = best.session, _rest(b"[" + rest.removeprefix(b","))
-            digests, ends = self.digests(form, raws)
+            digests, ends = self.digests(form, raws, asked.read)
             since = session.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
@@ -363,7 +379,8 @@ class Histories:
 
     def give(self, session: Session) -> None:
         """Its request is over."""
-        spoken, session.spoken = session.spoken, []
+        spoken, words = session.spoken, session.words
+        session.spoken, session.words = [], []
         with self._lock:
             for each in {session, self._sessions.get(session.name, session)}:
                 if each.turn != session.process.turn and (each is session or not each.busy):
@@ -373,10 +390,10 @@ class Histories:
             # The client sees it as one message with what it began itself.
             self.lose(session)
             return
-        session.extend(canonical(spoken))
+        session.extend(words)
         session.last = _text_of(spoken) or session.last
         with self._lock:
-            if self._sessions.get(session.name) is session:
+            if self._sessions.get(session.name) is session and session.kept != len(session.chain):
                 self._keep(session)
         self._remember(session)
         session.busy = False
@@ -419,6 +436,8 @@ class Histories:
             ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
             for found in (*ending, *self._having(request, said, at)):
                 if not found.busy:
+                    # The store has said so, or has just been given them.
+                    found.kept = at
                     found.begin(chain[-1])
                     self._sessions.move_to_end(found.name)
                     return found, at
@@ -479,8 +498,8 @@ class Histories:
         return session if session is not None and session.user == request.user else None
 
     def _keep(self, session: Session) -> None:
-        """Have the store keep what a session has said, so that a history of it is recognised. No request fails by it: it can be
-        made again from the pages."""
+        """Have the store keep what a session has said where no append brought it: a session that is older than that, or that was
+        cut short. No request fails by it: it can be made again from the pages."""
         store, page = self.hierarchy.store, session.process.window.last
         with suppress(StoreError):
             for after in () if session.gaps else dict.fromkeys((session.kept, 0)):
@@ -632,23 +651,30 @@ class Histories:
                     else:
                         if told:
                             new, cited = self._branch(session, new, cited)
-                        self._append_said(session, new, cited)
+                        self._append_said(session, new, cited, words)
                     break
                 except StoreStale:
                     if not left:
                         raise
         session.spoken += messages
+        session.words = words
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
 
-    def _append_said(self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]]) -> None:
+    def _append_said(
+        self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]], words: list[bytes]
+    ) -> None:
         process = session.process
         if session.waiting:
-            process.append(*following(session.waiting, process))
+            said = session.kept_with(session.words)
+            process.append(*following(session.waiting, process), said=said)
+            session.note_kept(said)
             session.turn, session.waiting = process.turn, []
         new = following(messages, process)
-        keep(process, new[0], pages, *new[1:])
+        said = session.kept_with(words)
+        keep(process, new[0], pages, *new[1:], said=said)
+        session.note_kept(said)
         session.turn = process.turn
 
     def current(self, session: Session) -> Process:
@@ -657,12 +683,12 @@ class Histories:
         Raises:
             StoreStale: it was forgotten.
         """
-        info = self._stored(session.name)
-        if info is None or info.number != session.number:
-            raise StoreStale("the session was forgotten meanwhile", advice="ask again")
-        session.process = self.hierarchy.process(session.name)
         session.process.refresh()
-        return session.process
+        process = self.hierarchy.process(session.name)
+        if process is not session.process:
+            process.refresh()
+            session.process = process
+        return process
 
     def _branch(
         self, session: Session, messages: Sequence[Message], pages: Sequence[tuple[int, int]]

@@ -26,7 +26,7 @@ from kilburn.kernel.process import Process
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import NOT_JSON
 
-__all__ = ["Ids", "Kept", "is_kept", "is_ours"]
+__all__ = ["Ids", "Kept", "is_kept", "is_ours", "names_nothing"]
 
 SESSION = "@responses"
 """The session whose ledger says it; no client can name it."""
@@ -232,6 +232,11 @@ class Ids:
 def is_kept(key: Key) -> bool:
     """Whether what a provider keeps for this one is somebody's: on one's own machine everything is one's own."""
     return bool(key.name or key.user)
+
+
+def names_nothing(method: str, path: str, body: bytes, key: Key) -> bool:
+    """Whether a conversation of nobody in particular names nothing that a provider keeps: then nothing need be looked up."""
+    return not is_kept(key) and method == "POST" and path in ANSWERS and not any(_mentioned(body))
 
 
 def is_ours(form: Form, body: bytes) -> bool:

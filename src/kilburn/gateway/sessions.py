@@ -17,6 +17,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
+from kilburn.store import Digests
 from kilburn.wire.digests import HIDDEN, canonical
 
 __all__ = [
@@ -87,6 +88,8 @@ class Session:
         """Of the request that goes on now."""
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
+        self.words: list[bytes] = []
+        """The digests of that."""
         self.heard: tuple[str, ...] = ()
         """Calls of a reply that was there already, by the ids that the client heard."""
         self.last = ""
@@ -103,7 +106,8 @@ class Session:
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
-        twin._costs, twin.spoken, twin.waiting, twin.memo, twin.prefilled = {}, [], [], None, False
+        twin._costs, twin.spoken, twin.words, twin.waiting, twin.memo, twin.prefilled = {}, [], [], [], None, False
+        twin.kept = min(self.kept, count)
         twin.repeated = True
         twin.begin(twin.chain[-1])
         return twin
@@ -170,6 +174,21 @@ class Session:
         there = digests[: len(self.digests)]
         if self.gaps and _agree(self.digests, self.gaps, there):
             self.digests, self.chain = list(there), list(chained(there, self.seed))
+
+    def kept_with(self, digests: list[bytes]) -> Digests | None:
+        """What the store keeps with an append that says this behind what is said already; None where a history will not say so:
+        something was forgotten, or the client sees a reply as one message with what it began itself."""
+        if self.gaps or self.prefilled:
+            return None
+        chain = [*self.chain, *chained(digests, self.chain[-1] if self.chain else self.seed)]
+        # What the assistant says in a row is one message: a further round may change what the one before it said.
+        after = self.kept if self.words == digests[: len(self.words)] else 0
+        return Digests(after, tuple(chain[after:]))
+
+    def note_kept(self, said: Digests | None) -> None:
+        """The store was given this with an append."""
+        if said is not None:
+            self.kept = said.after + len(said.added)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""

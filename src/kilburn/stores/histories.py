@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import apsw
 
-from kilburn.store import Said, root_of
+from kilburn.store import Digests, Said, root_of
 from kilburn.stores.connection import row, rows
 
-__all__ = ["keep", "said_by", "unkept"]
+__all__ = ["add", "keep", "said_by", "unkept"]
 
 
 def keep(db: apsw.Connection, tenant: int, process: int, digests: Sequence[bytes], after: int, page: int) -> bool:
@@ -26,18 +26,36 @@ def keep(db: apsw.Connection, tenant: int, process: int, digests: Sequence[bytes
     )
     if row(db, fits, process, tenant, page, after) is None:
         return False
+    _put(db, tenant, process, digests, after, page)
+    return len(digests) + after > 0
+
+
+def add(db: apsw.Connection, tenant: int, process: int, said: Digests, first: int, last: int) -> None:
+    """Keep the digests that come with new pages, in the transaction that adds them; if those before are kept up to the first of
+    these pages, and nothing was forgotten."""
+    if said.after:
+        # Where something is forgotten none are kept.
+        kept = "SELECT 1 FROM history WHERE process = ? AND at = ? AND last AND page = ?"
+        fits = row(db, kept, process, said.after, first - 1) is not None
+    else:
+        forgotten = "SELECT 1 FROM page WHERE content IS NULL AND process = ?"
+        fits = first == 1 or row(db, forgotten, process) is None
+    if fits:
+        _put(db, tenant, process, said.added, said.after, last)
+
+
+def _put(db: apsw.Connection, tenant: int, process: int, digests: Sequence[bytes], after: int, page: int) -> None:
     if not after:
         db.execute("DELETE FROM history WHERE process = ?", (process,))
-    if not digests:
+    elif not digests:
         db.execute("UPDATE history SET page = ? WHERE process = ? AND at = ?", (page, process, after))
-        return after > 0
-    db.execute("UPDATE history SET last = 0 WHERE process = ? AND at = ?", (process, after))
+    else:
+        db.execute("UPDATE history SET last = 0 WHERE process = ? AND at = ?", (process, after))
     end = after + len(digests)
     db.executemany(
         "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, ?, ?)",
         [(process, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)],
     )
-    return True
 
 
 def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[Said]:

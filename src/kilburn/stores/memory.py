@@ -18,7 +18,7 @@ from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of, tombstone_of
-from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, Said, State, Vector, check_name, root_of
+from kilburn.store import Batch, Digests, Passage, ProcessInfo, ProcessKind, Said, State, Vector, check_name, root_of
 from kilburn.stores.codec import encode_text, key_of
 from kilburn.stores.passages import passages, searchable
 from kilburn.stores.records import concerns, record_of_event, record_of_page, scrub, telling_words
@@ -133,6 +133,8 @@ class Memory:
         for number in batch.unindex:
             self._unindex(known, number)
         self._erase(known, batch)
+        if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
+            self._add_said(known, batch.said, min(new), max(new))
         if batch.checkpoint is not None:
             known.checkpoints[batch.head + len(batch.events)] = batch.checkpoint
         known.info = msgspec.structs.replace(
@@ -142,6 +144,13 @@ class Memory:
             tokens=known.info.tokens + sum(page.tokens for page in batch.pages),
             used=max([known.info.used, *(event.time for event in batch.events)]),
         )
+
+    def _add_said(self, known: _Process, said: Digests, first: int, last: int) -> None:
+        kept = len(known.said) == said.after and known.said_until == first - 1
+        whole = not said.after and all(page.digest for page in known.pages.values())
+        if (said.after and kept) or whole:
+            known.said[said.after :] = said.added
+            known.said_until = last
 
     def _check(self, known: _Process, batch: Batch) -> dict[str, str]:
         """The batch's new texts, after the batch was checked."""

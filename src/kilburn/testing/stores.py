@@ -14,7 +14,7 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, St
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
-from kilburn.store import Batch, ProcessKind, Said, State, Store
+from kilburn.store import Batch, Digests, ProcessKind, Said, State, Store
 
 __all__ = ["CHECKS", "batch_of", "check_store", "page_of"]
 
@@ -354,10 +354,29 @@ def check_histories(store: Store) -> None:
     assert not store.keep_history(one, [b"d"], after=1, page=3), "two are kept"
     assert store.keep_history(one, [b"d"], after=2, page=3)
     assert store.said_by(b"d", 9) == [Said(name="talk", at=3, count=3)]
-    store.commit(one, Batch(head=2, erase=[3]))
-    assert (store.said_by(b"d", 9), store.said_by(b"b", 9)) == ([], [Said(name="talk~2", at=2, count=3)])
-    assert not store.keep_history(one, [b"a"], after=0, page=3), "something of it is forgotten"
+    store.commit(one, with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
+    assert store.said_by(b"e", 9) == [Said(name="talk", at=4, count=4)]
+    store.commit(one, with_said(batch_of(3, {5: "fifth"}), 4))
+    assert store.unkept("talk", "", 9) == [], "a page that says nothing"
+    store.commit(one, batch_of(4, {6: "sixth"}))
+    store.commit(one, with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
+    assert store.said_by(b"f", 9) == [], "what was said before it is not kept"
+    store.commit(one, with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
+    assert store.said_by(b"g", 9) == [Said(name="talk", at=2, count=2)]
+    assert store.said_by(b"d", 9) == [], "all are kept anew"
+    raises(StoreStale, lambda: store.commit(one, with_said(batch_of(6, {9: "late"}), 2, b"h")))
+    assert store.said_by(b"h", 9) == []
+    assert store.unkept("talk", "", 9) == []
+    store.commit(one, Batch(head=7, erase=[3]))
+    assert (store.said_by(b"g", 9), store.said_by(b"b", 9)) == ([], [Said(name="talk~2", at=2, count=3)])
+    assert not store.keep_history(one, [b"a"], after=0, page=8), "something of it is forgotten"
+    store.commit(one, with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
+    assert store.said_by(b"i", 9) == [], "something of it is forgotten"
     assert store.unkept("talk", "", 9) == ["talk"]
+
+
+def with_said(batch: Batch, after: int, *added: bytes) -> Batch:
+    return msgspec.structs.replace(batch, said=Digests(after, added))
 
 
 def check_inherited(store: Store) -> None:
