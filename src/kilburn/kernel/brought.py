@@ -186,8 +186,8 @@ def keep(process: Process, message: Message, pages: Sequence[Key], *more: Messag
             else:
                 break
         if len(there) < len(pages):
-            said = span_of(first, first + len(message.parts) - 1)
-            process.forget(said, "what it was answered from was forgotten meanwhile")
+            spoken = span_of(first, first + len(message.parts) - 1)
+            process.forget(spoken, "what it was answered from was forgotten meanwhile")
 
 
 def citing(message: Message, pages: Sequence[Key], own: int) -> Message:
