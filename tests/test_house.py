@@ -18,6 +18,7 @@ LATE = {
     "kilburn.gateway.app",
     "kilburn.gateway.connection",
     "kilburn.mcp",
+    "kilburn.memory.user_memory",
     "kilburn.memory.vectors",
     "kilburn_kv.likelihood",
     "kilburn_kv.writing",

@@ -164,6 +164,17 @@ def takes_tools(model: Model) -> bool:
     return bool(getattr(model, "takes_tools", True))
 
 
+def request_of(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
+    """The request for one prompt, with the system prompt where the model's form has it: beside the messages, or first of them.
+
+    Args:
+        settings: of the request, as `Request` takes them.
+    """
+    user, beside = {"role": "user", "content": prompt}, model.form == "messages"
+    lead = [{"role": "system", "content": system}] if system and not beside else []
+    return Request(messages=[*lead, user], system=system if system and beside else None, **settings)
+
+
 def complete(model: Model, request: Request) -> Reply:
     """The whole reply of a model, without the pieces."""
     for piece in model.stream(request):

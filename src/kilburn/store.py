@@ -104,6 +104,14 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     entry: int = 0
 
 
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`."""
+
+    name: str
+    at: int
+    count: int
+
+
 class Vector(msgspec.Struct, frozen=True, kw_only=True):
     """A passage's vector as it is stored: `entry` is the passage's (its upper bits are the process), `data` its bytes."""
 
@@ -114,6 +122,14 @@ class Vector(msgspec.Struct, frozen=True, kw_only=True):
 
 Pieces = Sequence[str | tuple[str, int, int]]
 """A text as pieces: words, and spans of other texts as (digest, start, stop), in characters."""
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """What a session has said, from the digest behind its first `after` ones to the last: each is over a message and all before
+    it. Whoever recognises histories makes them; to a kernel and a store they are bytes."""
+
+    after: int
+    added: tuple[bytes, ...]
 
 
 class Batch(msgspec.Struct, kw_only=True):
@@ -136,6 +152,8 @@ class Batch(msgspec.Struct, kw_only=True):
         checkpoint: the window of the process after this batch, as its kernel writes it: with it, the ledger need not be replayed
             from the beginning. It has no words of pages.
         inherited: pages of other processes that are forgotten here: no event of this one may quote them any more.
+        said: what the session has said with the new pages, kept as by `keep_history`; but only if the digests before are kept up
+            to the last page before them.
         wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
 
@@ -151,6 +169,7 @@ class Batch(msgspec.Struct, kw_only=True):
     erase: Sequence[int] = ()
     inherited: Sequence[Page] = ()
     checkpoint: bytes | None = None
+    said: Digests | None = None
     wait: bool = True
 
     def check_continues(self, process: int, head: int) -> None:
@@ -318,6 +337,32 @@ class Store(Protocol):
     def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
         """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
         A damaged one is never returned."""
+        ...
+
+    def keep_history(self, process: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """Keep what a session has said as digests, each over a message and all before it, so that `said_by` finds it. They are
+        derived from its pages by whoever needs them. When a page of the session is forgotten, they are erased with it.
+
+        Args:
+            digests: those that come behind the first `after` ones, which are kept; all of them where that is 0.
+            page: its last original page, as far as the caller knows.
+
+        Returns:
+            Whether they are kept. Nothing was written if a page of the session was forgotten, if `page` is not its last one, or
+            if it has not exactly `after` digests.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def said_by(self, digest: bytes, limit: int) -> list[Said]:
+        """At most so many sessions that have kept this digest: those that end with it first, then the newest."""
+        ...
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """The names of a user's sessions, `root` and its forks, whose digests are not kept up to their last page; at most so
+        many, those that were used last first. Empty sessions have nothing to keep."""
         ...
 
     def erase(self, process: int) -> None:

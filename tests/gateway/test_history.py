@@ -18,10 +18,11 @@ from kilburn.errors import OrphanResult
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
-from kilburn.gateway.sessions import OpenSession
+from kilburn.gateway.sessions import OpenSession, chained, seed_of
 from kilburn.message import Kind, Message, Part, Role
+from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.laws import check_laws
-from kilburn.wire.digests import HIDDEN
+from kilburn.wire.digests import HIDDEN, canonical
 from kilburn.wire.form import parse
 
 CHAT, MESSAGES = ChatForm(), MessagesForm()
@@ -367,6 +368,82 @@ def test_many_forks_of_one_beginning_are_each_found_again(tmp_path: Path) -> Non
             more = more if number == 7 else more[:5]
             assert turn(histories, more, "yes") == names[number], "those that were used last are found after a restart"
         assert len(store.processes()) == count
+
+
+def opened(path: Path) -> kilburn.Hierarchy:
+    return kilburn.open(str(path), window=100_000, policy="fifo", tokenizer="chars/4", embedder=None)
+
+
+def test_gateways_on_one_file_go_on_with_each_others_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as one, opened(path) as two:
+        both = [Histories(one), Histories(two)]
+        talk, names = [user("a")], set()
+        for number in range(6):
+            names.add(turn(both[number % 2], talk, f"reply {number}"))
+            talk += [assistant(f"reply {number}"), user(f"say {number}")]
+        assert len(names) == 1
+        [name] = names
+        assert turn(both[1], [*talk[:5], user("another way")], "yes") == f"{name}~2"
+        assert turn(both[0], [*talk[:5], user("another way"), assistant("yes"), user("on")], "so") == f"{name}~2"
+        assert turn(both[0], [*talk[:3], user("a third way")], "no") == f"{name}~3"
+        assert turn(both[1], talk, "last") == name
+        assert {info.name for info in one.processes()} == {name, f"{name}~2", f"{name}~3"}
+
+
+def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_on(tmp_path: Path) -> None:
+    """Those of an older Kilburn, of a gateway that was killed, and of a file that was repaired."""
+    path = tmp_path / "a.db"
+    talk = [user("a"), assistant("1"), user("b")]
+    with opened(path) as store:
+        histories = Histories(store)
+        name = turn(histories, talk[:1], "1")
+        assert turn(histories, [*talk[:2], user("c")], "3") == name
+        assert turn(histories, talk, "2") == f"{name}~2"
+        assert store.store.unkept(name, "", 9) == []
+    with Sqlite(path) as file:
+        assert file.repair() == []
+    with opened(path) as store:
+        assert set(store.store.unkept(name, "", 9)) == {name, f"{name}~2"}
+        assert turn(Histories(store), [*talk, assistant("2"), user("on")], "4") == f"{name}~2"
+        assert store.store.unkept(name, "", 9) == []
+        assert turn(Histories(store), [*talk[:2], user("c"), assistant("3"), user("on")], "5") == name
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, late: bool) -> None:
+    path = tmp_path / "a.db"
+    talk = [user("a"), assistant("1"), user("the number 4711"), assistant("2"), user("on")]
+    with opened(path) as store:
+        histories = Histories(store)
+        name = turn(histories, talk[:1], "1")
+        turn(histories, talk[:3], "2")
+        session = take(histories, talk) if late else None
+        digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
+        assert store.store.said_by(digests[2], 9)
+        store.forget(session=name, address="p3")
+        if session is not None:
+            histories.said(session, parse(assistant("3")))
+            histories.give(session)
+            talk += [assistant("3"), user("and on")]
+        for again in (histories, Histories(store)):
+            assert turn(again, talk, "4") == name, "a client that still sends it goes on"
+            talk += [assistant("4"), user("and on")]
+            digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
+            assert not any(store.store.said_by(digest, 9) for digest in digests)
+    assert not any(digest in file.read_bytes() for file in tmp_path.iterdir() for digest in digests)
+
+
+def test_nobody_elses_session_is_found_by_the_same_words(histories: Histories) -> None:
+    talk = [user("a"), assistant("1"), user("b")]
+    names = {turn(histories, talk[:1], "1", name=name, of=who) for name in ("work", None) for who in ("ana", "bo")}
+    assert len(names) == 4
+    for name in ("work", None):
+        for who in ("bo", "ana"):
+            went = turn(histories, talk, "2", name=name, of=who)
+            names.discard(went)
+    assert not names
+    assert len(histories.hierarchy.processes()) == 4
 
 
 def small(path: str) -> kilburn.Hierarchy:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import apsw
 
 
+def take_back_format_6(db: apsw.Connection) -> None:
+    db.execute("DROP TRIGGER page_forgotten; DROP TABLE history; PRAGMA user_version = 5")
+
+
 def take_back_format_5(db: apsw.Connection) -> None:
+    take_back_format_6(db)
     db.execute(
         "DROP TRIGGER erasure_done; DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX event_note; DROP INDEX page_call"
     )

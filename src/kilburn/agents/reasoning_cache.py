@@ -22,7 +22,7 @@ from kilburn.event import Act
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Finish, Model, Reply, Request
+from kilburn.model import Finish, Model, Reply, request_of
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.text.extract import Piece
@@ -276,12 +276,11 @@ class ReasoningCache:
 
     def _reason(self, prompt: str, number: int) -> tuple[str, Outcome]:
         """The trace, cut at its cap, and how it ended. Thinking that a model returns separately is part of it."""
-        schedule, system = self.schedule, self.prompts.system
-        hoisted = self.model.form == "messages"
-        first = [{"role": "system", "content": system}] if system and not hoisted else []
-        request = Request(
-            messages=[*first, {"role": "user", "content": prompt}],
-            system=system if system and hoisted else None,
+        schedule = self.schedule
+        request = request_of(
+            self.model,
+            prompt,
+            self.prompts.system,
             max_tokens=schedule.reason,
             temperature=schedule.temperature,
             seed=None if schedule.seed is None else schedule.seed + number - 1,

@@ -27,7 +27,7 @@ from kilburn.event import encodable
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Message, Role, Trust
-from kilburn.model import Model, Request, Tokens, complete
+from kilburn.model import Model, Tokens, complete, request_of
 from kilburn.models.retry import Retry
 
 log = logging.getLogger("kilburn")
@@ -359,18 +359,8 @@ class SubCalls:
                 return None, type(error).__name__
 
     def _complete(self, model: Model, prompt: str) -> str:
-        hoisted = model.form == "messages"
-        user = {"role": "user", "content": prompt}
-        reply = complete(
-            model,
-            Request(
-                messages=[user] if hoisted else [{"role": "system", "content": SYSTEM}, user],
-                system=SYSTEM if hoisted else None,
-                max_tokens=self.reply,
-                temperature=0.0,
-                timeout=self.account.left(),
-            ),
-        )
+        asked = request_of(model, prompt, SYSTEM, max_tokens=self.reply, temperature=0.0, timeout=self.account.left())
+        reply = complete(model, asked)
         count = self._count
         counted = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))
         self.pay(believed(reply.usage, counted, self.reply))

@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, of_theirs, options, summed, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, summed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -62,10 +62,7 @@ class ChatForm(Form):
         if any(map(operator.is_not, kept, messages)) and b'"reasoning' in asked.raw:
             kept = [*messages]
         fields: dict[str, Any] = {**asked.fields, "messages": [*map(msgspec.Raw, asked.lead), *kept]}
-        if specs:
-            own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
-            fields["tools"] = [*(own or ()), *wire.tools(specs)]
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """See `Form`."""
@@ -82,25 +79,9 @@ class ChatForm(Form):
         if (asked.get("n") or 1) > 1:
             raise Refused("one reply is given here at a time, and n asks for more", advice="ask several times")
         prompt = render(self.parsed(asked["messages"]), into, 0) if into != "chat" else None
-        tools = [tool["function"] for tool in of_theirs(asked.get("tools")) if tool.get("type") == "function"]
         schema = (asked.get("response_format") or {}).get("json_schema") or {}
-        return Request(
-            messages=asked["messages"] if prompt is None else prompt,
-            system=None if prompt is None else prompt.system,
-            tools=tuple(
-                ToolSpec(
-                    name=tool["name"],
-                    description=tool.get("description") or "",
-                    parameters=tool.get("parameters") or {"type": "object", "properties": {}},
-                )
-                for tool in tools
-            ),
-            max_tokens=asked.get("max_completion_tokens") or asked.get("max_tokens") or cap,
-            temperature=asked.get("temperature"),
-            schema=schema.get("schema"),
-            seed=asked.get("seed"),
-            options=options(asked, into),
-        )
+        messages, system = (asked["messages"], None) if prompt is None else (prompt, prompt.system)
+        return self.asking(asked, messages, system, into, cap, schema=schema.get("schema"), seed=asked.get("seed"))
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
         """See `Form`."""

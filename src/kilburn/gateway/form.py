@@ -59,6 +59,7 @@ class Asked(msgspec.Struct, kw_only=True):
         choices: replies that it wants.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
         tools: whether the client has tools of its own.
+        read: messages of the conversation that were read already, by their JSON.
         open: whether ours can stand beside them: not in a field that is no list, and not beside the older `functions`.
     """
 
@@ -69,6 +70,7 @@ class Asked(msgspec.Struct, kw_only=True):
     calls: tuple[str, ...] = ()
     lead: list[bytes] = []
     messages: list[bytes] = []
+    read: dict[bytes, list[Message]] = {}
     model: str
     stream: bool
     reply: int
@@ -78,9 +80,14 @@ class Asked(msgspec.Struct, kw_only=True):
     open: bool = True
 
     @property
+    def system(self) -> list[bytes]:
+        """What stands before the conversation, as JSON: messages of the chat form, and fields of the others."""
+        return [*self.lead, *(bytes(self.fields[key]) for key in ("system", "instructions") if key in self.fields)]
+
+    @property
     def beside(self) -> list[bytes]:
         """What is sent beside the conversation and takes room in the window, as JSON."""
-        return [*self.lead, *(bytes(self.fields[key]) for key in ("system", "instructions", "tools") if key in self.fields)]
+        return [*self.system, *([bytes(self.fields["tools"])] if "tools" in self.fields else ())]
 
 
 class Form(ABC):
@@ -200,6 +207,18 @@ class Form(ABC):
     @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """What a model is asked that runs here, with messages in its own form."""
+
+    def asking(self, asked: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any) -> Request:
+        """The same, of a decoded request, with its messages and its system prompt as the model takes them."""
+        return Request(
+            messages=messages,
+            system=system,
+            tools=tuple(_specs(asked.get("tools"))),
+            max_tokens=next((asked[key] for key in reversed(self.caps) if asked.get(key)), cap),
+            temperature=asked.get("temperature"),
+            options=options(asked, into),
+            **more,
+        )
 
     @abstractmethod
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
@@ -438,6 +457,21 @@ def _names(tools: Any) -> Iterator[str]:
 def _blank(raw: bytes) -> bool:
     """Whether a history, as JSON, has nothing in it."""
     return len(raw) <= SHORT and raw.translate(None, b" \t\r\n") in (b"null", b"[]", b'""')
+
+
+def _specs(tools: Any) -> Iterator[ToolSpec]:
+    """A client's tools that are functions, of any form."""
+    for tool in of_theirs(tools):
+        if tool.get("type") == "function" or "input_schema" in tool:
+            told = tool.get("function", tool)
+            schema = told.get("input_schema", told.get("parameters") or {"type": "object", "properties": {}})
+            yield ToolSpec(name=told["name"], description=told.get("description") or "", parameters=schema)
+
+
+def with_tools(fields: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]:
+    """A request's fields with more tools behind the client's own."""
+    own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if more and "tools" in fields else None
+    return {**fields, "tools": [*(own or ()), *more]} if more else {**fields}
 
 
 def of_theirs(given: Any) -> list[Any]:

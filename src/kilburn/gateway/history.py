@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreStale
+from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
@@ -37,6 +37,7 @@ from kilburn.gateway.sessions import (
     last_reply,
     renamed,
     said_after,
+    seed_of,
     shared,
     turn_before_reply,
 )
@@ -46,7 +47,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
-from kilburn.store import ProcessInfo, root_of
+from kilburn.store import Digests, ProcessInfo, Said, root_of
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
@@ -65,7 +66,7 @@ MEMOS = 64 << 20
 """Bytes of histories that are kept in memory, for each tenant."""
 
 FORKS = 32
-"""Sessions of one beginning that are read again after a restart: those that were used last."""
+"""Sessions that have said the same, or may have, and are looked at for one request: the newest, or those that were used last."""
 
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
@@ -85,7 +86,7 @@ LONGEST_NAME = 200
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
 
-Said = tuple[bool, bytes]
+Spoken = tuple[bool, bytes]
 """Whether the assistant says it, and its digest."""
 
 
@@ -100,33 +101,40 @@ class Histories:
         self._messages, self._pages = messages, pages
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, OpenSession] = OrderedDict()
-        self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
+        """By name. A request has its session for itself as long as it goes on, and the next one need not read it again."""
+        self._known: OrderedDict[tuple[str, bytes], tuple[Spoken, ...]] = OrderedDict()
+        """What a message's bytes say: a client that moves its marks sends most messages as they were, and reading one takes much
+        longer than looking for it here."""
         self._memos: OrderedDict[str, Memo] = OrderedDict()
+        """The bytes of histories, by session: one that begins with them is not taken apart, however long it is."""
         self._kept = 0
+        """Bytes of these."""
         self._warm: set[str] = set()
+        """Users whose newest sessions were read since the start: a summary that a client made of one is recognised by its words,
+        and the store has no index of those."""
         self._leads: OrderedDict[bytes, None] = OrderedDict()
-        self._seen: set[tuple[str, str]] = set()
-        """Roots, each with its user, whose sessions in the store were read since the start."""
-        self._highest: dict[str, int] = {}
-        """The highest number that a session of a root has in the store, as far as it was looked for."""
+        """System prompts without a summary, by digest: a client sends the same one with every new session, and it may be long."""
         self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
         """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
         ids of its calls if the session has others."""
         self._noted: dict[int, tuple[float, int]] = {}
         """Sessions whose notes of replies were read: when they were used last, and the last note."""
-        self._away: OrderedDict[bytes, str] = OrderedDict()
-        """Names of sessions that are kept in memory no longer, by the end of their chain."""
 
     # What a history says
 
-    def digests(self, form: Form, raws: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    def digests(
+        self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
+    ) -> tuple[list[bytes], list[int]]:
         """The digests of a history, and for each how many of the messages it ends.
+
+        Args:
+            read: takes what is read for it, by its JSON.
 
         Raises:
             WireError: a message is none.
         """
         with self._lock:
-            said = [self._said(form, raw) for raw in raws]
+            said = [self._said(form, raw, {} if read is None else read) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
         for run in _runs(said):
@@ -138,11 +146,11 @@ class Histories:
             ends += [run.stop] * len(found)
         return digests, ends
 
-    def _said(self, form: Form, raw: bytes) -> tuple[Said, ...]:
-        key = hashlib.blake2b(raw, digest_size=16, person=form.name.encode()[:16]).digest()
+    def _said(self, form: Form, raw: bytes, read: dict[bytes, list[Message]]) -> tuple[Spoken, ...]:
+        key = form.name, hashlib.blake2b(raw, digest_size=16).digest()
         known = self._known.get(key)
         if known is None:
-            messages = form.read(raw)
+            messages = read[raw] = form.read(raw)
             spoken = bool(messages) and messages[-1].role is Role.ASSISTANT
             known = tuple((spoken, digest) for digest in canonical(messages))
             self._known[key] = known
@@ -236,12 +244,11 @@ class Histories:
                 session, raws, digests = found or self._found(form, asked, name, user, link=link)
                 session.linked = link
                 self._check_length(len(session.digests) + len(raws))
-                fresh = form.together([message for raw in raws for message in form.read(raw)])
+                fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
-                    self._append(form, asked, session.process, fresh, len(raws))
+                    self._append(form, asked, session, fresh, len(raws), session.kept_with(digests))
                     session.extend(digests)
-                if fresh:
                     session.turn = session.process.turn
                 session.start = session.turn
                 session.memo = None if asked.after else Memo(session, (form.name, name, user), asked)
@@ -265,26 +272,30 @@ class Histories:
         if messages > self._messages:
             raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
 
-    def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
+    def _append(
+        self, form: Form, asked: Asked, session: OpenSession, fresh: Sequence[Message], count: int, said: Digests | None
+    ) -> None:
         """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call.
 
         A compaction that a client brings was made, as far as anybody knows, of the session that this one is from: it cites all
         of it. A later one cites the one before it (see `pages_of`).
         """
+        process = session.process
         first = next((at for at, message in enumerate(fresh) if any(map(is_compaction, message.parts))), None)
         if first is not None:
             # Those behind it cite it.
             cites = (*fresh[first].cites, *self._pages_before(process))
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
-            process.append(*following(fresh, process))
+            process.append(*following(fresh, process), said=said)
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
             if asked.calls:
                 parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
                 before = [Message(role=Role.ASSISTANT, parts=parts)]
-            process.append(*following(renamed(fresh, before, process), process))
+            process.append(*following(renamed(fresh, before, process), process), said=said)
+        session.note_kept(said)
 
     def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:
         """The originals of the session that another one is from, by its ledger."""
@@ -309,7 +320,7 @@ class Histories:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         self._check_length(len(asked.messages))
-        digests, ends = self.digests(form, asked.messages)
+        digests, ends = self.digests(form, asked.messages, asked.read)
         root = root_of(name) if name else _root(user, digests)
         before = self._before(asked, name, user)
         if before is not None:
@@ -335,7 +346,7 @@ class Histories:
                 return None
             rest = history[len(best.prefix) :].lstrip()
             session, raws = best.session, _rest(b"[" + rest.removeprefix(b","))
-            digests, ends = self.digests(form, raws)
+            digests, ends = self.digests(form, raws, asked.read)
             since = session.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
@@ -367,7 +378,8 @@ class Histories:
 
     def give(self, session: OpenSession) -> None:
         """Its request is over."""
-        spoken, session.spoken = session.spoken, []
+        spoken, words = session.spoken, session.words
+        session.spoken, session.words = [], []
         with self._lock:
             for each in {session, self._sessions.get(session.name, session)}:
                 if each.turn != session.process.turn and (each is session or not each.busy):
@@ -377,15 +389,17 @@ class Histories:
             # The client sees it as one message with what it began itself.
             self.lose(session)
             return
-        session.extend(canonical(spoken))
+        session.extend(words)
         session.last = _text_of(spoken) or session.last
+        with self._lock:
+            if self._sessions.get(session.name) is session and session.kept != len(session.chain):
+                self._keep(session)
         self._remember(session)
         session.busy = False
 
     def lose(self, session: OpenSession) -> None:
         """Drop what memory holds of a session. The next request reads the session from the store."""
         with self._lock:
-            self._seen.discard((session.root, session.user))
             self._put_away(session)
 
     def _put_away(self, session: OpenSession) -> None:
@@ -410,46 +424,95 @@ class Histories:
 
     def _claimed(self, request: _Request) -> tuple[OpenSession, int] | OpenSession:
         """The same, or a session that takes the same request in just now."""
-        root, user, chain = request.root, request.user, request.chain
-        self._read_again(root, user)
-        family = [session for session in self._sessions.values() if session.root == root and session.user == user]
-        free = [session for session in family if not session.busy]
-        for session in free:
-            session.fill(request.digests)
-        ends = {session.chain[-1]: session for session in free if session.chain}
+        chain = request.chain
+        family = [each for each in self._sessions.values() if (each.root, each.user) == (request.root, request.user)]
+        busy = [session for session in family if session.busy]
+        others = self._unkept(request)
+        alike: list[Said] = []
         for at in range(len(chain), 0, -1):
-            found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
-            if found is not None and len(found.chain) == at:
-                found.begin(chain[-1])
-                self._sessions.move_to_end(found.name)
-                return found, at
+            said = self.hierarchy.store.said_by(chain[at - 1], FORKS)
+            alike = alike or said
+            ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
+            for found in (*ending, *self._having(request, said, at)):
+                if not found.busy:
+                    # The store has said so, or has just been given them.
+                    found.kept = at
+                    found.begin(chain[-1])
+                    self._sessions.move_to_end(found.name)
+                    return found, at
             if at == len(chain):
-                for session in family:
+                for session in (*busy, *others, *self._having(request, said, at + 1)):
                     if session.busy and session.asked == chain[-1] and not session.taken.is_set():
                         return session
                     if (turn := _asked_before(session, chain)) is not None:
                         return session.again(turn, at), at
-        session, at = self._fork(request, family)
+        session, at = self._fork(request, family, *self._nearest(request, [*busy, *others], alike))
         session.begin(chain[-1] if chain else b"")
         return session, at
 
-    def _fetched(self, end: bytes, root: str, user: str) -> OpenSession | None:
-        """A session that was put away, if it still ends there."""
-        name = self._away.pop(end, None)
-        info = None if name is None else self._stored(name)
-        if info is None or info.user != user or info.name in self._sessions:
-            return None
-        session = self._sessions[info.name] = self._opened(info.name, root, user)
-        return session if session.chain and session.chain[-1] == end else None
+    def _having(self, request: _Request, said: Iterable[Said], count: int) -> Iterator[OpenSession]:
+        """The sessions that have so many digests, among those that have one of a history."""
+        for each in said:
+            if each.count == count:
+                session = self._session(each.name, request)
+                if session is not None and not session.busy and len(session.chain) < count:
+                    # Another gateway went on with it.
+                    self._put_away(session)
+                    session = self._session(each.name, request)
+                if session is not None and shared(session.chain, request.chain) >= each.at:
+                    yield session
 
-    def _fork(self, request: _Request, family: Sequence[OpenSession]) -> tuple[OpenSession, int]:
-        """A new session, with what it has in common with the nearest one."""
-        root, user, chain = request.root, request.user, request.chain
-        parent, common = None, 0
-        for session in family:
-            both = shared(session.chain, chain)
+    def _nearest(
+        self, request: _Request, sessions: Iterable[OpenSession], alike: Iterable[Said]
+    ) -> tuple[OpenSession | None, int]:
+        """The session that has most in common with a history, and how much: one of these, or one of the store's."""
+        near, common = None, 0
+        for session in sessions:
+            both = shared(session.chain, request.chain)
             if both > common:
-                parent, common = session, both
+                near, common = session, both
+        for each in alike:
+            found = self._session(each.name, request) if each.at > common else None
+            if found is not None and shared(found.chain, request.chain) > common:
+                return found, shared(found.chain, request.chain)
+        return near, common
+
+    def _unkept(self, request: _Request) -> list[OpenSession]:
+        """Sessions of this root of which the store does not have what they said: something was forgotten, their last request was
+        cut short, or they are older than that. From now on it has, unless something was forgotten."""
+        found = []
+        for name in self.hierarchy.store.unkept(request.root, request.user, FORKS):
+            session = self._session(name, request)
+            if session is not None and not session.busy:
+                session.fill(request.digests)
+                self._keep(session)
+                found.append(session)
+        return found
+
+    def _session(self, name: str, request: _Request) -> OpenSession | None:
+        """The session of that name, if it is of the same user and root; None where it is damaged."""
+        if name not in self._sessions and root_of(name) == request.root:
+            info = self._stored(name)
+            if info is not None and info.user == request.user:
+                self._read(name, request.root, request.user)
+        session = self._sessions.get(name)
+        return session if session is not None and session.user == request.user else None
+
+    def _keep(self, session: OpenSession) -> None:
+        """Have the store keep what a session has said where no append brought it: a session that is older than that, or that was
+        cut short. No request fails by it: it can be made again from the pages."""
+        store, page = self.hierarchy.store, session.process.window.last
+        with suppress(StoreError):
+            for after in () if session.gaps else dict.fromkeys((session.kept, 0)):
+                if store.keep_history(session.number, session.chain[after:], after=after, page=page):
+                    session.kept = len(session.chain)
+                    return
+
+    def _fork(
+        self, request: _Request, family: Sequence[OpenSession], parent: OpenSession | None, common: int
+    ) -> tuple[OpenSession, int]:
+        """A new session, with what it has in common with the nearest one."""
+        root, user = request.root, request.user
         before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
         earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
@@ -473,8 +536,22 @@ class Histories:
         return session, copied
 
     def _new(self, root: str, user: str) -> Process:
-        number = self._highest[root] = self._last(root) + 1
-        return self.hierarchy.process(root if number == 1 else f"{root}~{number}", user)
+        """A process with a name of this root that is free."""
+        free = 1
+        while self._is_taken(root, free):
+            free *= 2
+        taken = free // 2
+        while free - taken > 1:
+            middle = (taken + free) // 2
+            free, taken = (free, middle) if self._is_taken(root, middle) else (middle, taken)
+        return self.hierarchy.process(_numbered(root, free), user)
+
+    def _is_taken(self, root: str, number: int) -> bool:
+        name = _numbered(root, number)
+        try:
+            return name in self._sessions or self._stored(name) is not None
+        except StoreCorrupt:
+            return True
 
     def _begin(
         self, process: Process, origin: Process, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
@@ -483,13 +560,8 @@ class Histories:
         shared = sum(len(message.parts) for message in known)
         number = origin.number
         process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
-        try:
-            if kept:
-                process.append(*kept)
-        except StoreStale:
-            # Another gateway had the same name in mind.
-            self._seen.clear()
-            raise
+        if kept:
+            process.append(*kept)
 
     def _compacted(self, request: _Request) -> tuple[OpenSession | None, int]:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
@@ -525,36 +597,6 @@ class Histories:
             if info.name not in self._sessions:
                 self._read(info.name, root_of(info.name), user)
 
-    def _last(self, root: str) -> int:
-        """The highest number of a root's sessions. Other gateways may have made some more since it was looked for."""
-        if not self._highest:
-            self._highest[""] = 0
-            for info in self.hierarchy.store.processes():
-                base = root_of(info.name)
-                number = int(info.name[len(base) + 1 :] or 1)
-                self._highest[base] = max(self._highest.get(base, 0), number)
-        number = self._highest.get(root, 0)
-        while self._stored(f"{root}~{number + 1}" if number else root) is not None:
-            number += 1
-        return number
-
-    def _read_again(self, root: str, user: str) -> None:
-        """Read a user's sessions of a root from the store, if there are some that were never read."""
-        known, last = self._highest.get(root, 0), self._last(root)
-        if (root, user) in self._seen and last == known:
-            return
-        self._seen.add((root, user))
-        self._highest[root] = last
-        names = [f"{root}~{number}" if number > 1 else root for number in range(1, min(last, FORKS + 1) + 1)]
-        if last > FORKS:
-            infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
-            names = [info.name for info in infos if info.user == user and root_of(info.name) == root][-FORKS:]
-        for name in names:
-            info = self._stored(name)
-            if info is not None and info.user == user and name not in self._sessions:
-                self._read(name, root, user)
-                self._trim()
-
     def _stored(self, name: str) -> ProcessInfo | None:
         return self.hierarchy.store.process(name, time=0.0, create=False)
 
@@ -580,10 +622,6 @@ class Histories:
             if session.busy:
                 continue
             pages -= session.process.window.last
-            if session.chain:
-                self._away[session.chain[-1]] = session.name
-                if len(self._away) > KNOWN:
-                    self._away.popitem(last=False)
             self._put_away(session)
 
     def said(
@@ -616,23 +654,30 @@ class Histories:
                     else:
                         if told:
                             new, cited = self._branch(session, new, cited)
-                        self._append_said(session, new, cited)
+                        self._append_said(session, new, cited, words)
                     break
                 except StoreStale:
                     if not left:
                         raise
         session.spoken += messages
+        session.words = words
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
 
-    def _append_said(self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]]) -> None:
+    def _append_said(
+        self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]], words: list[bytes]
+    ) -> None:
         process = session.process
         if session.waiting:
-            process.append(*following(session.waiting, process))
+            said = session.kept_with(session.words)
+            process.append(*following(session.waiting, process), said=said)
+            session.note_kept(said)
             session.turn, session.waiting = process.turn, []
         new = following(messages, process)
-        keep(process, new[0], pages, *new[1:])
+        said = session.kept_with(words)
+        keep(process, new[0], pages, *new[1:], said=said)
+        session.note_kept(said)
         session.turn = process.turn
 
     def current(self, session: OpenSession) -> Process:
@@ -641,12 +686,12 @@ class Histories:
         Raises:
             StoreStale: it was forgotten.
         """
-        info = self._stored(session.name)
-        if info is None or info.number != session.number:
-            raise StoreStale("the session was forgotten meanwhile", advice="ask again")
-        session.process = self.hierarchy.process(session.name)
         session.process.refresh()
-        return session.process
+        process = self.hierarchy.process(session.name)
+        if process is not session.process:
+            process.refresh()
+            session.process = process
+        return process
 
     def _branch(
         self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
@@ -669,9 +714,9 @@ class Histories:
             if self._sessions.get(old) is session:
                 del self._sessions[old]
             self._forget(old)
-            self._seen.discard((session.root, session.user))
             self._sessions[branch.name] = session
         session.process, session.turn, session.repeated, session.waiting = branch, branch.turn, False, waiting
+        session.kept = 0
         return said, [*pages, *((session.number, page) for page in shown.sources)]
 
 
@@ -707,7 +752,7 @@ class _Request:
     ) -> None:
         self._form, self._asked, self._ends, self.before = form, asked, ends, before
         self.user, self.digests, self.root, self.link = user, digests, root, link
-        self.chain = list(chained(digests))
+        self.chain = list(chained(digests, seed_of(root, user)))
 
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
@@ -725,8 +770,7 @@ class _Request:
     @cached_property
     def leads(self) -> dict[bytes, bytes]:
         """What stands before the history, by digest."""
-        beside = [bytes(self._asked.fields[key]) for key in ("system", "instructions") if key in self._asked.fields]
-        return {hashlib.blake2b(raw, digest_size=16).digest(): raw for raw in [*self._asked.lead, *beside]}
+        return {hashlib.blake2b(raw, digest_size=16).digest(): raw for raw in self._asked.system}
 
     def opening(self, leads: Container[bytes]) -> Iterator[tuple[int, str]]:
         """The texts with which it begins, each with how many digests it ends.
@@ -764,7 +808,7 @@ def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> in
     return end
 
 
-def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
+def _runs(said: Sequence[tuple[Spoken, ...]]) -> Iterator[range]:
     """Which messages of a history are one: what the assistant says in a row, with the reasoning before, between and behind it,
     which says nothing by itself."""
     start, spoken = 0, None
@@ -776,6 +820,11 @@ def _runs(said: Sequence[tuple[Said, ...]]) -> Iterator[range]:
         spoken = here[-1][0] if here else spoken
     if said:
         yield range(start, len(said))
+
+
+def _numbered(root: str, number: int) -> str:
+    """The name of a session of a root."""
+    return f"{root}~{number}" if number > 1 else root
 
 
 def _key(reply: str) -> str:

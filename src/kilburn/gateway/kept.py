@@ -232,6 +232,11 @@ def is_kept(key: Key) -> bool:
     return bool(key.name or key.user)
 
 
+def names_nothing(method: str, path: str, body: bytes, key: Key) -> bool:
+    """Whether a conversation of nobody in particular names nothing that a provider keeps: then nothing need be looked up."""
+    return not is_kept(key) and method == "POST" and path in ANSWERS and not any(_mentioned(body))
+
+
 def is_ours(form: Form, body: bytes) -> bool:
     """Whether a request has what only this gateway could read: a handle, a call of its own tools, or a name of what a provider
     keeps, which may be from a round that the client did not see."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, is_ours, of_theirs, options, summed, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, is_ours, summed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -45,10 +45,7 @@ class MessagesForm(Form):
         if lead:
             messages = [{"role": "system", "content": lead}, *messages]
         fields["messages"] = marked(messages, wire.BREAKPOINTS - used)
-        if specs:
-            own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
-            fields["tools"] = [*(own or ()), *wire.tools(specs)]
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """See `Form`."""
@@ -67,18 +64,7 @@ class MessagesForm(Form):
             texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
             lead = [{"role": "system", "content": text} for text in texts]
             messages, system = render([*parse(lead), *self.parsed(messages)], into, 0), None
-        return Request(
-            messages=messages,
-            system=system,
-            tools=tuple(
-                ToolSpec(name=tool["name"], description=tool.get("description") or "", parameters=tool["input_schema"])
-                for tool in of_theirs(asked.get("tools"))
-                if "input_schema" in tool
-            ),
-            max_tokens=asked.get("max_tokens") or cap,
-            temperature=asked.get("temperature"),
-            options=options(asked, into),
-        )
+        return self.asking(asked, messages, system, into, cap)
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
         """See `Form`."""

@@ -238,7 +238,7 @@ class _Work:
         if session.whole and self._kept_there and not misses and process.use <= process.capacity:
             process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
-            self.pages = tuple(page.id for _, page, instead in process.shown() if page is not None and not instead)
+            self.pages = tuple(range(1, process.window.last + 1))
             return
         try:
             prompt = to_send(session.render(self.form.rendered))

@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Reading, is_ours, listed, of_theirs, options, summed, usage_of
+from kilburn.gateway.form import Asked, Reading, is_ours, listed, summed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -90,11 +90,8 @@ class ResponsesForm(ChatForm):
         fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
         if bytes(fields.get(BEFORE, b"null")).strip() != b"null":
             del fields[BEFORE]
-        if specs:
-            own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
-            offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
-            fields["tools"] = [*(own or ()), *offered]
-        return msgspec.json.encode(fields)
+        offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
+        return msgspec.json.encode(with_tools(fields, offered))
 
     def reading(self, faults: bool, *, held: bool = True) -> Reading:
         """See `Form`."""
@@ -109,22 +106,7 @@ class ResponsesForm(ChatForm):
         if asked.get("instructions"):
             messages.insert(0, {"role": "system", "content": asked["instructions"]})
         prompt = render(numbered(parse([chat_message(message) for message in messages]), whole=True), into, 0)
-        return Request(
-            messages=prompt,
-            system=prompt.system,
-            tools=tuple(
-                ToolSpec(
-                    name=tool["name"],
-                    description=tool.get("description") or "",
-                    parameters=tool.get("parameters") or {"type": "object", "properties": {}},
-                )
-                for tool in of_theirs(asked.get("tools"))
-                if tool.get("type") == "function"
-            ),
-            max_tokens=asked.get("max_output_tokens") or cap,
-            temperature=asked.get("temperature"),
-            options=options(asked, into),
-        )
+        return self.asking(asked, prompt, prompt.system, into, cap)
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
         """See `Form`."""

@@ -17,6 +17,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
+from kilburn.store import Digests
 from kilburn.wire.digests import HIDDEN, canonical
 
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
@@ -43,7 +44,11 @@ class OpenSession:
         """Messages that it has, as far as is known here; more are of another gateway."""
         self.digests, self.gaps = _said_in(process)
         """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
-        self.chain = list(chained(self.digests))
+        self.seed = seed_of(root, self.user)
+        self.chain = list(chained(self.digests, self.seed))
+        """For each digest, one that says all that came before it too, and whose it is."""
+        self.kept = 0
+        """How many of these the store has, as far as is known here."""
         self.answered = any(call.startswith(HIDDEN) for call in process.window.calls)
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
@@ -66,6 +71,8 @@ class OpenSession:
         """Of the request that goes on now."""
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
+        self.words: list[bytes] = []
+        """The digests of that."""
         self.heard: tuple[str, ...] = ()
         """Calls of a reply that was there already, by the ids that the client heard."""
         self.last = ""
@@ -82,7 +89,8 @@ class OpenSession:
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
-        twin._costs, twin.spoken, twin.waiting, twin.memo, twin.prefilled = {}, [], [], None, False
+        twin._costs, twin.spoken, twin.words, twin.waiting, twin.memo, twin.prefilled = {}, [], [], [], None, False
+        twin.kept = min(self.kept, count)
         twin.repeated = True
         twin.begin(twin.chain[-1])
         return twin
@@ -148,11 +156,26 @@ class OpenSession:
         """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
         there = digests[: len(self.digests)]
         if self.gaps and _agree(self.digests, self.gaps, there):
-            self.digests, self.chain = list(there), list(chained(there))
+            self.digests, self.chain = list(there), list(chained(there, self.seed))
+
+    def kept_with(self, digests: list[bytes]) -> Digests | None:
+        """What the store keeps with an append that says this behind what is said already; None where a history will not say so:
+        something was forgotten, or the client sees a reply as one message with what it began itself."""
+        if self.gaps or self.prefilled:
+            return None
+        chain = [*self.chain, *chained(digests, self.chain[-1] if self.chain else self.seed)]
+        # What the assistant says in a row is one message: a further round may change what the one before it said.
+        after = self.kept if self.words == digests[: len(self.words)] else 0
+        return Digests(after, tuple(chain[after:]))
+
+    def note_kept(self, said: Digests | None) -> None:
+        """The store was given this with an append."""
+        if said is not None:
+            self.kept = said.after + len(said.added)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
-        self.chain += chained(digests, self.chain[-1] if self.chain else b"")
+        self.chain += chained(digests, self.chain[-1] if self.chain else self.seed)
         self.digests += digests
 
 
@@ -181,6 +204,11 @@ def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
     for digest in digests:
         start = hashlib.blake2b(start + digest, digest_size=16).digest()
         yield start
+
+
+def seed_of(root: str, user: str) -> bytes:
+    """What the chains of a user's sessions of one root begin with: nobody else's are ever the same."""
+    return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
 
 
 def shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:

@@ -511,7 +511,8 @@ class InProcess:
         asked = await _read(form, body, self.model.form, self._cap)
         said = _Thread(self.model.name, iter(self.model.stream(asked.request)), self._pool)
         try:
-            yield await _told(said.pieces(), form, asked._replace(name=self.model.name), {})
+            pieces = said.pieces() if asked.streamed else said.reply()
+            yield await _told(pieces, form, asked._replace(name=self.model.name), {})
         finally:
             with anyio.CancelScope(shield=True):
                 await said.close()
@@ -542,12 +543,12 @@ class InProcess:
 
 class _Thread:
     """A generator that blocks, asked from threads of a pool, and closed when nobody listens any more: a thread has it only as
-    long as it makes a piece."""
+    long as it makes a piece, or a reply that is wanted whole."""
 
     def __init__(self, name: str, pieces: Iterator[Delta | Reply], pool: ThreadPoolExecutor) -> None:
         self._name, self._pieces, self._pool = name, pieces, pool
         self._lock = threading.Lock()
-        self._left = False
+        self._left = self._ended = False
 
     async def pieces(self) -> AsyncIterator[Delta | Reply]:
         """The pieces. A client that leaves while it waits for a thread gives its place back; one that leaves while its piece is
@@ -556,6 +557,18 @@ class _Thread:
             yield piece
             if isinstance(piece, Reply):
                 return
+
+    async def reply(self) -> AsyncIterator[Delta | Reply]:
+        """The reply alone, made and ended by one thread. A client that leaves gives its place back as with `pieces`."""
+        if (reply := await asyncio.wrap_future(self._pool.submit(self._whole))) is not None:
+            yield reply
+
+    def _whole(self) -> Delta | Reply | None:
+        while (piece := self._next()) is not None and not isinstance(piece, Reply):
+            pass
+        with self._lock:
+            self._end()
+        return piece
 
     def _next(self) -> Delta | Reply | None:
         with self._lock:
@@ -576,7 +589,7 @@ class _Thread:
     async def close(self) -> None:
         """End the generator; while it is asked, as soon as it answers."""
         self._left = True
-        if self._lock.acquire(blocking=False):
+        if not self._ended and self._lock.acquire(blocking=False):
             try:
                 await run_sync(self._end)
             finally:
@@ -586,6 +599,7 @@ class _Thread:
         close: Callable[[], None] | None = getattr(self._pieces, "close", None)
         if close is not None:
             close()
+        self._ended = True
 
 
 async def gathered(answer: Response, most: int = LARGEST) -> bytes:

@@ -18,6 +18,7 @@ from kilburn.kernel.found import Found
 from kilburn.kernel.process import Process
 from kilburn.message import Message
 from kilburn.page import Place, parse_address, span_of
+from kilburn.store import Digests
 from kilburn.wire.quotation import quote, with_headings
 
 log = logging.getLogger("kilburn")
@@ -158,12 +159,13 @@ def _texts(content: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def keep(process: Process, message: Message, pages: Sequence[Key], *more: Message) -> None:
+def keep(process: Process, message: Message, pages: Sequence[Key], *more: Message, said: Digests | None = None) -> None:
     """Append what a model answered to a prompt with these pages beside it: it cites them. If one of them was forgotten while
     the model spoke, the answer is forgotten too.
 
     Args:
         more: what is appended with it.
+        said: see `Process.append`.
 
     Raises:
         What `Process.append` raises; nothing was appended then.
@@ -173,7 +175,7 @@ def keep(process: Process, message: Message, pages: Sequence[Key], *more: Messag
         while True:
             first = process.window.last + 1
             try:
-                process.append(citing(message, there, process.number), *more)
+                process.append(citing(message, there, process.number), *more, said=said)
             except InvalidMessage:
                 left = _left(process, there)
                 if left == there:
@@ -182,8 +184,8 @@ def keep(process: Process, message: Message, pages: Sequence[Key], *more: Messag
             else:
                 break
         if len(there) < len(pages):
-            said = span_of(first, first + len(message.parts) - 1)
-            process.forget(said, "what it was answered from was forgotten meanwhile")
+            spoken = span_of(first, first + len(message.parts) - 1)
+            process.forget(spoken, "what it was answered from was forgotten meanwhile")
 
 
 def citing(message: Message, pages: Sequence[Key], own: int) -> Message:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.event import encodable
-from kilburn.model import Finish, Model, Reply, Request
+from kilburn.model import Finish, Model, Reply, Request, request_of
 from kilburn.native import ending, inside
 
 log = logging.getLogger("kilburn")
@@ -119,12 +119,10 @@ def _complete(model: Model, request: Request) -> Reply:
 
 
 def _request(model: Model, ask: Ask) -> Request:
-    system = {"role": "system", "content": ask.system}
-    user = {"role": "user", "content": ask.prompt}
-    hoisted = model.form == "messages"
-    return Request(
-        messages=[user] if hoisted or not ask.system else [system, user],
-        system=ask.system if hoisted and ask.system else None,
+    return request_of(
+        model,
+        ask.prompt,
+        ask.system,
         max_tokens=ask.max_tokens,
         temperature=0.0,
         schema=ask.schema,

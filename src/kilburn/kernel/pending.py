@@ -14,7 +14,7 @@ from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind, Role
 from kilburn.page import Page
-from kilburn.store import Batch, Pieces, State
+from kilburn.store import Batch, Digests, Pieces, State
 
 GATHERED = 256
 """Observations that wait for a commit at most."""
@@ -52,6 +52,8 @@ class Pending:
         self.budget: Budget | None = None
         # Of a branch that begins: the process that it forks from, and that one's last event.
         self.above: tuple[int, int] | None = None
+        # What the session has said with the new pages.
+        self.said: Digests | None = None
 
     @property
     def next(self) -> int:
@@ -93,13 +95,15 @@ class Pending:
         ]
         del self.events[point.events :], self.new[point.new :]
         self.add(observed)
+        if not self.new:
+            self.said = None
         return gone
 
     def take(self) -> Pending:
         """Remove and return the whole batch; an empty one stays."""
         taken = Pending()
         taken.events, taken.new, taken.texts, taken.budget = self.events, self.new, self.texts, self.budget
-        taken.pieces, taken.above = self.pieces, self.above
+        taken.pieces, taken.above, taken.said = self.pieces, self.above, self.said
         self.clear()
         return taken
 
@@ -109,7 +113,7 @@ class Pending:
         self.new += taken.new
         self.texts |= taken.texts
         self.pieces |= taken.pieces
-        self.above = taken.above
+        self.above, self.said = taken.above, taken.said
 
     def batch(
         self, pages: Mapping[int, Page], changed: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True
@@ -137,6 +141,7 @@ class Pending:
             unindex=sorted(retired),
             erase=[page for page in dropped if owns(page)],
             inherited=[pages[page] for page in dropped if not owns(page)],
+            said=self.said,
             wait=wait,
         )
 

@@ -48,7 +48,7 @@ from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import ProcessInfo, State
+from kilburn.store import Digests, ProcessInfo, State
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
@@ -205,7 +205,9 @@ class Process(Segment):
                 # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
                 log.info("session %s: %s", self.name, error)
 
-    def append(self, *messages: Any, time: float | None = None, instead_of: Iterable[int] = ()) -> str:
+    def append(
+        self, *messages: Any, time: float | None = None, instead_of: Iterable[int] = (), said: Digests | None = None
+    ) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
         When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
@@ -216,6 +218,7 @@ class Process(Segment):
         Args:
             time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
             instead_of: pages that are taken back with this, in the same transaction; see `take_back`.
+            said: digests that the store keeps with them: see `kilburn.store.Batch`.
 
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
@@ -223,7 +226,7 @@ class Process(Segment):
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
         """
-        return run(self._append(messages, time, tuple(instead_of)), self._answer)
+        return run(self._append(messages, time, tuple(instead_of), said), self._answer)
 
     async def aappend(self, *messages: Any, time: float | None = None) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
@@ -233,7 +236,11 @@ class Process(Segment):
         return await arun(self._append(messages, time), self._answer)
 
     def _append(
-        self, messages: tuple[Any, ...], time: float | None, instead_of: tuple[int, ...] = ()
+        self,
+        messages: tuple[Any, ...],
+        time: float | None,
+        instead_of: tuple[int, ...] = (),
+        said: Digests | None = None,
     ) -> Generator[Ask, Answer, str]:
         parsed = [message for value in messages for message in parse(value)]
         if not parsed:
@@ -243,6 +250,7 @@ class Process(Segment):
             if instead_of:
                 self._take_back(instead_of)
             first, last = self._kernel.take_in(parsed, time)
+            self._kernel.pending.said = said
             return tuple(range(first, last + 1))
 
         admitted = yield from self._settling(admit, Cause.ADMIT)

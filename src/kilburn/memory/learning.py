@@ -108,12 +108,12 @@ class Learning:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = Job(store, session, policy, user, secrets, quota, stopped=lambda: self._stop.is_set() or ending())
+        job = LearningJob(store, session, policy, user, secrets, quota, stopped=lambda: self._stop.is_set() or ending())
         answer = answering(store, model)
         self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
 
-    def _work(self, job: Job, answer: Callable[[Ask], Answer]) -> None:
+    def _work(self, job: LearningJob, answer: Callable[[Ask], Answer]) -> None:
         try:
             self._learned = run(job.learn(), answer)
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
@@ -235,7 +235,7 @@ def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, s
 _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
 
 
-class Job:
+class LearningJob:
     """One call of `UserMemory.learn`, which says what its arguments are.
 
     Args:

@@ -14,7 +14,7 @@ from kilburn.kernel.found import Findings
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.search import Searcher
-from kilburn.memory.learning import Job, Learned, answering
+from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.move import Add, Retire
@@ -123,7 +123,7 @@ class UserMemory(Collection):
             StoreError: nothing of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without
             the extra.
         """
-        job = Job(self._levels, session, policy, self.user, secrets, quota)
+        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
         return run(job.learn(), answering(self._levels, model))
 
     async def alearn(
@@ -137,7 +137,7 @@ class UserMemory(Collection):
     ) -> Learned:
         """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
         written."""
-        job = Job(self._levels, session, policy, self.user, secrets, quota)
+        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
         return await arun(job.learn(), answering(self._levels, model))
 
     def search(

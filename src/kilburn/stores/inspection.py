@@ -35,6 +35,7 @@ LEFT = (
     "DELETE FROM page WHERE process = ?",
     "DELETE FROM event WHERE process = ?",
     "DELETE FROM mention WHERE process = ?",
+    "DELETE FROM history WHERE process = ?",
     "DELETE FROM checkpoint WHERE process = ?",
     "DELETE FROM embedded WHERE process = ?",
     "DELETE FROM quarantine WHERE process = ?",
@@ -342,6 +343,8 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
     db.execute("DELETE FROM checkpoint WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
+    # Whoever recognises histories makes them again from the pages.
+    db.execute("DELETE FROM history WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
     for session in sealed.sessions(tenant):
         named = _relink(db, sealed, tenant, session, named)
         if session.quarantined:

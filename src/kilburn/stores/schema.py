@@ -253,6 +253,27 @@ CREATE TRIGGER erasure_done BEFORE DELETE ON erasure BEGIN SELECT needs_a_kilbur
 INSERT INTO erasure(id) SELECT 1 WHERE EXISTS(SELECT 1 FROM page) ON CONFLICT DO NOTHING;
 """
 
+HISTORY = """
+-- What a session has said up to a message, as a digest over that message and all before it: by this a history is recognised that
+-- a client hands over again. last: whether it has said no more; page: its last original then. Derived from the pages.
+CREATE TABLE history(
+    process INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    tenant INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    last INTEGER NOT NULL,
+    page INTEGER NOT NULL,
+    PRIMARY KEY(process, at)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX history_digest ON history(tenant, digest, last, process);
+
+-- A digest of a forgotten text does not stay, and neither do those that come after it. An older Kilburn that has the file open
+-- keeps to this, too.
+CREATE TRIGGER page_forgotten AFTER UPDATE OF content ON page WHEN NEW.content IS NULL BEGIN
+    DELETE FROM history WHERE process = NEW.process;
+END;
+"""
+
 UNSEALED = """
 CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
 CREATE TEMP VIEW process AS
@@ -280,6 +301,11 @@ CREATE TEMP VIEW embedded AS SELECT 0 AS embedder, 0 AS process, 0 AS done WHERE
 UNINDEXED = """
 CREATE TEMP VIEW checkpoint AS SELECT 0 AS process, 0 AS head, 0 AS size, 0 AS codec, x'' AS data, x'' AS seal WHERE 0;
 CREATE TEMP VIEW mention AS SELECT 0 AS process, 0 AS node, 0 AS event WHERE 0;
+"""
+
+UNRECOGNISED = """
+CREATE TEMP VIEW history AS
+    SELECT 0 AS process, 0 AS at, 0 AS tenant, x'' AS digest, 0 AS last, 0 AS page WHERE 0;
 """
 
 
@@ -323,6 +349,11 @@ def _flat(db: apsw.Connection) -> None:
             log.warning("the text index of tenant %d is damaged, run `kilburn fsck --repair`: %s", number, error)
 
 
+def _recognising(db: apsw.Connection) -> None:
+    """Add the index of histories. The digests of the sessions that are there are kept when they are first needed."""
+    db.execute(HISTORY)
+
+
 def _decoded(decode: Callable[[bytes], T], record: bytes) -> T | None:
     """A record that is read, or None: what is damaged stays as it is, and `fsck` reports it."""
     try:
@@ -339,9 +370,11 @@ def admit(db: apsw.Connection) -> None:
 
 def as_current(db: apsw.Connection, version: int) -> None:
     """Show an older file, opened for reading, with the tables of the current format; missing seals are NULL."""
-    if version < len(MIGRATIONS):
+    if version < INDEXED:
         db.execute(UNSEALED if version < SEALED else UNREMEMBERING if version < REMEMBERING else UNCALLED)
         db.execute(UNINDEXED if version >= REMEMBERING else EMPTY + UNINDEXED)
+    if version < len(MIGRATIONS):
+        db.execute(UNRECOGNISED)
 
 
 SEALED = 2
@@ -353,7 +386,7 @@ INDEXED = 5
 REMEMBERING = 4
 """The first format with long-term memory."""
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering, _flat)
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering, _flat, _recognising)
 
 
 @cache

@@ -24,8 +24,8 @@ import apsw
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
-from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
-from kilburn.stores import citations, mentions
+from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, Said, State, Vector, check_name
+from kilburn.stores import citations, histories, mentions
 from kilburn.stores.codec import key_of
 from kilburn.stores.connection import (
     row,
@@ -654,6 +654,21 @@ class Sqlite:
         """
         with self._writing("writing"):
             self._vectors.drop(embedder)
+
+    def keep_history(self, process: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """See `Store`."""
+        with self._writing("writing"):
+            return histories.keep(self._db, self._number, process, digests, after, page)
+
+    def said_by(self, digest: bytes, limit: int) -> list[Said]:
+        """See `Store`."""
+        with self._reading("reading"):
+            return histories.said_by(self._db, self._number, digest, limit)
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """See `Store`."""
+        with self._reading("reading"):
+            return histories.unkept(self._db, self._number, root, user, limit)
 
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""

@@ -15,7 +15,7 @@ from kilburn.event import Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, ProcessKind, State
-from kilburn.stores import citations, mentions
+from kilburn.stores import citations, histories, mentions
 from kilburn.stores.codec import pack
 from kilburn.stores.connection import row, rows_of_each
 from kilburn.stores.contenttable import ContentTable, content_of, remove_unused
@@ -75,6 +75,8 @@ class Transaction:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch, batch.checkpoint)
+        if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
+            histories.add(self._db, self._tenant, self._process, batch.said, min(new), max(new))
         if batch.erase or batch.inherited:
             self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
         tally = (

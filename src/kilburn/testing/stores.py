@@ -15,7 +15,7 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, St
 from kilburn.event import Act, Data, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
-from kilburn.store import Batch, ProcessKind, State, Store
+from kilburn.store import Batch, Digests, ProcessKind, Said, State, Store
 
 
 def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: str | None = None) -> Page:
@@ -340,6 +340,51 @@ def check_erase(store: Store) -> None:
     store.commit(process, Batch(head=1, erase=[1]))
 
 
+def check_histories(store: Store) -> None:
+    """What a session has said is found by its digests, as far as they are kept; those of a forgotten text go with it."""
+    one, fork, other = start(store, "talk"), start(store, "talk~2"), start(store, "talk~2 more")
+    for process in (one, fork, other):
+        store.commit(process, batch_of(0, {1: f"first {process}", 2: f"second {process}"}))
+    assert set(store.unkept("talk", "", 9)) == {"talk", "talk~2"}
+    assert len(store.unkept("talk", "", 1)) == 1
+    assert store.unkept("talk", "somebody", 9) == []
+    assert not store.keep_history(one, [b"a"], after=0, page=1), "another page is its last one"
+    assert store.keep_history(one, [b"a", b"b"], after=0, page=2)
+    assert store.keep_history(fork, [b"a", b"b", b"c"], after=0, page=2)
+    assert store.unkept("talk", "", 9) == []
+    assert store.said_by(b"none", 9) == []
+    assert store.said_by(b"b", 9) == [Said(name="talk", at=2, count=2), Said(name="talk~2", at=2, count=3)]
+    assert store.said_by(b"a", 1) == [Said(name="talk~2", at=1, count=3)]
+    store.commit(one, batch_of(1, {3: "third"}))
+    assert store.unkept("talk", "", 9) == ["talk"]
+    assert not store.keep_history(one, [b"d"], after=1, page=3), "two are kept"
+    assert store.keep_history(one, [b"d"], after=2, page=3)
+    assert store.said_by(b"d", 9) == [Said(name="talk", at=3, count=3)]
+    store.commit(one, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
+    assert store.said_by(b"e", 9) == [Said(name="talk", at=4, count=4)]
+    store.commit(one, _with_said(batch_of(3, {5: "fifth"}), 4))
+    assert store.unkept("talk", "", 9) == [], "a page that says nothing"
+    store.commit(one, batch_of(4, {6: "sixth"}))
+    store.commit(one, _with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
+    assert store.said_by(b"f", 9) == [], "what was said before it is not kept"
+    store.commit(one, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
+    assert store.said_by(b"g", 9) == [Said(name="talk", at=2, count=2)]
+    assert store.said_by(b"d", 9) == [], "all are kept anew"
+    raises(StoreStale, lambda: store.commit(one, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
+    assert store.said_by(b"h", 9) == []
+    assert store.unkept("talk", "", 9) == []
+    store.commit(one, Batch(head=7, erase=[3]))
+    assert (store.said_by(b"g", 9), store.said_by(b"b", 9)) == ([], [Said(name="talk~2", at=2, count=3)])
+    assert not store.keep_history(one, [b"a"], after=0, page=8), "something of it is forgotten"
+    store.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
+    assert store.said_by(b"i", 9) == [], "something of it is forgotten"
+    assert store.unkept("talk", "", 9) == ["talk"]
+
+
+def _with_said(batch: Batch, after: int, *added: bytes) -> Batch:
+    return msgspec.structs.replace(batch, said=Digests(after, added))
+
+
 def check_inherited(store: Store) -> None:
     """When a page that a branch inherited is erased, no event of the branch quotes it any more; the page itself stays."""
     one, branch = start(store, "one"), start(store, "branch")
@@ -646,6 +691,7 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_query_is_data,
     check_unindex,
     check_erase,
+    check_histories,
     check_inherited,
     check_above,
     check_begin,
