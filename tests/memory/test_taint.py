@@ -51,7 +51,7 @@ def take(process: Process, step: str, number: int) -> None:
         call = Part(kind=Kind.CALL, text="{}", call=f"c{number}", name=step)
         result = Part(kind=Kind.RESULT, text=f"result {number}", call=f"c{number}")
         sources = (1,) if step == "recall" else ()
-        cites = ((process.kernel.info.number - 1, 1),) if step == "elsewhere" else ()
+        cites = ((process.number - 1, 1),) if step == "elsewhere" else ()
         process.append(Message(role=Role.ASSISTANT, parts=(call,)))
         process.append(Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites))
 
