@@ -65,7 +65,7 @@ def main() -> None:
     ]
     model = Scripted(script)
     with kilburn.open(":memory:", window=WINDOW, policy="lru", tokenizer="chars/4") as store:
-        agent = Agent(model, [read], store.process("inspection"), system="You inspect a boiler house.")
+        agent = Agent(model, [read], store.session("inspection"), system="You inspect a boiler house.")
         name = ""
         for event in agent.stream("When did a relief valve open?"):
             if isinstance(event, Called):

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with a session in a process: an agent reads far more than its window, in one run.
+"""The OpenAI Agents SDK with a session that Kilburn keeps: an agent reads far more than its window, in one run.
 
 The model is the SDK's own scripted one. Needs the extra `agents`.
 
@@ -20,7 +20,7 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 
 import kilburn
 from agents import Agent, RunConfig, Runner, function_tool
-from kilburn.adapters.agents import ProcessSession, tools
+from kilburn.adapters.agents import AgentsSession, tools
 
 
 @function_tool
@@ -42,14 +42,14 @@ def saying(text: str) -> ResponseOutputMessage:
 async def main() -> None:
     model = ScriptedModel([*({"output": [calling(n)]} for n in range(12)), {"output": [saying("Both pumps are fine.")]}])
     with kilburn.open(":memory:", window=1500, policy="lru") as store:
-        process = store.process("ana-1")
-        session = ProcessSession(process)
+        opened = store.session("ana-1")
+        session = AgentsSession(opened)
         agent = Agent(name="inspector", instructions="You inspect pumps.", tools=[read, *tools(session)], model=model)
         config = RunConfig(call_model_input_filter=session.window, tracing_disabled=True)
         result = await Runner.run(agent, "Are the pumps fine?", session=session, run_config=config, max_turns=20)
         print(result.final_output)
         print(f"calls of the model: {len(model.calls)}")
-        print(f"results kept: {sum(page.kind == 'result' for page, _ in process.pages())}")
+        print(f"results kept: {sum(page.kind == 'result' for page, _ in opened.pages())}")
         print(f"largest input: {max(len(json.dumps(call.input)) // 4 for call in model.calls)} tokens of 1500")
 
 

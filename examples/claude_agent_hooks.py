@@ -1,4 +1,4 @@
-"""The Claude Agent SDK with hooks that keep the session in a process: what Claude read is found in a later session.
+"""The Claude Agent SDK with hooks that keep the session in a store: what Claude read is found in a later session.
 
 Claude's own program runs, as the SDK brings it; the provider is scripted and on this machine. Needs the extra `claude-agent`.
 
@@ -27,7 +27,7 @@ from kilburn.adapters.claude_agent import keep
 from kilburn.testing.upstream import Upstream, calling, serving
 
 
-async def ask(prompt: str, process: kilburn.Process, url: str, folder: Path) -> None:
+async def ask(prompt: str, session: kilburn.Session, url: str, folder: Path) -> None:
     here = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
@@ -35,7 +35,7 @@ async def ask(prompt: str, process: kilburn.Process, url: str, folder: Path) -> 
         "CLAUDE_CONFIG_DIR": str(folder / "claude"),
         "NO_PROXY": "127.0.0.1",
     }
-    options = ClaudeAgentOptions(**keep(process), model="claude-sonnet-4-5", cwd=folder, env=here, setting_sources=[])
+    options = ClaudeAgentOptions(**keep(session), model="claude-sonnet-4-5", cwd=folder, env=here, setting_sources=[])
     async for message in query(prompt=prompt, options=options):
         for block in message.content if isinstance(message, AssistantMessage) else ():
             if isinstance(block, TextBlock):
@@ -44,7 +44,7 @@ async def ask(prompt: str, process: kilburn.Process, url: str, folder: Path) -> 
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as name, kilburn.open(":memory:", window=8000, embedder=None) as store:
-        folder, process = Path(name), store.process("pumps")
+        folder, session = Path(name), store.session("pumps")
         log = folder / "pump.log"
         log.write_text("serial number K-4711, pressure normal\n")
         upstream = Upstream(
@@ -54,10 +54,10 @@ async def main() -> None:
             lambda sent: "Its serial number is K-4711." if "K-4711" in str(sent.body["messages"][-1]) else "I do not know.",
         )
         with serving(upstream) as url:
-            await ask("Read pump.log.", process, url, folder)
-            await ask("What is the pump's serial number?", process, url, folder)
-        for page, _ in process.pages():
-            print(f"kept: {page.role} {page.kind}: {process.text(page.id)}")
+            await ask("Read pump.log.", session, url, folder)
+            await ask("What is the pump's serial number?", session, url, folder)
+        for page, _ in session.pages():
+            print(f"kept: {page.role} {page.kind}: {session.text(page.id)}")
 
 
 if __name__ == "__main__":

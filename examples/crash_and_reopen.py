@@ -30,7 +30,7 @@ def text_of(number: int) -> str:
 def write_for_ever(path: str) -> None:
     """The child: append, then acknowledge on standard output."""
     with kilburn.open(path, window=2_000, policy="fifo", tokenizer="chars/4") as store:
-        session = store.process("diary")
+        session = store.session("diary")
         for number in range(1, 1_000_000):
             session.append({"role": "user", "content": text_of(number)})
             print(number, flush=True)
@@ -55,7 +55,7 @@ def main() -> None:
         acknowledged = kill_a_writer(path)
         print(f"the child was killed after it acknowledged {acknowledged} messages")
         with kilburn.open(path, window=2_000, policy="fifo", tokenizer="chars/4") as store:
-            session = store.process("diary")
+            session = store.session("diary")
             missing = different = 0
             for number in range(1, acknowledged + 1):
                 try:

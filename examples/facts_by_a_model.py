@@ -36,7 +36,7 @@ def told(learned: Learned) -> str:
 def main() -> None:
     policy = "facts(summary=False)"
     with kilburn.open(":memory:", window=1_000, tokenizer="chars/4") as store:
-        talk = store.process("monday", user="ana")
+        talk = store.session("monday", user="ana")
         talk.append({"role": "user", "content": "Ana lives in Porto."}, {"role": "assistant", "content": "Noted."})
         memory = store.memory("ana")
         print("first call:", told(memory.learn(talk, policy, Scripted(['{"facts": [{"te', ""]))))

@@ -1,4 +1,4 @@
-"""LlamaIndex with a memory in a process: an agent answers 30 questions, each with a look into a log, in a window of 1,500 tokens.
+"""LlamaIndex with a memory in a session: an agent answers 30 questions, each with a look into a log, in a window of 1,500 tokens.
 Then it searches for what left the window first.
 
 The model is LlamaIndex's own scripted one. Needs the extra `llamaindex`.
@@ -22,7 +22,7 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 
 import kilburn
-from kilburn.adapters.llamaindex import ProcessMemory, tools
+from kilburn.adapters.llamaindex import SessionMemory, tools
 
 sizes: list[int] = []
 
@@ -49,15 +49,15 @@ def reply(messages: Sequence[ChatMessage], **options: Any) -> ChatMessage:
 
 async def main() -> None:
     with kilburn.open(":memory:", window=1500, policy="lru", embedder=None) as store:
-        process = store.process("ana-1")
-        memory = ProcessMemory.of(process)
+        session = store.session("ana-1")
+        memory = SessionMemory.of(session)
         agent = FunctionAgent(tools=[read, *tools(memory)], llm=MockFunctionCallingLLM(response_generator=reply), streaming=False)
         answer: Any = None
         for number in range(30):
             answer = await agent.run(f"Is pump {number} fine?", memory=memory)
         print(answer)
         print(await agent.run("What was said of pump 0?", memory=memory))
-        print(f"kept: {len(process.messages())} messages")
+        print(f"kept: {len(session.messages())} messages")
         print(f"largest request: {max(sizes)} tokens of 1500")
 
 

@@ -21,7 +21,7 @@ WINDOW = 1_000
 def main() -> None:
     largest = total = 0
     with kilburn.open(":memory:", window=WINDOW, policy="lru", tokenizer="chars/4") as store:
-        chat = store.process("lockers")
+        chat = store.session("lockers")
         for turn in range(1, 301):
             text = f"Turn {turn}: the password of locker {turn} is {turn * 1000 + 919}."
             chat.append({"role": "user" if turn % 2 else "assistant", "content": text})

@@ -30,10 +30,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kilburn
-from kilburn.agents.rlm import RecursiveModel
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Add
+from kilburn.recursion.rlm import RecursiveModel
 
 HARBOURS = {"Porto": 1, "Rio": 4, "Turku": 2}
 
@@ -97,7 +97,7 @@ def main(tokens: int) -> None:
         storms = write_log(log, tokens)
         with kilburn.open(f"{folder}/agent.db", window=4000, policy="hybrid", tokenizer="chars/4") as store:
             print(f"the log: {log.stat().st_size // 4:,} tokens")
-            captain = store.process("captain")
+            captain = store.session("captain")
             captain.append({"role": "user", "content": "Which harbour has the most storms?"})
 
             branch = captain.fork("Ask the log.", inherit="task")
@@ -109,7 +109,7 @@ def main(tokens: int) -> None:
 
             print(f"{result.outcome}: {result.content}")
             print("right:", result.content == storms)
-            names = [info.name for info in store.processes() if "/" in info.name]
+            names = [info.name for info in store.sessions() if "/" in info.name]
             print(
                 f"{result.calls} sub-calls in {len(names)} branches; largest prompt of the root {result.resident:,} tokens,"
                 f" the captain's window {captain.use} tokens"

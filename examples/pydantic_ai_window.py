@@ -1,4 +1,4 @@
-"""pydantic-ai with a window in a process: an agent reads far more than its window, in one run.
+"""pydantic-ai with a window in a session: an agent reads far more than its window, in one run.
 
 The model is a function. Needs the extra `pydantic-ai`.
 
@@ -34,7 +34,7 @@ def main() -> None:
         return ModelResponse([ToolCallPart("read", {"path": f"pump-{len(sizes)}.log"}, f"call{len(sizes)}")])
 
     with kilburn.open(":memory:", window=1500, policy="lru") as store:
-        agent = Agent(FunctionModel(reply), tools=[read], capabilities=[WindowCapability(store.process("ana-1"))])
+        agent = Agent(FunctionModel(reply), tools=[read], capabilities=[WindowCapability(store.session("ana-1"))])
         result = agent.run_sync("Are the pumps fine?")
     print(result.output)
     print(f"the run's own messages: {len(ModelMessagesTypeAdapter.validate_json(result.all_messages_json()))}")

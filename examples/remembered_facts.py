@@ -18,17 +18,17 @@ from __future__ import annotations
 import time
 
 import kilburn
-from kilburn import Process
+from kilburn import Session
 
 
-def hear(talk: Process, said: str) -> None:
+def hear(talk: Session, said: str) -> None:
     talk.append({"role": "user", "content": said}, {"role": "assistant", "content": "Noted."})
 
 
 def main() -> None:
     with kilburn.open(":memory:", window=1_000, tokenizer="chars/4") as store:
         memory = store.memory("ana")
-        monday, friday = (store.process(name, user="ana") for name in ("monday", "friday"))
+        monday, friday = (store.session(name, user="ana") for name in ("monday", "friday"))
         hear(monday, "I live in Porto.")
         print("learned:", *[memory.recall(address) for address in memory.learn(monday).stored])
         between = time.time()

@@ -29,8 +29,8 @@ History = list[dict[str, str]]
 Client = openai.OpenAI | anthropic.Anthropic
 
 
-def by_openai(url: str, process: kilburn.Process) -> tuple[Client, Callable[[History], str]]:
-    client = wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none"), process)
+def by_openai(url: str, session: kilburn.Session) -> tuple[Client, Callable[[History], str]]:
+    client = wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none"), session)
 
     def ask(history: History) -> str:
         return client.chat.completions.create(model="gpt-5", messages=history).choices[0].message.content
@@ -38,8 +38,8 @@ def by_openai(url: str, process: kilburn.Process) -> tuple[Client, Callable[[His
     return client, ask
 
 
-def by_anthropic(url: str, process: kilburn.Process) -> tuple[Client, Callable[[History], str]]:
-    client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), process)
+def by_anthropic(url: str, session: kilburn.Session) -> tuple[Client, Callable[[History], str]]:
+    client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), session)
 
     def ask(history: History) -> str:
         with client.messages.stream(model="claude-opus-4-8", max_tokens=500, messages=history) as stream:
@@ -54,10 +54,10 @@ def conclude(sent: Sent) -> str:
     return "The pump's serial number is K-4711."
 
 
-def inspect(name: str, wrapped: Callable[[str, kilburn.Process], tuple[Client, Callable[[History], str]]]) -> None:
+def inspect(name: str, wrapped: Callable[[str, kilburn.Session], tuple[Client, Callable[[History], str]]]) -> None:
     upstream, history = Upstream(window=2000), History()
     with kilburn.open(":memory:", window=2000, policy="lru") as store, serving(upstream) as url:
-        client, ask = wrapped(url, store.process("inspection"))
+        client, ask = wrapped(url, store.session("inspection"))
 
         def say(text: str) -> str:
             history.append({"role": "user", "content": text})

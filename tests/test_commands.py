@@ -167,8 +167,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "manual" / "pump.md").write_text("# Pump\n\nOil it every Monday.\n")
     db = str(folder / "agent.db")
     with kilburn.open(db, window=100_000, policy="fifo", embedder=None) as store:
-        store.process("session-1").append(*talk)
-        session = store.process("monday", user="ana")
+        store.session("session-1").append(*talk)
+        session = store.session("monday", user="ana")
         session.append({"role": "user", "content": "I moved from Porto to Rome"})
         number, memory = session.number, store.memory("ana")
         memory.apply(Add(text="Ana lives in Porto", cites=((number, 1),)), policy="facts")

@@ -91,7 +91,7 @@ def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
 def test_no_store_is_replaced_whatever_leads_to_it(tmp_path: Path) -> None:
     db = tmp_path / "agent.db"
     with kilburn.open(str(db), policy="fifo") as store:
-        store.process("a").append({"role": "user", "content": "x"})
+        store.session("a").append({"role": "user", "content": "x"})
         companions = [Path(f"{db}{end}") for end in ("-wal", "-shm")]
         assert all(each.exists() for each in companions)
         (tmp_path / "sub").mkdir()

@@ -19,7 +19,7 @@ LATE = {
     "kilburn.gateway.connection",
     "kilburn.mcp",
     "kilburn.memory.user_memory",
-    "kilburn.memory.vectors",
+    "kilburn.search.vectors",
     "kilburn_kv.likelihood",
     "kilburn_kv.writing",
     "kilburn_lab.evals.gateway",

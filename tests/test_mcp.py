@@ -25,7 +25,7 @@ from mcp_types import TextResourceContents
 
 import kilburn
 from cli.terminal import kilburn as shell
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.mcp import app, server
 from kilburn.memory.retention import Quota
 from kilburn.message import Trust
@@ -42,21 +42,21 @@ def db(tmp_path: Path) -> Path:
     """A store with a session and a memory of Ana, a fact for all users, and another user's session, memory and document."""
     path = tmp_path / "agent.db"
     with kilburn.open(path, window=100_000, tokenizer="chars/4") as store:
-        talk = store.process("monday", user="ana")
+        talk = store.session("monday", user="ana")
         talk.append({"role": "user", "content": "My locker at the harbour is number 12."})
         call = {"id": "c1", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
         talk.append({"role": "assistant", "content": None, "tool_calls": [call]})
         talk.append({"role": "tool", "tool_call_id": "c1", "content": PLANTED})
         store.memory("ana").remember("Ana's flight to Lisbon is on 12 May.")
         store.memory().remember("The harbour office closes at five.")
-        store.process(f"{CANARY} talk", user="bob").append({"role": "user", "content": f"The harbour code is {CANARY}."})
+        store.session(f"{CANARY} talk", user="bob").append({"role": "user", "content": f"The harbour code is {CANARY}."})
         store.memory("bob").remember(f"Bob's harbour code is {CANARY}.")
         store.document(f"{CANARY} paper", user="bob").add(f"Harbour, locker, Lisbon, flight: {CANARY}.")
     return path
 
 
 @pytest.fixture
-def store(db: Path) -> Iterator[Hierarchy]:
+def store(db: Path) -> Iterator[Store]:
     with kilburn.open(db, window=100_000, tokenizer="chars/4", embedder=None) as opened:
         yield opened
 
@@ -132,7 +132,7 @@ async def test_what_a_model_remembers_waits_for_a_person(db: Path) -> None:
         assert [(event["act"], event["policy"]) for event in version["events"]] == [("admit", "mcp"), ("restore", "user")]
 
 
-async def test_in_force_it_is_the_agents_word_all_the_same(store: Hierarchy) -> None:
+async def test_in_force_it_is_the_agents_word_all_the_same(store: Store) -> None:
     async with Client(server(store, "ana", in_force=True)) as client:
         row = await call(client, "remember", text="Ana's sister lives in Faro.", since="2026-01-31", until="2040-01-31T12:00:00Z")
         assert (row["at"], row["trust"], row["in_force"]) == ("out", "agent", True)
@@ -141,7 +141,7 @@ async def test_in_force_it_is_the_agents_word_all_the_same(store: Hierarchy) -> 
         assert hit["trust"] == Trust.AGENT
 
 
-async def test_tools_say_what_the_command_line_says(db: Path, store: Hierarchy) -> None:
+async def test_tools_say_what_the_command_line_says(db: Path, store: Store) -> None:
     async with Client(server(store, "ana")) as client:
         ana = ("--user", "ana", "--json", "--db", db)
         assert (await call(client, "list"))["memories"] == shell("memories", "list", *ana).json[-1:]
@@ -166,7 +166,7 @@ async def test_tools_say_what_the_command_line_says(db: Path, store: Hierarchy) 
         assert (dry["forgotten"], dry["places"], dry["dry"]) == (["p1"], said["places"], True)
 
 
-async def test_recall_abstains_and_says_how_sure_it_is(store: Hierarchy) -> None:
+async def test_recall_abstains_and_says_how_sure_it_is(store: Store) -> None:
     async with Client(server(store, "ana")) as client:
         found = await call(client, "search", abstain=True, query="Ana's flight to Lisbon on 12 May", where=["facts"])
         assert [hit["text"] for hit in found["hits"]] == ["Ana's flight to Lisbon is on 12 May."]
@@ -175,9 +175,9 @@ async def test_recall_abstains_and_says_how_sure_it_is(store: Hierarchy) -> None
         assert (await call(client, "search", abstain=True, query="Lisbon flight", at="2001-01-01"))["hits"] == []
 
 
-async def test_a_long_page_is_read_in_parts(store: Hierarchy) -> None:
+async def test_a_long_page_is_read_in_parts(store: Store) -> None:
     text = "".join(f"line {number} é\n" for number in range(5_000))
-    store.process("long", user="ana").append({"role": "user", "content": text})
+    store.session("long", user="ana").append({"role": "user", "content": text})
     async with Client(server(store, "ana")) as client:
         parts: list[str] = []
         at, whole = 0, 1
@@ -189,7 +189,7 @@ async def test_a_long_page_is_read_in_parts(store: Hierarchy) -> None:
         assert len(parts) == 1 + len(text) // 20_000
 
 
-async def test_nothing_of_another_user_can_be_reached(store: Hierarchy) -> None:
+async def test_nothing_of_another_user_can_be_reached(store: Store) -> None:
     theirs, none = [f"{CANARY} talk", "@memory/bob", f"@document/{CANARY} paper"], "no such thing"
     async with Client(server(store, "ana")) as client:
         listed = await client.list_resources()
@@ -215,8 +215,8 @@ async def test_nothing_of_another_user_can_be_reached(store: Hierarchy) -> None:
                 assert (await call(client, tool, **{of: "bob"}))["error"] == "InvalidArguments"
 
 
-async def test_a_fact_for_all_users_hides_whose_words_it_is_from(store: Hierarchy) -> None:
-    bob = next(info for info in store.processes() if info.user == "bob")
+async def test_a_fact_for_all_users_hides_whose_words_it_is_from(store: Store) -> None:
+    bob = next(info for info in store.sessions() if info.user == "bob")
     store.memory().add("Somebody knows a code.", cites=((bob.number, 1),))
     async with Client(server(store, "ana")) as client:
         (card,) = (await call(client, "show", session="@memory", address="f1"))["memories"]
@@ -263,8 +263,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_bad_arguments_are_errors_that_say_what_to_do(store: Hierarchy) -> None:
-    heads = {info.name: info.head for info in store.store.processes()}
+async def test_bad_arguments_are_errors_that_say_what_to_do(store: Store) -> None:
+    heads = {info.name: info.head for info in store.backend.segments()}
     async with Client(server(store, "ana")) as client:
         for tool, arguments in BAD:
             result = await client.call_tool(tool, arguments)
@@ -278,15 +278,15 @@ async def test_bad_arguments_are_errors_that_say_what_to_do(store: Hierarchy) ->
         with pytest.raises(MCPError, match="unknown tool"):
             await client.call_tool("drop_all", {})
         assert len((await call(client, "list"))["memories"]) == 1
-    assert {info.name: info.head for info in store.store.processes()} == heads
+    assert {info.name: info.head for info in store.backend.segments()} == heads
 
 
 class Lost:
-    def processes(self) -> Any:
+    def segments(self, under: str = "") -> Any:
         raise LookupError("locker")
 
 
-async def test_a_defect_tells_no_contents(store: Hierarchy, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_tells_no_contents(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def rank(self, *given: Any) -> Any:
             raise ValueError(f"while ranking {given}")
@@ -298,7 +298,7 @@ async def test_a_defect_tells_no_contents(store: Hierarchy, caplog: pytest.LogCa
     assert "locker" not in json.dumps(said)
     assert "ValueError" in caplog.text
     assert "locker" not in caplog.text
-    whole, store.store = store.store, Lost()  # type: ignore[assignment]
+    whole, store.backend = store.backend, Lost()  # type: ignore[assignment]
     try:
         async with Client(server(store, "ana")) as client:
             for asked in (client.list_resources(), client.read_resource("kilburn://memory/ana")):
@@ -306,7 +306,7 @@ async def test_a_defect_tells_no_contents(store: Hierarchy, caplog: pytest.LogCa
                     await asked
                 assert "locker" not in str(told.value)
     finally:
-        store.store = whole
+        store.backend = whole
     assert caplog.text.count("LookupError") == 2
     assert "locker" not in caplog.text
 
@@ -323,7 +323,7 @@ INJECTIONS = [
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-async def test_text_is_data_on_its_way_in_and_out(store: Hierarchy, text: str) -> None:
+async def test_text_is_data_on_its_way_in_and_out(store: Store, text: str) -> None:
     async with Client(server(store, "ana", in_force=True)) as client:
         row = await call(client, "remember", text=text)
         page = await call(client, "recall", session="@memory/ana", address=row["address"])
@@ -339,7 +339,7 @@ async def test_text_is_data_on_its_way_in_and_out(store: Hierarchy, text: str) -
         assert row["trust"] == "agent"
 
 
-async def test_forget_says_first_what_would_go(db: Path, store: Hierarchy) -> None:
+async def test_forget_says_first_what_would_go(db: Path, store: Store) -> None:
     async with Client(server(store, "ana")) as client:
         note = "Ana's passport number ends in quetzal."
         row = await call(client, "remember", text=note)
@@ -365,10 +365,10 @@ async def test_forget_says_first_what_would_go(db: Path, store: Hierarchy) -> No
     assert all(b"quetzal" not in path.read_bytes() for path in db.parent.iterdir() if path.is_file())
 
 
-async def test_pages_of_a_branch_are_read_and_forgotten_by_their_address(store: Hierarchy) -> None:
-    process = store.process("looking", "ana")
-    process.append({"role": "user", "content": "Look for it."})
-    branch = process.fork("In the quetzal's nest.")
+async def test_pages_of_a_branch_are_read_and_forgotten_by_their_address(store: Store) -> None:
+    session = store.session("looking", "ana")
+    session.append({"role": "user", "content": "Look for it."})
+    branch = session.fork("In the quetzal's nest.")
     address = f"b1/p{branch.window.last}"
     async with Client(server(store, "ana")) as client:
         assert (await call(client, "recall", session="looking", address=address))["text"] == "In the quetzal's nest."
@@ -382,8 +382,8 @@ async def test_pages_of_a_branch_are_read_and_forgotten_by_their_address(store: 
         assert (await call(client, "recall", session="looking", address=address))["error"] == "SpecError"
 
 
-async def test_forget_leaves_what_others_made_alone(store: Hierarchy) -> None:
-    monday = next(info for info in store.processes() if info.name == "monday")
+async def test_forget_leaves_what_others_made_alone(store: Store) -> None:
+    monday = next(info for info in store.sessions() if info.name == "monday")
     store.memory("bob").add("Bob knows of the locker.", cites=((monday.number, 1),))
     async with Client(server(store, "ana")) as client:
         said = await call(client, "forget", session="monday", address="p1")
@@ -392,7 +392,7 @@ async def test_forget_leaves_what_others_made_alone(store: Hierarchy) -> None:
         assert (await call(client, "recall", session="monday", address="p1"))["text"].startswith("My locker")
 
 
-async def test_the_hints_say_what_is_destructive(store: Hierarchy) -> None:
+async def test_the_hints_say_what_is_destructive(store: Store) -> None:
     async with Client(server(store)) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {name for name, tool in tools.items() if tool.annotations and tool.annotations.destructive_hint} == {"forget"}
@@ -404,21 +404,21 @@ async def test_the_hints_say_what_is_destructive(store: Hierarchy) -> None:
             assert not {"user", "tenant"} & tool.input_schema["properties"].keys()
 
 
-async def test_a_full_memory_and_a_secret_are_refused_before_anything_is_written(store: Hierarchy) -> None:
-    heads = {info.name: info.head for info in store.store.processes()}
+async def test_a_full_memory_and_a_secret_are_refused_before_anything_is_written(store: Store) -> None:
+    heads = {info.name: info.head for info in store.backend.segments()}
     async with Client(server(store, "ana", quota=Quota(facts=1), secrets="refuse")) as client:
         assert (await call(client, "remember", text="One more fact."))["error"] == "QuotaExceeded"
         token = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
         said = await call(client, "remember", text=f"The token is {token}.")
         assert said["error"] == "SecretFound"
         assert token not in json.dumps(said)
-    assert {info.name: info.head for info in store.store.processes()} == heads
+    assert {info.name: info.head for info in store.backend.segments()} == heads
 
 
-async def test_sessions_and_memories_are_resources(store: Hierarchy) -> None:
+async def test_sessions_and_memories_are_resources(store: Store) -> None:
     for number in range(150):
-        store.process(f"talk {number}/a?b#c%", user="ana").append({"role": "user", "content": f"word {number}"})
-    store.process("huge", user="ana").append(*({"role": "user", "content": f"{number} " * 5_000} for number in range(40)))
+        store.session(f"talk {number}/a?b#c%", user="ana").append({"role": "user", "content": f"word {number}"})
+    store.session("huge", user="ana").append(*({"role": "user", "content": f"{number} " * 5_000} for number in range(40)))
     async with Client(server(store, "ana")) as client:
         found, cursor = [], None
         while True:
@@ -636,7 +636,7 @@ async def test_a_wrong_token_is_an_error_of_the_client(db: Path) -> None:
             await client.list_tools()
 
 
-def test_a_token_that_can_be_guessed_is_refused(store: Hierarchy, db: Path) -> None:
+def test_a_token_that_can_be_guessed_is_refused(store: Store, db: Path) -> None:
     with pytest.raises(kilburn.KilburnError, match="16 or more"):
         app(server(store), "short", 1)
     done = subprocess.run(

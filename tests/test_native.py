@@ -18,8 +18,8 @@ import pytest
 import kilburn
 from kilburn import native
 from kilburn.errors import Unavailable
-from kilburn.memory.vectors import Vectors
 from kilburn.models import weights
+from kilburn.search.vectors import Vectors
 
 MINUTES = 600.0
 """A child that hangs is ended after so many seconds."""
@@ -80,9 +80,9 @@ import kilburn
 path, how, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
 embedder = Runtime(runs)
 store = kilburn.open(path, window=4000, embedder=embedder)
-process = store.process("s")
+session = store.session("s")
 for number in range({MESSAGES}):
-    process.append({{"role": "user", "content": f"message number {{number}}"}})
+    session.append({{"role": "user", "content": f"message number {{number}}"}})
 if how == "no search":
     assert not embedder.begun.is_set()
 else:
@@ -115,16 +115,16 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def check_whole(path: str) -> int:
     """Everything that was acknowledged is there, and what has no vector yet gets one; returns how many had none."""
     with kilburn.open(path, embedder=None) as store:
-        process = store.process("s")
-        assert [process.recall(f"p{number}") for number in range(1, MESSAGES + 1)] == [
+        session = store.session("s")
+        assert [session.recall(f"p{number}") for number in range(1, MESSAGES + 1)] == [
             f"message number {n}" for n in range(MESSAGES)
         ]
-        before = len(list(store.store.vectors("runtime")))
-        left = len(store.store.unembedded("runtime", 10 * MESSAGES))
+        before = len(list(store.backend.vectors("runtime")))
+        left = len(store.backend.unembedded("runtime", 10 * MESSAGES))
         assert before + left >= MESSAGES
-        made = Vectors(store.store, _Same()).catch_up()
+        made = Vectors(store.backend, _Same()).catch_up()
         assert made == left
-        assert len(list(store.store.vectors("runtime"))) == before + left
+        assert len(list(store.backend.vectors("runtime"))) == before + left
     return left
 
 
@@ -171,9 +171,9 @@ import kilburn
 
 store = kilburn.open(sys.argv[1], window=4000)
 assert store.vectors is not None and store.vectors.embedder.name.startswith("minilm")
-process = store.process("s")
+session = store.session("s")
 for number in range(300):
-    process.append({"role": "user", "content": f"message number {number}"})
+    session.append({"role": "user", "content": f"message number {number}"})
 if sys.argv[2] == "search":
     store.search("number seven")
     sys.exit(3)
@@ -199,9 +199,9 @@ import kilburn
 kilburn.native.load("onnxruntime")
 embedder = Runtime()
 store = kilburn.open(sys.argv[1], window=4000, embedder=embedder)
-process = store.process("s")
+session = store.session("s")
 for number in range(300):
-    process.append({"role": "user", "content": f"message number {number}"})
+    session.append({"role": "user", "content": f"message number {number}"})
 store.search("number seven")
 embedder.begun.clear()
 embedder.begun.wait()

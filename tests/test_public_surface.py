@@ -110,8 +110,8 @@ def test_what_a_package_lacks_has_an_address() -> None:
         from kilburn import Tool  # noqa: F401
     with pytest.raises(ImportError, match=r"write `from kilburn\.models\.chat import Chat`"):
         from kilburn.agents import Chat  # noqa: F401
-    with pytest.raises(AttributeError, match=r"write `from kilburn import Process`"):
-        _ = kilburn.kernel.Proces
+    with pytest.raises(AttributeError, match=r"write `from kilburn import Session`"):
+        _ = kilburn.kernel.Sessio
     with pytest.raises(AttributeError, match=r"kilburn has no .connect.; it has .* open"):
         _ = kilburn.connect
 

@@ -1,4 +1,4 @@
-"""Sequences in a real llama.cpp: what is exact is equal bit for bit, what is not says so, and nothing ends the process."""
+"""Sequences in a real llama.cpp: what is exact is equal bit for bit, what is not says so, and nothing ends the session."""
 
 from __future__ import annotations
 

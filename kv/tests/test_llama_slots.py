@@ -102,7 +102,7 @@ def test_a_chat_through_the_same_server_goes_on_from_it(slots: Slots, server: Ll
 def test_a_file_that_is_not_what_was_saved_is_a_miss(
     slots: Slots, tmp_path: Path, end: str, harm: Callable[[bytes], bytes]
 ) -> None:
-    """llama.cpp itself ends the process at the first two of these, and takes the third."""
+    """llama.cpp itself ends the session at the first two of these, and takes the third."""
     tokens = slots.tokenize("The lamp was lit at six.")
     saved = slots.save(tokens)
     file = tmp_path / "slots" / (saved.name + end)

@@ -12,9 +12,9 @@ import torch
 
 import kilburn
 from kilburn.agents.loop import Agent, Limits
-from kilburn.agents.scheduler import Scheduler
 from kilburn.errors import Overlong, Refused
 from kilburn.model import Delta, Reply, Request, complete
+from kilburn.models.scheduler import Scheduler
 from kilburn.testing import check_model
 from kilburn_kv.engine import Engine
 from kilburn_kv.eviction import LruOrder
@@ -139,7 +139,7 @@ def test_agents_on_smollm_say_what_they_say_alone(smollm: Weights, tmp_path: Pat
     def said(model: EngineModel | Scheduler, number: int) -> str:
         with kilburn.open(":memory:", window=400, tokenizer="chars/4") as store:
             speaks = model.model(f"agent{number}", tenant=f"t{number}") if isinstance(model, Scheduler) else model
-            agent = Agent(speaks, [], store.process("s"), memory=False, limits=Limits(reply=24))
+            agent = Agent(speaks, [], store.session("s"), memory=False, limits=Limits(reply=24))
             return agent.run(questions[number]).text
 
     expected = [said(EngineModel(Engine(smollm, 128, share=False)), number) for number in range(3)]

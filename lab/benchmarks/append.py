@@ -65,14 +65,14 @@ def measure(policies: list[str], rounds: int) -> tuple[list[Row], dict[str, Coun
             kilburn.open(Path(folder) / f"{at}.db", window=ROOM, policy=policy, tokenizer="chars/4", embedder=None)
             for at, policy in enumerate(policies)
         ]
-        sessions = [store.process("s") for store in stores]
-        for process in sessions:
+        sessions = [store.session("s") for store in stores]
+        for session in sessions:
             for number in range(BEFORE):
-                process.append({"role": "user", "content": _line(number)})
-                process.append({"role": "assistant", "content": f"answer {number}"})
+                session.append({"role": "user", "content": _line(number)})
+                session.append({"role": "assistant", "content": f"answer {number}"})
         counted = {
-            policy: entered(lambda process=process: process.append({"role": "user", "content": _line(BEFORE)}))  # type: ignore[misc]
-            for policy, process in zip(policies, sessions, strict=True)
+            policy: entered(lambda session=session: session.append({"role": "user", "content": _line(BEFORE)}))  # type: ignore[misc]
+            for policy, session in zip(policies, sessions, strict=True)
         }
         times: list[list[float]] = [[] for _ in range(len(policies) + 1)]
         for number in range(BEFORE + 1, BEFORE + 1 + rounds):
@@ -80,9 +80,9 @@ def measure(policies: list[str], rounds: int) -> tuple[list[Row], dict[str, Coun
             start = time.process_time()
             bare.execute("INSERT INTO page(body) VALUES(?)", (text,))
             times[0].append(time.process_time() - start)
-            for process, some in zip(sessions, times[1:], strict=True):
+            for session, some in zip(sessions, times[1:], strict=True):
                 start = time.process_time()
-                process.append({"role": "user", "content": text})
+                session.append({"role": "user", "content": text})
                 some.append(time.process_time() - start)
         for store in stores:
             store.close()

@@ -8,7 +8,7 @@ import time
 
 import kilburn
 from figures import Row, emit, median, parser, quantile
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 
 
 def call(number: int, name: str) -> dict[str, object]:
@@ -21,13 +21,13 @@ def call(number: int, name: str) -> dict[str, object]:
     }
 
 
-def filled(process: Process, pages: int) -> None:
+def filled(session: Session, pages: int) -> None:
     """Append calls and results until the session has about so many pages."""
-    process.append({"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "Fix the parser, please."})
+    session.append({"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "Fix the parser, please."})
     for first in range(0, pages // 2, 50):
         numbers = range(first, min(first + 50, pages // 2))
         results = [{"role": "tool", "tool_call_id": f"read{n}", "content": f"a line of file {n}\n" * 5} for n in numbers]
-        process.append(*[message for n, result in zip(numbers, results, strict=True) for message in (call(n, "read"), result)])
+        session.append(*[message for n, result in zip(numbers, results, strict=True) for message in (call(n, "read"), result)])
 
 
 def main() -> None:
@@ -41,15 +41,15 @@ def main() -> None:
     for pages in given.pages or [100, 10_000]:
         with tempfile.TemporaryDirectory() as folder:
             store = kilburn.open(f"{folder}/a.db", window=4000, policy=given.policy, tokenizer="chars/4")
-            process = store.process("main")
-            filled(process, pages)
+            session = store.session("main")
+            filled(session, pages)
             times: dict[str, list[float]] = {"append": [], "fork": [], "exit": [], "letting go": []}
             for number in range(given.times):
                 start = time.perf_counter()
-                process.append(call(number, "branch"))
+                session.append(call(number, "branch"))
                 times["append"].append(time.perf_counter() - start)
                 start = time.perf_counter()
-                branch = process.fork("Look into it.", call=f"branch{number}")
+                branch = session.fork("Look into it.", call=f"branch{number}")
                 times["fork"].append(time.perf_counter() - start)
                 branch.append({"role": "assistant", "content": "It is fine."})
                 start = time.perf_counter()

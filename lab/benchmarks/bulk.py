@@ -18,11 +18,11 @@ import apsw
 
 from corpus import SIZE, open_store, turns
 from figures import Row, emit, median, parser
+from kilburn.backend import Batch, State
+from kilburn.backends.sqlite import Sqlite
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, digest_of
-from kilburn.store import Batch, State
-from kilburn.stores.sqlite import Sqlite
 
 Bulk = list[list[dict[str, Any]]]
 
@@ -45,16 +45,16 @@ def text_of(message: dict[str, Any]) -> str:
 def by_append(path: str, bulk: Bulk, window: int, policy: str, tokenizer: str) -> None:
     """Through the whole of Kilburn."""
     with open_store(path, window, policy, tokenizer) as store:
-        process = store.process("s")
+        session = store.session("s")
         for batch in bulk:
-            process.append(*batch)
+            session.append(*batch)
 
 
 def by_commit(path: str, bulk: Bulk) -> None:
     """Into the store alone: pages, texts, states, index, ledger."""
     number = itertools.count(1)
-    with Sqlite(path) as store:
-        info = store.process("s", time=0.0)
+    with Sqlite(path) as backend:
+        info = backend.segment("s", time=0.0)
         assert info is not None
         for head, batch in enumerate(bulk):
             pages, texts = [], {}
@@ -72,7 +72,9 @@ def by_commit(path: str, bulk: Bulk) -> None:
             ids = tuple(page.id for page in pages)
             event = Event(number=head + 1, act=Act.ADMIT, time=0.0, pages=ids)
             states = dict.fromkeys(ids, State(at="in"))
-            store.commit(info.number, Batch(head=head, events=[event], pages=pages, texts=texts, states=states, index=list(ids)))
+            backend.commit(
+                info.number, Batch(head=head, events=[event], pages=pages, texts=texts, states=states, index=list(ids))
+            )
 
 
 def by_insert(path: str, bulk: Bulk) -> None:

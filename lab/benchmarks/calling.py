@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import kilburn
 from figures import Row, emit, parser
-from kilburn.agents.rlm import RecursiveModel
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.models.scripted import Scripted
+from kilburn.recursion.rlm import RecursiveModel
 
 HOW = {
     "batch": "for at in range(0, {n}, 1000): llm_query_batched([str(n) for n in range(at, min(at + 1000, {n}))])",
@@ -51,7 +51,7 @@ def main() -> None:
                     call = Part(kind=Kind.CALL, text=arguments_of, call="c", name="repl")
                     root = Scripted([Message(role=Role.ASSISTANT, parts=(call,))])
                     start = time.perf_counter()
-                    result = RecursiveModel(root, store.process("root"), sub=Sub()).ask("?", "a text")
+                    result = RecursiveModel(root, store.session("root"), sub=Sub()).ask("?", "a text")
                     took = time.perf_counter() - start
                     assert result.calls == count
                     batch = batch or took

@@ -50,21 +50,21 @@ def _arguments(text: str) -> str:
     return f'{{"path": "{plain[:-14]}"}}'
 
 
-def open_store(path: str, window: int, policy: str | Policy, tokenizer: str = "auto") -> kilburn.Hierarchy:
+def open_store(path: str, window: int, policy: str | Policy, tokenizer: str = "auto") -> kilburn.Store:
     """A store as a user opens it."""
     return kilburn.open(path, window=window, policy=policy, tokenizer=tokenizer)
 
 
-def fill(process: kilburn.Process, source: Iterator[Turn], pages: int, batch: int = 50) -> None:
-    """Bring a process up to so many pages, `batch` turns a commit, from a system prompt and a task on."""
-    held = len(process.pages())
+def fill(session: kilburn.Session, source: Iterator[Turn], pages: int, batch: int = 50) -> None:
+    """Bring a session up to so many pages, `batch` turns a commit, from a system prompt and a task on."""
+    held = len(session.pages())
     if not held:
-        process.append(
+        session.append(
             {"role": "system", "content": "You read source code."},
             {"role": "user", "content": "Read the library and explain it."},
         )
         held = 2
     while held < pages:
         some = list(islice(source, min(batch, (pages - held + 1) // 2)))
-        process.append(*(message for turn in some for message in turn))
+        session.append(*(message for turn in some for message in turn))
         held += 2 * len(some)

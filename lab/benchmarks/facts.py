@@ -16,10 +16,10 @@ import msgspec
 import kilburn
 from corpus import texts
 from figures import Row, emit, parser
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
-from kilburn.store import Batch
-from kilburn.stores.sqlite import Sqlite
 
 
 def facts(number: int) -> list[Add]:
@@ -58,7 +58,7 @@ def measure(pages: int, size: int, tokenizer: str) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = str(Path(folder) / "facts.db")
         with kilburn.open(path, tokenizer=tokenizer) as store:
-            store.process("s").append({"role": "user", "content": "I am Ana."})
+            store.session("s").append({"role": "user", "content": "I am Ana."})
             memory = store.memory()
             with watch.timed():
                 for at in range(0, pages, size):
@@ -67,7 +67,7 @@ def measure(pages: int, size: int, tokenizer: str) -> list[Row]:
             kept = list(memory.pages(history=True))
             events = list(memory.events())
         with Sqlite(str(Path(folder) / "bare.db")) as bare:
-            number = bare.process("s", time=0.0).number  # type: ignore[union-attr]
+            number = bare.segment("s", time=0.0).number  # type: ignore[union-attr]
             with watch.timed():
                 for head, event in enumerate(events):
                     some = kept[head * size : head * size + size]

@@ -41,7 +41,7 @@ def seconds_of(work: Callable[[], object], times: int) -> list[float]:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process held so far (resident, in MB)."""
+    """The most memory that this session held so far (resident, in MB)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1_000_000 if sys.platform == "darwin" else 1_000)
 

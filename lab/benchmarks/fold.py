@@ -36,17 +36,17 @@ def measure(steps: list[Step], head: str, policy: str, marks: list[int]) -> list
     """A row for each number of turns; the share is of what the same transcript costs with nothing folded."""
     rows: list[Row] = []
     with kilburn.open(":memory:", window=WINDOW, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("fold")
-        process.append({"role": "user", "content": head})
+        session = store.session("fold")
+        session.append({"role": "user", "content": head})
         times: list[float] = []
         for turn, step in enumerate(steps, 1):
             start = time.perf_counter()
-            process.append({"role": "assistant", "content": f"{step.thought}\n{step.action}"})
+            session.append({"role": "assistant", "content": f"{step.thought}\n{step.action}"})
             times.append(time.perf_counter() - start)
-            process.append({"role": "user", "content": step.observation})
+            session.append({"role": "user", "content": step.observation})
             if turn in marks:
-                tier = process.window
-                raw, shown = tier.seen, process.render().tokens
+                tier = session.window
+                raw, shown = tier.seen, session.render().tokens
                 folds = [page for page in tier.resident() if page.depth]
                 rows.append(
                     {

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from figures import Row, emit, median, parser
-from kilburn.store import Batch
-from kilburn.stores.sqlite import Sqlite
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
 
 PAGES = 60
@@ -23,8 +23,8 @@ PAGES = 60
 def fill(path: Path, megabytes: float, chance: random.Random) -> None:
     """Make a file of this size."""
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(3, 9))) for _ in range(20_000)]
-    with Sqlite(path, synchronous="OFF") as store:
-        info = store.process("s", time=1.0)
+    with Sqlite(path, synchronous="OFF") as backend:
+        info = backend.segment("s", time=1.0)
         assert info is not None
         head = 0
         while path.stat().st_size < megabytes * 1e6:
@@ -33,18 +33,18 @@ def fill(path: Path, megabytes: float, chance: random.Random) -> None:
                 number: " ".join(chance.choices(words, k=100)) if number % 6 == 0 else chance.randbytes(1500).hex()
                 for number in numbers
             }
-            store.commit(info.number, batch_of(head, texts, index=[number for number in numbers if number % 6 == 0]))
+            backend.commit(info.number, batch_of(head, texts, index=[number for number in numbers if number % 6 == 0]))
             head += 1
 
 
-def forgets(store: Sqlite, pages: list[int]) -> tuple[list[float], list[float]]:
+def forgets(backend: Sqlite, pages: list[int]) -> tuple[list[float], list[float]]:
     """Seconds of each commit, and of each with the pass over the file."""
-    heads = {info.number: info.head for info in store.processes()}
+    heads = {info.number: info.head for info in backend.segments()}
     commits, wholes = [], []
     for page in pages:
         start = time.perf_counter()
-        with store.erasing():
-            store.commit(1, Batch(head=heads[1], erase=[page]))
+        with backend.erasing():
+            backend.commit(1, Batch(head=heads[1], erase=[page]))
             commits.append(time.perf_counter() - start)
         wholes.append(time.perf_counter() - start)
     return commits, wholes
@@ -57,11 +57,11 @@ def measure(sizes: list[float], times: int) -> list[Row]:
         with tempfile.TemporaryDirectory(dir=".") as name:
             path = Path(name) / "k.db"
             fill(path, size, random.Random(1))
-            with Sqlite(path) as store:
+            with Sqlite(path) as backend:
                 pages = [6 * number for number in range(1, times + 2)]
-                _, (first,) = forgets(store, pages[:1])
+                _, (first,) = forgets(backend, pages[:1])
                 began = time.process_time()
-                commits, wholes = forgets(store, pages[1:])
+                commits, wholes = forgets(backend, pages[1:])
                 processor = (time.process_time() - began) / times
             megabytes, base = round(path.stat().st_size / 1e6), median(commits)
             rows += [

@@ -51,28 +51,28 @@ def messages_of(run: Trajectory) -> Iterator[list[dict[str, Any]]]:
 def ledger_of(run: Trajectory, spec: str, window: int, model: str | None) -> list[str]:
     """The events of one run, as one line each."""
     with kilburn.open(":memory:", window=window, policy=spec, tokenizer="chars/4", model=model) as store:
-        process = store.process("run")
+        session = store.session("run")
         ends = []
         for number, some in enumerate(messages_of(run)):
             try:
-                process.append(*some)
+                session.append(*some)
                 if number % EVERY == EVERY - 1:
-                    process.render()
-                    last = len(process.pages())
-                    process.recall(f"p{1 + last // 3}")
-                    process.search(run.steps[number // 3].action[:60] or "the")
+                    session.render()
+                    last = len(session.pages())
+                    session.recall(f"p{1 + last // 3}")
+                    session.search(run.steps[number // 3].action[:60] or "the")
                 if number == 2 * EVERY:
-                    process.pin(f"p{max(2, len(process.pages()) - 3)}")
+                    session.pin(f"p{max(2, len(session.pages()) - 3)}")
                 if number == 4 * EVERY:
-                    process.forget(f"p{len(process.pages()) // 2}")
+                    session.forget(f"p{len(session.pages()) // 2}")
             except KilburnError as error:
                 ends.append(f"raised {type(error).__name__}: {error}")
             # A question in the background is answered before the next event, so that the run is the same each time.
             for thread in threading.enumerate():
                 if thread.name == "kilburn-later":
                     thread.join()
-        process.render()
-        return [_line(event) for event in process.events()] + ends
+        session.render()
+        return [_line(event) for event in session.events()] + ends
 
 
 def _line(event: Any) -> str:

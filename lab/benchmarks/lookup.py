@@ -85,21 +85,21 @@ def measure(pages: int, window: int, policy: str, times: int, lengths: Sequence[
     with tempfile.TemporaryDirectory(dir=".") as folder:
         bare = Bare(Path(folder) / "bare.db", pages)
         with open_store(str(Path(folder) / "lookup.db"), window, policy) as store:
-            process = store.process("s")
-            fill(process, turns(SIZE), pages, batch=500)
-            rows = [*_recalls(process, bare, pages, times), *_searches(store, process, bare, pages, times, lengths)]
+            session = store.session("s")
+            fill(session, turns(SIZE), pages, batch=500)
+            rows = [*_recalls(session, bare, pages, times), *_searches(store, session, bare, pages, times, lengths)]
         bare.db.close()
     return rows
 
 
-def _recalls(process: kilburn.Process, bare: Bare, pages: int, times: int) -> list[Row]:
+def _recalls(session: kilburn.Session, bare: Bare, pages: int, times: int) -> list[Row]:
     chance = random.Random(2)
     numbers = [chance.randrange(3, pages) for _ in range(times)]
-    with process.batch() as kernel:
+    with session.batch() as kernel:
         kernel.forget_texts(())  # or texts that were just appended would be read from memory
     base = _timed(lambda at: bare.read(int(at)), [str(at) for at in numbers])
-    once = _timed(lambda at: process.recall(f"p{at}"), [str(at) for at in numbers])
-    ranges = _timed(lambda at: process.recall(f"p{at}-p{min(int(at) + 24, pages)}"), [str(at) for at in numbers])
+    once = _timed(lambda at: session.recall(f"p{at}"), [str(at) for at in numbers])
+    ranges = _timed(lambda at: session.recall(f"p{at}-p{min(int(at) + 24, pages)}"), [str(at) for at in numbers])
     middle = quantile(base, 0.5)
     return [
         _row(pages, "one page", "bare SQLite read", base, middle),
@@ -109,7 +109,7 @@ def _recalls(process: kilburn.Process, bare: Bare, pages: int, times: int) -> li
 
 
 def _searches(
-    store: kilburn.Hierarchy, process: kilburn.Process, bare: Bare, pages: int, times: int, lengths: Sequence[int]
+    store: kilburn.Store, session: kilburn.Session, bare: Bare, pages: int, times: int, lengths: Sequence[int]
 ) -> list[Row]:
     rows = []
     for name, asked in queries(pages, lengths, times).items():
@@ -117,7 +117,7 @@ def _searches(
         middle = quantile(base, 0.5)
         rows.append(_row(pages, f"search {name}", "FTS5 rank", base, middle))
         rows.append(_row(pages, f"search {name}", "store.search", _timed(store.search, asked), middle))
-        rows.append(_row(pages, f"search {name}", "process.search", _timed(process.search, asked), middle))
+        rows.append(_row(pages, f"search {name}", "session.search", _timed(session.search, asked), middle))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What a session takes in memory, and how long it takes to open it again; each in a process of its own.
+"""What a session takes in memory, and how long it takes to open it again; each in a session of its own.
 
 Baseline of the same run: an interpreter that has imported Kilburn and opened an empty store.
 """
@@ -22,15 +22,15 @@ def _work(asked: argparse.Namespace) -> dict[str, float]:
     """In the child: fill or reopen, take a turn, say what it took."""
     start = time.perf_counter()
     with open_store(asked.path, asked.window, asked.policy) as store:
-        process = store.process("s")
+        session = store.session("s")
         opened = time.perf_counter() - start
-        held = len(process.pages())
+        held = len(session.pages())
         if asked.work == "fill":
-            fill(process, turns(SIZE), asked.fill, batch=10)
-        if process.pages():
-            process.append({"role": "user", "content": "go on"})
-            process.render()
-        tokens = process.stats().tokens_seen
+            fill(session, turns(SIZE), asked.fill, batch=10)
+        if session.pages():
+            session.append({"role": "user", "content": "go on"})
+            session.render()
+        tokens = session.stats().tokens_seen
     return {"open ms": opened * 1e3, "peak MB": peak_megabytes(), "tokens": tokens, "held": held}
 
 

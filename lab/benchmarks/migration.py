@@ -24,7 +24,7 @@ from figures import Row, emit, parser
 from kilburn.agents.branch import Branching, SubAgent
 from kilburn.agents.loop import UNLIMITED, Agent, RunResult
 from kilburn.kernel.branches import Inherit
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
@@ -177,23 +177,23 @@ def _moved(path: str, texts: list[tuple[str, str]]) -> str:
     return f"moved {path}: timeout {found[-1] if found else 'unknown'}"
 
 
-def agent_for(repository: Repository, process: Process, inherit: str, script: Callable[[Request], Any]) -> Agent:
+def agent_for(repository: Repository, session: Session, inherit: str, script: Callable[[Request], Any]) -> Agent:
     """The scripted agent at work in a repository; its branches inherit the history or the task, or it has none ("")."""
     files = len(repository.timeouts)
     model, limits = Scripted([script] * (20 * files + 20)), UNLIMITED
     if inherit:
         agents = [SubAgent(inherit=Inherit(inherit))]
-        return Branching(model, repository.tools, process, agents=agents, most=2 * files, limits=limits, memory=False)
-    return Agent(model, repository.tools, process, limits=limits, memory=False)
+        return Branching(model, repository.tools, session, agents=agents, most=2 * files, limits=limits, memory=False)
+    return Agent(model, repository.tools, session, limits=limits, memory=False)
 
 
 def measure(files: int, lines: int, window: int, inherit: str, policy: str) -> Row:
     """Migrate once; what it took."""
     with tempfile.TemporaryDirectory() as folder, kilburn.open(f"{folder}/a.db", window=window, policy=policy) as store:
         repository = Repository(Path(folder) / "work", files, lines)
-        process = store.process("main")
-        result: RunResult = agent_for(repository, process, inherit, Mover(bool(inherit))).run(TASK)
-        every = [process, *(store.process(info.name) for info, _ in process.branches.children())]
+        session = store.session("main")
+        result: RunResult = agent_for(repository, session, inherit, Mover(bool(inherit))).run(TASK)
+        every = [session, *(store.session(info.name) for info, _ in session.branches.children())]
         stats = [each.stats() for each in every]
         return {
             "agent": f"{f'branches with the {inherit}' if inherit else 'no branches'}, window {window:,}",

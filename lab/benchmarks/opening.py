@@ -36,23 +36,23 @@ def seconds(work: Callable[[], object]) -> float:
 def measured(path: str, policy: str, times: int) -> tuple[float, float, float]:
     """Processor seconds of opening the session, of opening it and recalling its first page, and of forgetting a page."""
 
-    def opened() -> kilburn.Hierarchy:
+    def opened() -> kilburn.Store:
         return kilburn.open(path, window=8000, policy=policy, tokenizer="chars/4", durable=False)
 
     def opening(address: str | None) -> Callable[[], None]:
         def work() -> None:
             with opened() as store:
-                process = store.process("main")
+                session = store.session("main")
                 if address is not None:
-                    process.recall(address)
+                    session.recall(address)
 
         return work
 
     reading = [[seconds(opening(address)) for _ in range(times)] for address in (None, "p1")]
     with opened() as store:
-        process = store.process("main")
-        middle = process.window.last // 2
-        forgetting = [seconds(lambda page=middle + 2 * at: process.forget(f"p{page}")) for at in range(times)]
+        session = store.session("main")
+        middle = session.window.last // 2
+        forgetting = [seconds(lambda page=middle + 2 * at: session.forget(f"p{page}")) for at in range(times)]
     return median(reading[0]), median(reading[1]), median(forgetting)
 
 
@@ -62,17 +62,17 @@ def store_of(pages: int, times: int) -> Row:
         for path, many in ((f"{folder}/empty.db", 0), (f"{folder}/full.db", pages // 100)):
             with kilburn.open(path, policy="fifo", tokenizer="chars/4", durable=False) as store:
                 for number in range(100 if many else 0):
-                    process = store.process(f"session-{number}")
+                    opened = store.session(f"session-{number}")
                     for first in range(0, many, 500):
                         said = [{"role": "user", "content": f"{number} {at}"} for at in range(first, min(first + 500, many))]
-                        process.append(*said)
-                    store.release(process.name)
+                        opened.append(*said)
+                    store.release(opened.name)
 
         def opening(name: str, session: str = "") -> Callable[[], None]:
             def work() -> None:
                 with kilburn.open(f"{folder}/{name}.db", policy="fifo", tokenizer="chars/4") as store:
                     if session:
-                        store.process(session).recall("p1")
+                        store.session(session).recall("p1")
 
             return work
 
@@ -105,10 +105,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 path, said = f"{folder}/a.db", steps(count)
                 with kilburn.open(path, window=8000, policy=policy, tokenizer="chars/4", durable=False) as store:
-                    process = store.process("main")
-                    process.append({"role": "user", "content": "Read all files, please."})
+                    session = store.session("main")
+                    session.append({"role": "user", "content": "Read all files, please."})
                     for at in range(0, len(said), given.at_once):
-                        process.append(*said[at : at + given.at_once])
+                        session.append(*said[at : at + given.at_once])
                 text = sum(len(message["content"] or '{"path": "file0000.py"}') for message in said)
                 found = measured(path, policy, given.times if count > 2 else 1)
                 base = base or found

@@ -34,7 +34,7 @@ from kilburn.policies.comem import Comem
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Plan, View
 
-Step = Callable[[kilburn.Process], None]
+Step = Callable[[kilburn.Session], None]
 Review = Callable[[Callable[[int], str], Ask, Answer], Answer]
 
 FILLER = Fifo()
@@ -120,10 +120,10 @@ def sleeper(seconds: float) -> Step:
     """A step of an agent whose model takes so long."""
     source: Iterator[Turn] = turns(SIZE)
 
-    def step(process: kilburn.Process) -> None:
-        process.render()
+    def step(session: kilburn.Session) -> None:
+        session.render()
         time.sleep(seconds)
-        process.append(*next(source))
+        session.append(*next(source))
 
     return step
 
@@ -132,10 +132,10 @@ def speaker(model: Model, tokens: int, results: int) -> Step:
     """A step of an agent whose model reads the window and writes; what it "calls" gives source text."""
     source: Iterator[Turn] = turns(results)
 
-    def step(process: kilburn.Process) -> None:
-        said = complete(model, Request(messages=list(process.render()), max_tokens=tokens, temperature=0.0))
+    def step(session: kilburn.Session) -> None:
+        said = complete(model, Request(messages=list(session.render()), max_tokens=tokens, temperature=0.0))
         found = next(source)[1]["content"]
-        process.append({"role": "assistant", "content": said.text or "."}, {"role": "user", "content": f"Read on: {found}"})
+        session.append({"role": "assistant", "content": said.text or "."}, {"role": "user", "content": f"Read on: {found}"})
 
     return step
 
@@ -143,15 +143,15 @@ def speaker(model: Model, tokens: int, results: int) -> Step:
 def run(policy: Any, model: Any, step: Step, steps: int, window: int) -> tuple[float, int, int]:
     """Seconds of so many steps, the questions that were answered, and the folds that came of them."""
     with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4", model=model) as store:
-        process = store.process("s")
-        process.append(
+        session = store.session("s")
+        session.append(
             {"role": "system", "content": "You read source code."}, {"role": "user", "content": "Explain the library."}
         )
         start = time.perf_counter()
         for _ in range(steps):
-            step(process)
+            step(session)
         seconds = time.perf_counter() - start
-        acts = [event.act for event in process.events()]
+        acts = [event.act for event in session.events()]
     return seconds, acts.count(Act.ASK), acts.count(Act.FOLD)
 
 
@@ -193,15 +193,15 @@ def turns_of(pages: int, rounds: int, every: int, pause: float) -> list[Row]:
         tempfile.TemporaryDirectory(dir=".") as folder,
         kilburn.open(str(Path(folder) / "s.db"), window=8000, policy=policy, tokenizer="chars/4", model=model) as store,
     ):
-        process = store.process("s")
-        process.append({"role": "system", "content": "You read source code."}, {"role": "user", "content": "Explain it."})
+        session = store.session("s")
+        session.append({"role": "system", "content": "You read source code."}, {"role": "user", "content": "Explain it."})
         source = turns(SIZE)
-        fill(process, source, pages)
+        fill(session, source, pages)
         policy.filling, beside = False, 0
         for number, turn in enumerate(islice(source, rounds)):
             policy.kind = "plain"
             start, work = time.perf_counter(), time.thread_time()
-            process.append(*turn)
+            session.append(*turn)
             taken, own = time.perf_counter() - start, time.thread_time() - work
             if number < SETTLING:
                 # The first memory takes the place of all pages that are out, later ones of the one before.

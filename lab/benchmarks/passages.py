@@ -16,11 +16,11 @@ from pathlib import Path
 import apsw
 
 from figures import Row, emit, parser, quantile, seconds_of
+from kilburn.backend import Batch, SegmentKind
+from kilburn.backends.sqlite import Sqlite
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, digest_of
-from kilburn.store import Batch, ProcessKind
-from kilburn.stores.sqlite import Sqlite
 
 SYLLABLES = ("ba", "co", "di", "fu", "ga", "he", "li", "mo", "nu", "pa", "re", "so", "ti", "vu", "za", "ke", "lo", "mi", "ra")
 VOCABULARY = 30_000
@@ -71,19 +71,19 @@ def batch(head: int, known: int, texts: Sequence[str], cited: tuple[int, int]) -
 
 
 def fill(
-    store: Sqlite, bare: apsw.Connection, count: int, size: int, processes: int
+    backend: Sqlite, bare: apsw.Connection, count: int, size: int, segments: int
 ) -> tuple[float, float, dict[str, list[int]]]:
-    """Write so many facts; seconds in the store and in the bare table, and the processes of each user."""
+    """Write so many facts; seconds in the store and in the bare table, and the sessions of each user."""
     chance = random.Random(1)
-    talk = store.process("talk", time=1.0)
+    talk = backend.segment("talk", time=1.0)
     assert talk is not None
     said = cited_page()
-    store.commit(talk.number, Batch(head=0, pages=[said], texts={said.digest: "said"}))
+    backend.commit(talk.number, Batch(head=0, pages=[said], texts={said.digest: "said"}))
     users: dict[str, list[int]] = {}
-    for number in range(processes):
-        # Processes of one user lie among those of the others.
-        user = f"user{number % max(1, processes // 50)}"
-        info = store.process(f"@memory/{number}", time=1.0, kind=ProcessKind.MEMORY, user=user)
+    for number in range(segments):
+        # Sessions of one user lie among those of the others.
+        user = f"user{number % max(1, segments // 50)}"
+        info = backend.segment(f"@memory/{number}", time=1.0, kind=SegmentKind.MEMORY, user=user)
         assert info is not None
         users.setdefault(user, []).append(info.number)
     numbers = [number for group in users.values() for number in group]
@@ -95,7 +95,7 @@ def fill(
         round_, at = divmod(turn, len(numbers))
         made = batch(round_, round_ * size, texts, (talk.number, said.id))
         start = time.perf_counter()
-        store.commit(numbers[at], made)
+        backend.commit(numbers[at], made)
         mine += time.perf_counter() - start
         start = time.perf_counter()
         with bare:
@@ -130,7 +130,7 @@ def queries(times: int) -> dict[str, list[str]]:
     }
 
 
-def measure(count: int, size: int, processes: int, times: int) -> list[Row]:
+def measure(count: int, size: int, segments: int, times: int) -> list[Row]:
     """Rows for so many facts."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = Path(folder) / "facts.db"
@@ -145,37 +145,37 @@ def measure(count: int, size: int, processes: int, times: int) -> list[Row]:
                 {"facts": count, "what": what, "ms": seconds * 1e3, "a second": many / seconds if many > 1 else "", **more}
             )
 
-        with Sqlite(path) as store:
-            mine, theirs, users = fill(store, bare, count, size, min(processes, max(1, count // size)))
+        with Sqlite(path) as backend:
+            mine, theirs, users = fill(backend, bare, count, size, min(segments, max(1, count // size)))
             row(f"bare insert, {size} a transaction", theirs, count)
             rows[-1]["x bare"] = 1
             row(f"commit, {size} a batch, indexed, with a citation each", mine, count)
             rows[-1]["x bare"] = mine / theirs
             group = next(iter(users.values()))
-            for where, numbers in (("one process", group[:1]), (f"a user's {len(group)} processes", group), ("the tenant", None)):
+            for where, numbers in (("one session", group[:1]), (f"a user's {len(group)} sessions", group), ("the tenant", None)):
                 for name, asked in queries(times).items():
-                    row(f"search {where}, {name}, p50", _searched(store, asked, numbers))
+                    row(f"search {where}, {name}, p50", _searched(backend, asked, numbers))
             start = time.perf_counter()
-            while waiting := store.unembedded("made up", 20_000):
-                store.keep_vectors("made up", [(entry, random.randbytes(BYTES)) for entry, _ in waiting])
+            while waiting := backend.unembedded("made up", 20_000):
+                backend.keep_vectors("made up", [(entry, random.randbytes(BYTES)) for entry, _ in waiting])
             row(f"keep a vector of {BYTES} bytes each, the reading of the texts included", time.perf_counter() - start, count)
             start = time.perf_counter()
-            read = sum(1 for _ in store.vectors("made up"))
+            read = sum(1 for _ in backend.vectors("made up"))
             row("read all vectors", time.perf_counter() - start, read)
-            head = next(info.head for info in store.processes() if info.number == group[0])
+            head = next(info.head for info in backend.segments() if info.number == group[0])
             start = time.perf_counter()
-            store.commit(group[0], Batch(head=head, erase=[-1]))
+            backend.commit(group[0], Batch(head=head, erase=[-1]))
             row("forget one", time.perf_counter() - start)
         bare.close()
         rows[1]["bytes each, with vector"] = path.stat().st_size // count
     return rows
 
 
-def _searched(store: Sqlite, asked: Sequence[str], numbers: list[int] | None) -> float:
+def _searched(backend: Sqlite, asked: Sequence[str], numbers: list[int] | None) -> float:
     left = iter([asked[0], *asked])
 
     def search() -> object:
-        return store.search(next(left), processes=numbers, limit=40)
+        return backend.search(next(left), segments=numbers, limit=40)
 
     search()
     return quantile(seconds_of(search, len(asked)), 0.5)
@@ -185,12 +185,10 @@ def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--facts", type=int, action="append", help="10000 and 100000 where none is given")
     options.add_argument("--batch", type=int, default=1000)
-    options.add_argument("--processes", type=int, default=1000, help="at most; each gets one batch at least")
+    options.add_argument("--memories", type=int, default=1000, help="at most; each gets one batch at least")
     options.add_argument("--times", type=int, default=60)
     asked = options.parse_args()
-    rows = [
-        row for count in asked.facts or [10_000, 100_000] for row in measure(count, asked.batch, asked.processes, asked.times)
-    ]
+    rows = [row for count in asked.facts or [10_000, 100_000] for row in measure(count, asked.batch, asked.memories, asked.times)]
     emit("passages", rows, asked.json, "Searches ask for 40 passages.")
 
 

@@ -1,7 +1,7 @@
 """How long each policy thinks over a window of many resident pages.
 
 A plan is one question to a policy, the making of its view included. Measured are a turn at which it acts,
-in a warm process in which one turn was appended since the last plan ("acts"), the first of them, which
+in a warm session in which one turn was appended since the last plan ("acts"), the first of them, which
 reads texts that no plan has read before ("first"), and a turn at which there is room ("rests"). No move is
 carried out, so the window is the same for all. Baseline: one pass over the same pages that adds up their
 tokens. With `--live` each policy keeps a session of its own, turn by turn, its moves are carried out, and
@@ -20,8 +20,8 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Effect
 from kilburn.errors import SpecError
 from kilburn.kernel.planning import Planner
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.move import Move
 from kilburn.policy import Cause, Policy, View
@@ -46,18 +46,18 @@ def plan(policy: Policy, view: View) -> int:
         return len(stop.value or ())
 
 
-def timed(policy: Policy, process: Process, cause: Cause, wanted: tuple[int, ...] = ()) -> tuple[float, int]:
+def timed(policy: Policy, session: Session, cause: Cause, wanted: tuple[int, ...] = ()) -> tuple[float, int]:
     """Seconds of one plan with its view, and the number of its moves."""
-    with process.batch() as kernel:
+    with session.batch() as kernel:
         planner = Planner(kernel, policy, "benchmark")
         start = time.thread_time()
         moves = plan(policy, planner.view(cause, wanted))
         return time.thread_time() - start, moves
 
 
-def rebudget(process: Process, budget: Budget) -> None:
+def rebudget(session: Session, budget: Budget) -> None:
     """Give a session another budget; its window stays as it is."""
-    with process.batch() as kernel:
+    with session.batch() as kernel:
         kernel.rebudget(budget)
 
 
@@ -65,9 +65,9 @@ def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
     """Rows; the baseline is the bare pass over the pages."""
     rows: list[Row] = []
     with open_store(":memory:", ROOM, "fifo", "chars/4") as store:
-        process, source = store.process("s"), turns(SIZE)
-        fill(process, source, pages, batch=500)
-        window = process.window
+        session, source = store.session("s"), turns(SIZE)
+        fill(session, source, pages, batch=500)
+        window = session.window
         base = quantile([_adding(window) for _ in range(repeat)], 0.5)
         rows.append({"policy": "(adding up tokens)", "pages": pages, "acts p50 ms": base * 1e3, "x": 1.0})
         for spec in policies:
@@ -76,7 +76,7 @@ def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
             except SpecError as error:
                 rows.append({"policy": spec, "note": error.what})
                 continue
-            rows.append(_row(spec, policy, process, source, repeat) | {"pages": pages})
+            rows.append(_row(spec, policy, session, source, repeat) | {"pages": pages})
             rows[-1]["x"] = float(rows[-1]["acts p50 ms"]) / (base * 1e3)
     return rows
 
@@ -87,17 +87,17 @@ def _adding(window: WindowState) -> float:
     return time.thread_time() - start
 
 
-def _row(spec: str, policy: Policy, process: Process, source: Iterator[Turn], repeat: int) -> Row:
+def _row(spec: str, policy: Policy, session: Session, source: Iterator[Turn], repeat: int) -> Row:
     acts, rests = [], []
     moves = 0
     for _ in range(repeat + 1):
-        rebudget(process, Budget(ROOM))
-        before = process.window.last
-        process.append(*next(source))
-        came = tuple(range(before + 1, process.window.last + 1))
-        rests.append(timed(policy, process, Cause.ADMIT, came)[0])
-        rebudget(process, Budget(process.use - 100))  # from here on the window is over its capacity
-        seconds, moves = timed(policy, process, Cause.ADMIT, came)
+        rebudget(session, Budget(ROOM))
+        before = session.window.last
+        session.append(*next(source))
+        came = tuple(range(before + 1, session.window.last + 1))
+        rests.append(timed(policy, session, Cause.ADMIT, came)[0])
+        rebudget(session, Budget(session.use - 100))  # from here on the window is over its capacity
+        seconds, moves = timed(policy, session, Cause.ADMIT, came)
         acts.append(seconds)
     return {
         "policy": spec, "moves": moves, "first ms": acts[0] * 1e3, "acts p50 ms": quantile(acts[1:], 0.5) * 1e3,
@@ -133,19 +133,19 @@ class Timed:
 def live(pages: int, policies: Sequence[str]) -> list[Row]:
     """A session for each policy, in a window that fills at `pages`, until it acted twice."""
     with open_store(":memory:", ROOM, "fifo", "chars/4") as store:
-        process = store.process("s")
-        fill(process, turns(SIZE), pages, batch=500)
-        window = process.use
+        session = store.session("s")
+        fill(session, turns(SIZE), pages, batch=500)
+        window = session.use
     return [_session(spec, window, 2 * pages) for spec in policies]
 
 
 def _session(spec: str, window: int, most: int) -> Row:
     policy = Timed(resolve("policies", spec))
     with open_store(":memory:", window, policy, "chars/4") as store:
-        process, source = store.process("s"), turns(SIZE)
-        fill(process, source, 2)
-        while process.window.last < most and sum(moved for *_, moved in policy.plans) < 2:
-            process.append(*next(source))
+        session, source = store.session("s"), turns(SIZE)
+        fill(session, source, 2)
+        while session.window.last < most and sum(moved for *_, moved in policy.plans) < 2:
+            session.append(*next(source))
     acts = [(seconds, seen) for seconds, seen, moved in policy.plans if moved]
     rests = [seconds for seconds, _, moved in policy.plans if not moved]
     return {

@@ -2,7 +2,7 @@
 
 A seeded world of made-up people, firms and towns, a search over its passages, and tasks of several
 questions of two steps each, after MEM1's multi-objective question answering (arXiv 2506.15841). An agent
-plays a task in a process of Kilburn and is paid one point for every answer that matches exactly. The
+plays a task in a session of Kilburn and is paid one point for every answer that matches exactly. The
 scripted agent knows nothing but what its prompt holds, so what leaves the window without being written
 down is lost to it. A near miss counts nothing: there is no judge and no model.
 """
@@ -20,7 +20,7 @@ import msgspec
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.policy import Policy
-from kilburn.text.directives import state_of, within
+from kilburn.selection.directives import state_of, within
 
 Speaker = Callable[[Sequence[Mapping[str, Any]]], str]
 """An agent: from a rendered prompt in the chat form to its reply."""
@@ -161,7 +161,7 @@ def reward(reply: str, golds: Sequence[str | Sequence[str]]) -> int:
 
 
 def play(task: Task, policy: str | Policy, window: int, agent: Speaker, *, system: str = "") -> Episode:
-    """Let an agent play a task in a process of its own, in which the question is pinned.
+    """Let an agent play a task in a session of its own, in which the question is pinned.
 
     Args:
         policy: a policy or its spec, as `kilburn.open` takes it.
@@ -175,15 +175,15 @@ def play(task: Task, policy: str | Policy, window: int, agent: Speaker, *, syste
     points = shipped = peak = turn = 0
     finish = "turns"
     with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("objectives")
+        session = store.session("objectives")
         head = [{"role": "system", "content": system}] if system else []
-        process.pin(process.append(*head, {"role": "user", "content": task.question}))
-        question = process.render().tokens
+        session.pin(session.append(*head, {"role": "user", "content": task.question}))
+        question = session.render().tokens
         for turn in range(1, task.turns + 1):
-            prompt = process.render()
+            prompt = session.render()
             peak, shipped = max(peak, prompt.tokens), shipped + prompt.tokens
             reply = agent(prompt)
-            process.append({"role": "assistant", "content": reply})
+            session.append({"role": "assistant", "content": reply})
             if answers_of(reply) is not None:
                 points, finish = reward(reply, [objective.town for objective in task.objectives]), "answered"
                 break
@@ -193,7 +193,7 @@ def play(task: Task, policy: str | Policy, window: int, agent: Speaker, *, syste
                 break
             found = "\n".join(task.search(query))
             left = f"[HINT]You have {task.turns - turn} turns left.[/HINT]"
-            process.append({"role": "user", "content": f"<information>{left}\n{found}</information>"})
+            session.append({"role": "user", "content": f"<information>{left}\n{found}</information>"})
     return Episode(
         objectives=len(task.objectives),
         points=points,

@@ -14,7 +14,7 @@ import kilburn
 from figures import Row, emit, parser
 from kilburn.errors import KernelError
 from kilburn.kernel import memory_tools
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Load
 from kilburn.page import Place, parse_address
@@ -28,29 +28,29 @@ SOON = 20
 class Agent:
     """Recalls what it needs and does not see."""
 
-    def __init__(self, process: Process, loads: str) -> None:
-        self.process, self.loads = process, loads
+    def __init__(self, session: Session, loads: str) -> None:
+        self.session, self.loads = session, loads
         self.last: dict[int, int] = {}
         self.recalls = self.again = self.loaded = 0
 
     def say(self, role: str, text: str) -> str:
-        return self.process.append({"role": role, "content": text})
+        return self.session.append({"role": role, "content": text})
 
     def seen(self) -> set[str]:
-        return {name for message in self.process.render() for name in names(json.dumps(message, ensure_ascii=False))}
+        return {name for message in self.session.render() for name in names(json.dumps(message, ensure_ascii=False))}
 
     def recall(self, address: str) -> None:
         arguments, call = json.dumps({"address": address}), f"recall-{self.recalls}"
         part = Part(kind=Kind.CALL, text=arguments, call=call, name="recall")
-        self.process.append(Message(role=Role.ASSISTANT, parts=(part,)))
-        self.process.append(memory_tools.call(self.process, "recall", arguments).message(call))
+        self.session.append(Message(role=Role.ASSISTANT, parts=(part,)))
+        self.session.append(memory_tools.call(self.session, "recall", arguments).message(call))
         page, _ = parse_address(address)
-        soon = self.process.turn - self.last.get(page, -SOON - 1) <= SOON
-        self.last[page] = self.process.turn
+        soon = self.session.turn - self.last.get(page, -SOON - 1) <= SOON
+        self.last[page] = self.session.turn
         self.recalls, self.again = self.recalls + 1, self.again + soon
-        if (self.loads == "every time" or (self.loads == "soon again" and soon)) and self.process.window.at(page) != Place.IN:
+        if (self.loads == "every time" or (self.loads == "soon again" and soon)) and self.session.window.at(page) != Place.IN:
             try:
-                self.process.apply(Load((page,)))
+                self.session.apply(Load((page,)))
                 self.loaded += 1
             except KernelError:
                 pass  # it cannot stand there any more
@@ -62,7 +62,7 @@ def measure(sample: Sample, policy: str, window: int, loads: str) -> Row:
     agents = []
     for run in sample.runs:
         with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4") as store:
-            agent = Agent(store.process("run"), loads)
+            agent = Agent(store.session("run"), loads)
             outputs: list[str] = []
             for index, step in enumerate(run.steps):
                 agent.say("assistant", step.thought)

@@ -18,10 +18,10 @@ import msgspec
 from kilburn.agents.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 from kilburn.tokens.characters import Characters
 
 STEPWISE = RoundPrompts(
@@ -97,12 +97,12 @@ def recurrences(count: int, steps: Sequence[int], *, seed: int = 0, factor: int 
 
 
 def solve(task: Recurrence, model: Model, schedule: Schedule, prompts: RoundPrompts = STEPWISE, tokenizer: Any = None) -> Run:
-    """One task by a Reasoning Cache, in a process of its own; it ends with the round that gives an answer."""
-    with Hierarchy(Memory(), Budget(1 << 30), "fifo", tokenizer=tokenizer or model.tokenizer) as store:
-        process = store.process("task")
-        cache = ReasoningCache(model, process, schedule, prompts=prompts, done=lambda trace: f"#{task.steps} = " in trace)
+    """One task by a Reasoning Cache, in a session of its own; it ends with the round that gives an answer."""
+    with Store(MemoryBackend(), Budget(1 << 30), "fifo", tokenizer=tokenizer or model.tokenizer) as store:
+        session = store.session("task")
+        cache = ReasoningCache(model, session, schedule, prompts=prompts, done=lambda trace: f"#{task.steps} = " in trace)
         made = cache.run(task.problem)
-        traces = [str(process.recall(one.trace_address)) for one in made.rounds if one.trace_address]
+        traces = [str(session.recall(one.trace_address)) for one in made.rounds if one.trace_address]
     found = {(int(number), int(value)) for trace in traces for number, value in VALUE.findall(trace)}
     reached = max((number for number, value in found if number <= task.steps and value == task.after(number)), default=0)
     return Run(right=(task.steps, task.after(task.steps)) in found, reached=reached, reasoning=made)

@@ -49,20 +49,20 @@ def followed(engine: Engine, runs: list[Trajectory], window: int, policy: object
     seconds = 0.0
     for run in runs:
         with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4") as store:
-            process = store.process("run")
-            residence = Residence(engine, process, how=how)
+            session = store.session("run")
+            residence = Residence(engine, session, how=how)
             for turn in run.head:
-                process.append({"role": turn.role, "content": turn.content})
+                session.append({"role": turn.role, "content": turn.content})
             for step in run.steps:
-                process.append({"role": "assistant", "content": f"{step.thought}\n{step.action}"})
-                process.append({"role": "user", "content": step.observation})
+                session.append({"role": "assistant", "content": f"{step.thought}\n{step.action}"})
+                session.append({"role": "user", "content": step.observation})
                 began = time.perf_counter()
                 made = residence.follow()
                 seconds += time.perf_counter() - began
                 edits += made.how == "edit"
                 anew += made.how == "prefill"
                 peak = max(peak, made.cached)
-            seen += process.window.seen
+            seen += session.window.seen
             prefilled += residence.prefilled
             residence.close()
     return {**total, "seen": seen, "prefilled": prefilled, "edits": edits, "anew": anew, "peak cached": peak, "s": seconds}

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from figures import Row, emit, median, parser, seconds_of
-from kilburn.agents.sandbox import USUAL, Bounds, open_sandbox
 from kilburn.errors import KilburnError
+from kilburn.recursion.sandbox import USUAL, Bounds, open_sandbox
 
 CELL = "total = 0\nfor number in range(100):\n    total = total + number"
 CALL = "word = echo('word')"

@@ -21,10 +21,10 @@ from pathlib import Path
 import kilburn
 from figures import Row, emit, parser, quantile
 from kilburn.agents.loop import Agent
-from kilburn.agents.queue import Job, Queue, Share
-from kilburn.agents.scheduler import Scheduler
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request, complete
+from kilburn.models.queue import Job, Queue, Share
+from kilburn.models.scheduler import Scheduler
 from kilburn.models.scripted import Scripted
 from kilburn_kv.eviction import EvictionOrder, LfuOrder, LruK, LruOrder, PromptUse, S3Fifo
 from kilburn_lab.evals.scheduling import Course, simulate, waits
@@ -209,8 +209,8 @@ def crowd(agents: int, runs: int, at_once: int) -> list[Row]:
                 scheduler = Scheduler(Scripted([scripted] * (2 * many * runs)), "round_robin", at_once=at_once)
 
                 def work(name: str, store=store, scheduler=scheduler) -> None:  # type: ignore[no-untyped-def]
-                    process = store.process(name)
-                    agent = Agent(scheduler.model(name, process=process), [echo], process, memory=False)
+                    session = store.session(name)
+                    agent = Agent(scheduler.model(name, session=session), [echo], session, memory=False)
                     for run in range(runs):
                         agent.run(f"{name} {run}")
 
@@ -220,8 +220,8 @@ def crowd(agents: int, runs: int, at_once: int) -> list[Row]:
                     list(pool.map(work, names))
                 took = time.perf_counter() - start
             with kilburn.open(str(path), tokenizer="chars/4", readonly=True, embedder=None) as store:
-                missing = sum(not complete_log(store.process(name), name, runs) for name in names)
-                pages = sum(len(store.process(name).pages()) for name in names)
+                missing = sum(not complete_log(store.session(name), name, runs) for name in names)
+                pages = sum(len(store.session(name).pages()) for name in names)
             checked = subprocess.run(
                 [sys.executable, "-m", "kilburn", "fsck", "--db", str(path), "--json"],
                 capture_output=True,
@@ -242,9 +242,9 @@ def crowd(agents: int, runs: int, at_once: int) -> list[Row]:
     return rows
 
 
-def complete_log(process: kilburn.kernel.process.Process, name: str, runs: int) -> bool:
+def complete_log(session: kilburn.kernel.session.Process, name: str, runs: int) -> bool:
     """Whether all messages of an agent are there, in order and byte for byte."""
-    said = [(message["role"], message.get("content")) for message in process.messages()]
+    said = [(message["role"], message.get("content")) for message in session.messages()]
     expected: list[tuple[str, str | None]] = []
     for run in range(runs):
         text = f"{name} {run}"

@@ -17,7 +17,14 @@ from pathlib import Path
 from figures import Row, emit, median, parser, seconds_of
 
 LINE = re.compile(r"import time:\s*(\d+) \|\s*(\d+) \| (\s*)(\S+)")
-SUBJECTS = ("pass", "import asyncio", "import sqlite3", "import apsw", "import kilburn", "import kilburn, kilburn.stores.sqlite")
+SUBJECTS = (
+    "pass",
+    "import asyncio",
+    "import sqlite3",
+    "import apsw",
+    "import kilburn",
+    "import kilburn, kilburn.backends.sqlite",
+)
 
 
 def _run(code: str) -> None:

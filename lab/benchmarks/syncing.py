@@ -15,11 +15,11 @@ import apsw
 
 from bulk import batches, text_of
 from figures import Row, emit, parser, quantile, seconds_of
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, digest_of
-from kilburn.store import Batch
-from kilburn.stores.sqlite import Sqlite
 
 
 def _fsync(folder: Path, times: int) -> list[float]:
@@ -49,8 +49,8 @@ def _bare(folder: Path, synchronous: str, size: int, times: int) -> list[float]:
 
 def _commit(folder: Path, synchronous: str, size: int, times: int) -> list[float]:
     found = []
-    with Sqlite(folder / f"store-{synchronous}-{size}.db", synchronous=synchronous) as store:
-        info = store.process("s", time=0.0)
+    with Sqlite(folder / f"store-{synchronous}-{size}.db", synchronous=synchronous) as backend:
+        info = backend.segment("s", time=0.0)
         assert info is not None
         at = 0
         for head, messages in enumerate(batches(size * times, size)):
@@ -69,7 +69,7 @@ def _commit(folder: Path, synchronous: str, size: int, times: int) -> list[float
             ids = [page.id for page in pages]
             event = Event(number=head + 1, act=Act.ADMIT, time=0.0, pages=tuple(ids))
             start = time.perf_counter()
-            store.commit(info.number, Batch(head=head, events=[event], pages=pages, texts=given, index=ids))
+            backend.commit(info.number, Batch(head=head, events=[event], pages=pages, texts=given, index=ids))
             found.append(time.perf_counter() - start)
     return found
 

@@ -63,18 +63,18 @@ class Session:
 
     def __init__(self, path: Path, pages: int, window: int, policy: str, tokenizer: str, calls: int) -> None:
         self.store = open_store(str(path), window, policy, tokenizer)
-        self.process = self.store.process("s")
+        self.session = self.store.session("s")
         self.source = turns(SIZE)
-        fill(self.process, self.source, pages)
+        fill(self.session, self.source, pages)
         self.calls = calls
 
     def turn(self, turn: Turn) -> None:
         if self.calls == 1:
-            self.process.append(*turn)
+            self.session.append(*turn)
         else:
             for message in turn:
-                self.process.append(message)
-        self.process.render()
+                self.session.append(message)
+        self.session.render()
 
 
 def _rounds(subjects: dict[str, Callable[[Turn], None]], source: Iterator[Turn], rounds: int) -> dict[str, list[float]]:
@@ -102,7 +102,7 @@ def measure(policy: str, short: int, long: int, window: int, tokenizer: str, rou
         subjects: dict[str, Callable[[Turn], None]] = {name: session.turn for name, session in sessions.items()}
         subjects |= {"bare SQLite insert, synced": bare.turn, "naive list, not stored": Naive(window, turns(), long).turn}
         times = _rounds(subjects, turns(SIZE, start=10_000_000), rounds)
-        stored = [session.process.stats() for session in sessions.values()]
+        stored = [session.session.stats() for session in sessions.values()]
         assert not any(stats.overflow for stats in stored)
         for session in sessions.values():
             session.store.close()
@@ -131,7 +131,7 @@ def count_calls(policy: str, pages: int) -> list[Row]:
             session.turn(turn)
         call, result = next(session.source)
         for name, message in (("a call", call), ("its result", result), ("words", {"role": "user", "content": "Go on, please."})):
-            found = entered(lambda message=message: session.process.append(message))  # type: ignore[misc]
+            found = entered(lambda message=message: session.session.append(message))  # type: ignore[misc]
             rows.append({"policy": policy, "append of": name, "functions": len(found), "files": len({file for file, _ in found})})
             for area in ("kernel", "stores", "wire", "tokens", "policies"):
                 rows[-1][area] = sum(file.startswith(area) for file, _ in found)

@@ -19,6 +19,7 @@ TINY = {
     "bulk": ["--pages", "20", "--size", "10", "--policy", "fifo", "--repeat", "1"],
     "facts": ["--pages", "20", "--size", "10"],
     "lookup": ["--pages", "60", "--words", "1", "--words", "3", "--times", "3", "--policy", "fifo"],
+    "resending": ["--talks", "1"],
     "passages": ["--facts", "40", "--batch", "10", "--times", "3"],
     "startup": ["--repeat", "1", "--profile", "2"],
     "memory": ["--pages", "20", "--policy", "fifo"],

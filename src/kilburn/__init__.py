@@ -6,7 +6,7 @@ everything else, exactly, below it.
     import kilburn
 
     with kilburn.open("agent.db", window=8000) as store:
-        p = store.process("session-1")
+        p = store.session("session-1")
         address = p.append({"role": "user", "content": "Find the bug in parser.py"})
         prompt = p.render()            # a list of messages, never over the window
         p.recall(address)              # the exact text, whatever left the window
@@ -17,17 +17,17 @@ from __future__ import annotations
 from os import fsencode
 from typing import Any
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import HitRateWarning, Process
-from kilburn.memory.choice import vectors_for
+from kilburn.kernel.session import HitRateWarning, Session
+from kilburn.kernel.store import Store
 from kilburn.message import Message, Part, Role
-from kilburn.stores.sqlite import Sqlite
+from kilburn.search.choice import vectors_for
 from kilburn.submodules import attach
 from kilburn.tokens.choice import counter_named
 
-__all__ = ["Budget", "Hierarchy", "HitRateWarning", "KilburnError", "Message", "Part", "Process", "Role", "open"]
+__all__ = ["Budget", "HitRateWarning", "KilburnError", "Message", "Part", "Role", "Session", "Store", "open"]
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ def open(
     readonly: bool = False,
     foreign: bool = True,
     durable: bool = True,
-) -> Hierarchy:
+) -> Store:
     """Open a store for one tenant. The file is created if it does not exist.
 
     Args:
@@ -84,18 +84,18 @@ def open(
     budget = Budget(window, reserve)
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
-    store = Sqlite(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
+    backend = Sqlite(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
     try:
-        vectors = vectors_for(store, embedder, foreign=foreign)
-        hierarchy = Hierarchy(
-            store, budget, policy, tokenizer=tokenizer, model=model, foreign=foreign, ranking=ranking, vectors=vectors
+        vectors = vectors_for(backend, embedder, foreign=foreign)
+        store = Store(
+            backend, budget, policy, tokenizer=tokenizer, model=model, foreign=foreign, ranking=ranking, vectors=vectors
         )
     except BaseException:
-        store.close()
+        backend.close()
         raise
     if vectors is not None:
         vectors.start()
-    return hierarchy
+    return store
 
 
 attach(__name__)

@@ -43,7 +43,7 @@ class Outcome(StrEnum):
     BUSY = "busy"
     """One is running in the background already, and there is one at a time."""
     LATE = "late"
-    """Others changed the process while the model was asked, or the session had ended."""
+    """Others changed the session while the model was asked, or the session had ended."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
-    """Search what this process has below the window.
+    """Search what this session has below the window.
 
     Args:
         query: free text; its rare words count most.

@@ -4,7 +4,7 @@
     ├── WireError              foreign JSON -> pages
     │   ├── InvalidMessage       not a message of any known form
     │   ├── OrphanResult         a tool result whose call was never admitted
-    │   └── DuplicateCall        a call id that this process has used before
+    │   └── DuplicateCall        a call id that this session has used before
     ├── KernelError            a move, an address or a budget
     │   ├── LawBroken            a move that one of the ten laws forbids (carries `.law`)
     │   │   └── PinsExceedWindow   the pinned pages alone do not fit
@@ -14,7 +14,7 @@
     │   └── InvalidBudget        a window or reserve that cannot be
     ├── StoreError             disk
     │   ├── StoreBusy            another writer held the file for too long
-    │   ├── StoreStale           another writer moved this process on
+    │   ├── StoreStale           another writer moved this session on
     │   ├── StoreCorrupt         bytes that do not match their digest, or no database
     │   ├── StoreFull            no space left
     │   ├── StoreReadOnly        opened for reading, or a read-only file or folder
@@ -135,11 +135,11 @@ class InvalidMessage(WireError):
 
 
 class OrphanResult(WireError):
-    """A tool result whose call was never admitted to this process."""
+    """A tool result whose call was never admitted to this session."""
 
 
 class DuplicateCall(WireError):
-    """A call id that this process has already used."""
+    """A call id that this session has already used."""
 
 
 class KernelError(KilburnError):
@@ -164,7 +164,7 @@ class PinsExceedWindow(LawBroken):
 
 
 class UnknownAddress(KernelError):
-    """Not an address (`p17`, `p17-p42`, `f3`), or no such page in this process."""
+    """Not an address (`p17`, `p17-p42`, `f3`), or no such page in this session."""
 
 
 class Forgotten(KernelError):
@@ -199,7 +199,7 @@ class StoreBusy(StoreError):
 
 
 class StoreStale(StoreError):
-    """Another writer appended to this process since it was opened here."""
+    """Another writer appended to this session since it was opened here."""
 
 
 class StoreCorrupt(StoreError):

@@ -178,10 +178,10 @@ LARGEST = 2**53
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the ledger of one process.
+    """One line of the ledger of one session.
 
     Args:
-        number: position in the process's ledger, from 1, without holes.
+        number: position in the session's ledger, from 1, without holes.
         act: what happened.
         time: seconds since the epoch.
         turn: number of the last admitted message when it happened.

@@ -25,21 +25,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kilburn import __version__
+from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.budget import Budget
+from kilburn.collections.collecting import LARGEST, as_changes
+from kilburn.collections.collection import MOST, Collection
 from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
+from kilburn.forgetting.erasure import copies_of, described, pages_of
 from kilburn.kernel.branches import branches_in
-from kilburn.kernel.collecting import LARGEST, as_changes
-from kilburn.kernel.collection import MOST, Collection
-from kilburn.kernel.erasure import copies_of, described, pages_of
-from kilburn.kernel.hierarchy import MEMORY, Hierarchy
 from kilburn.kernel.ledger import counter_of
+from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add
 from kilburn.page import Page, Place, parse_address
-from kilburn.store import ProcessInfo, ProcessKind
 from kilburn.terminal import spelled
 from kilburn.wire.quotation import with_headings
 
@@ -162,7 +162,7 @@ class Forget(Struct, forbid_unknown_fields=True):
 class _Door:
     """What the tools and resources do, for one user of one store."""
 
-    def __init__(self, store: Hierarchy, user: str, in_force: bool, secrets: Secrets, quota: Quota | None) -> None:
+    def __init__(self, store: Store, user: str, in_force: bool, secrets: Secrets, quota: Quota | None) -> None:
         self.store, self.user, self.in_force, self.secrets, self.quota = store, user, in_force, secrets, quota
         self.own = f"{MEMORY}/{user}" if user else MEMORY
         started = datetime.fromtimestamp(store.clock()).strftime("%Y-%m-%d %H:%M:%S")
@@ -179,7 +179,7 @@ class _Door:
         with self.noting:
             # What is refused is refused before its note is written.
             within(self.quota, memory, [add], self.store.clock())
-            session = self._fresh("auto").process(self.notes, self.user)
+            session = self._fresh("auto").session(self.notes, self.user)
             session.append({"role": "assistant", "content": text})
             cites = ((session.number, session.window.last),)
             made = memory.apply(msgspec.structs.replace(add, cites=cites), policy="mcp", cause="mcp", tainted=not self.in_force)
@@ -200,7 +200,7 @@ class _Door:
 
     def recall(self, asked: Recall) -> dict[str, Any]:
         _, pages = self._named(asked.session, asked.address)
-        texts = self.store.store.texts({page.digest for page in pages if page.digest})
+        texts = self.store.backend.texts({page.digest for page in pages if page.digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
@@ -232,7 +232,7 @@ class _Door:
 
     def show(self, asked: Show) -> dict[str, Any]:
         memory = self._memory(asked.session)
-        hidden = {info.name for info in self.store.store.processes()} - self._seen().keys()
+        hidden = {info.name for info in self.store.backend.segments()} - self._seen().keys()
         numbers = memory.resolve(asked.address)
         if len(numbers) > SHOWN:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
@@ -248,18 +248,18 @@ class _Door:
         if info.name not in own:
             raise SpecError(f"{info.name!r} belongs to all users", advice="a person forgets what is there: kilburn forget")
         roots = {info.number: [page.id for page in pages]}
-        for (process, number), (note, _) in self.store.store.read({key for page in pages for key in page.cites}).items():
+        for (segment, number), (note, _) in self.store.backend.read({key for page in pages for key in page.cites}).items():
             # The model's note of a fact says the same as the fact, and goes with it.
-            if process in own.values() and any(note.digest == page.digest and note.id == number for page in pages):
-                roots.setdefault(process, []).append(number)
-        fresh = self._fresh(counter_of(self.store.store, info.number))
+            if segment in own.values() and any(note.digest == page.digest and note.id == number for page in pages):
+                roots.setdefault(segment, []).append(number)
+        fresh = self._fresh(counter_of(self.store.backend, info.number))
         said = {"session": asked.session or self.own, "address": asked.address}
         receipt = fresh.forget_pages(roots, asked=said, dry=True)
         if receipt.pages.keys() - own.keys():
             raise SpecError("others' memory was made from it", advice="a person forgets it: kilburn forget")
         ticket = hashlib.sha256(msgspec.json.encode([said, receipt.pages], order="deterministic")).hexdigest()[:16]
-        going = pages_of(self.store.store, receipt)
-        copies = [copy for copy in copies_of(self.store.store, going) if copy["session"] in seen]
+        going = pages_of(self.store.backend, receipt)
+        copies = [copy for copy in copies_of(self.store.backend, going) if copy["session"] in seen]
         if asked.ticket is not None:
             if not hmac.compare_digest(asked.ticket.encode("utf-8", "replace"), ticket.encode()):
                 raise SpecError(
@@ -271,8 +271,8 @@ class _Door:
         return described(receipt, going, copies, dry=dry) | ({"ticket": ticket} if dry else {})
 
     def resources(self, after: int) -> tuple[list[types.Resource], str | None]:
-        """One page of them, oldest first, after the process of that number; and where the next page begins."""
-        infos = [info for info in self._seen().values() if info.kind is not ProcessKind.DOCUMENT and info.number > after]
+        """One page of them, oldest first, after the segment of that number; and where the next page begins."""
+        infos = [info for info in self._seen().values() if info.kind is not SegmentKind.DOCUMENT and info.number > after]
         found = [
             types.Resource(
                 uri=_uri(info), name=info.name, mime_type="text/plain", description=f"{info.kind}, {info.pages:,} pages"
@@ -284,11 +284,11 @@ class _Door:
     def resource(self, uri: str) -> str:
         """The text of a session or a memory: the newest pages that fit, each under a heading that none of them can write."""
         info = next((info for info in self._seen().values() if _uri(info) == uri), None)
-        if info is None or info.kind is ProcessKind.DOCUMENT:
+        if info is None or info.kind is SegmentKind.DOCUMENT:
             kind, _, name = uri.removeprefix("kilburn://").partition("/")
             raise SpecError(f"no {kind[:20]} {unquote(name)[:80]!r} here", advice="list the resources")
-        is_memory = info.kind is ProcessKind.MEMORY
-        known = self._memory(info.name).pages() if is_memory else self.store.store.pages(_whole(info).number)
+        is_memory = info.kind is SegmentKind.MEMORY
+        known = self._memory(info.name).pages() if is_memory else self.store.backend.pages(_whole(info).number)
         parts: list[tuple[str, str]] = []
         room = CHARACTERS
         for page, state in reversed(list(known)):
@@ -297,22 +297,22 @@ class _Door:
             if room <= 0:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
-            text = self.store.store.texts([page.digest]).get(page.digest, "") if page.digest else ""
+            text = self.store.backend.texts([page.digest]).get(page.digest, "") if page.digest else ""
             if page.kind in (Kind.IMAGE, Kind.OPAQUE):
                 text = f"[{page.kind}, {len(text):,} characters]"
             parts.append((f"{page.address} {page.role} {page.kind}, trust {page.trust.name.lower()}", text[:room]))
             room -= len(text)
         return with_headings(reversed(parts))
 
-    def _fresh(self, counter: str) -> Hierarchy:
+    def _fresh(self, counter: str) -> Store:
         """The same store, with nothing that another writer may have changed since, and with a window that holds all."""
         ruler = self.store.counter if counter == "auto" else counter
-        return Hierarchy(self.store.store, WIDE, "fifo", tokenizer=ruler, clock=self.store.clock)
+        return Store(self.store.backend, WIDE, "fifo", tokenizer=ruler, clock=self.store.clock)
 
-    def _seen(self) -> dict[str, ProcessInfo]:
+    def _seen(self) -> dict[str, SegmentInfo]:
         """What this user may see, by name: what belongs to the user, or to all users."""
-        infos = self.store.store.processes()
-        return {info.name: info for info in infos if info.kind is not ProcessKind.FORGOTTEN and info.user in ("", self.user)}
+        infos = self.store.backend.segments()
+        return {info.name: info for info in infos if info.kind is not SegmentKind.FORGOTTEN and info.user in ("", self.user)}
 
     def _memory(self, name: str | None) -> Collection:
         """A memory that this user may see.
@@ -321,12 +321,12 @@ class _Door:
             SpecError: there is none of that name, or nothing was remembered yet.
         """
         info = self._seen().get(name or self.own)
-        if info is None or info.kind is not ProcessKind.MEMORY:
+        if info is None or info.kind is not SegmentKind.MEMORY:
             what = f"no memory {name!r} here" if name else "nothing was remembered yet"
             raise SpecError(what, advice="leave `session` out, or list the resources")
         return self.store.memory(_whole(info).user)
 
-    def _named(self, name: str | None, address: str) -> tuple[ProcessInfo, list[Page]]:
+    def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
         """The pages of an address, in anything that this user may see.
 
         Raises:
@@ -337,7 +337,7 @@ class _Door:
             raise SpecError(f"no session {(name or self.own)[:80]!r} here", advice="take the name from a hit or a resource")
         path, _, rest = address.strip().rpartition("/")
         for branch in path.split("/") if path else ():
-            below = [each for each, _ in branches_in(self.store.store, _whole(info), {}, below=False)]
+            below = [each for each, _ in branches_in(self.store.backend, _whole(info), {}, below=False)]
             known = next((each for each in below if each.name == f"{info.name}/{branch}"), None)
             if known is None or known.name not in self._seen():
                 raise UnknownAddress(f"there is no branch {path[:80]!r} there", advice="take the address from a hit")
@@ -346,7 +346,7 @@ class _Door:
         if last - first >= MOST:
             raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
         there = max(abs(first), abs(last)) < LARGEST
-        rows = self.store.store.read((_whole(info).number, page) for page in range(first, last + 1)) if there else {}
+        rows = self.store.backend.read((_whole(info).number, page) for page in range(first, last + 1)) if there else {}
         if (info.number, last) not in rows or (info.number, first) not in rows:
             raise UnknownAddress(f"{address} does not exist in {info.name!r}", advice="take the address from a hit")
         found = [page for page, state in rows.values() if state.at is not Place.DROPPED]
@@ -371,7 +371,7 @@ TOOLS: dict[str, tuple[type[Struct], Callable[[_Door, Any], dict[str, Any]], typ
 
 
 def server(
-    store: Hierarchy,
+    store: Store,
     user: str = "",
     *,
     in_force: bool = False,
@@ -477,13 +477,13 @@ def _defect(what: str, error: Exception) -> tuple[str, str]:
     return f"{what} failed on our side", "tell the person who runs kilburn mcp"
 
 
-def _uri(info: ProcessInfo) -> str:
-    if info.kind is ProcessKind.MEMORY:
+def _uri(info: SegmentInfo) -> str:
+    if info.kind is SegmentKind.MEMORY:
         return f"kilburn://memory/{quote(info.user, safe='')}"
     return f"kilburn://{info.kind}/{quote(info.name, safe='')}"
 
 
-def _whole(info: ProcessInfo) -> ProcessInfo:
+def _whole(info: SegmentInfo) -> SegmentInfo:
     if info.damaged:
         raise StoreCorrupt(f"{info.name} is damaged: {info.damaged}", advice="a person repairs it: kilburn fsck")
     return info
@@ -576,7 +576,7 @@ def listen(port: int) -> socket.socket:
 
 
 def run(served: Server[Any], token: str, listener: socket.socket) -> None:
-    """Serve over streamable HTTP until the process is told to end.
+    """Serve over streamable HTTP until the session is told to end.
 
     Raises:
         SpecError: see `app`.

@@ -90,7 +90,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         trust: None for the role's own trust. It may be lower than the role's; a higher one is an error.
         sources: page ids that this message's text was recalled from, or that an assistant's was answered from. What was
             recalled is not indexed again as if it were new.
-        cites: pages of other processes of the tenant that it was recalled from: (number of the process, page id). It is
+        cites: pages of other segments of the tenant that it was recalled from: (number of the segment, page id). It is
             forgotten with them, and is not indexed either.
     """
 

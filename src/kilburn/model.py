@@ -72,7 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a model.
 
     Args:
-        messages: in the model's own `form`, as `Process.render` gives them.
+        messages: in the model's own `form`, as `Session.render` gives them.
         system: for the "messages" form, where the system prompt is not a message; None elsewhere.
         tools: the tools it may call.
         max_tokens: cap of the reply.

@@ -71,7 +71,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         sources: pages of the same collection that it was made from, by their ids; those of the same plan have none yet.
         refers: `Add`s of the same plan that it is made from too, counted from 0.
-        cites: pages of other processes of the tenant that it was made from: (number of the process, page id).
+        cites: pages of other segments of the tenant that it was made from: (number of the segment, page id).
         since, until: from when to when it is true, in seconds since the epoch; see `Page`.
         importance: 0 to 1.
     """

@@ -78,7 +78,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     Args:
         digest: SHA-256 of the text in UTF-8, hex.
         extra: SHA-256 of the wire form's leftovers (see `Part.extra`), or "".
-        message: number of the message within its process, from 1; parts of one message share it.
+        message: number of the message within its session, from 1; parts of one message share it.
         answers: for a result, and for what is attached to it, the id of the call's page; else 0.
         group: pages that move together share it (a call and its result); 0 for none.
         tokens: what it costs when it is resident and whole, with its share of the message's envelope.
@@ -89,7 +89,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         depth: 0 for originals, 1 for what is made from originals, and so on.
         order: where it stands in the window: (id of an original, rank). Originals are (id, 0). Stored as "place".
         label: one line on what it is, for handles; at most 80 characters.
-        cites: sources in other processes of the tenant: (number of the process, page id).
+        cites: sources in other segments of the tenant: (number of the segment, page id).
         since: from when what it says is true, in seconds since the epoch; None for `time`.
         until: when it stops being true, if that was known when it was written; `State.until` may close it earlier.
         claim: what a fact or an entity says, in parts; None for any other page.

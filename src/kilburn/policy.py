@@ -119,7 +119,7 @@ class View:
         page: the page of an id, on any level.
         text: the exact text of a page, on any level.
         group: all pages that must move with a page, itself included, on any level.
-        count: tokens of a text, by the process's counter.
+        count: tokens of a text, by the session's counter.
         handle: what a handle costs at most, in tokens.
         task: the text of the request, that is, the user's latest message; its last part if it has several; "" if
             there is none.

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from kilburn.backend import SegmentKind, State
 from kilburn.page import Page, Span
-from kilburn.store import ProcessKind, State
 
 __all__ = ["Candidate", "Embedder", "Query", "Ranking", "Scored"]
 
@@ -46,15 +46,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A page that may be an answer.
 
     Args:
-        kind: of its process. Only in sessions and documents are pages with neighbouring numbers about the same.
+        kind: of its segment. Only in sessions and documents are pages with neighbouring numbers about the same.
         span: its best passage.
         also: passages of it whose words match as well; they are found with it.
         words: how well its words match (BM25, not normalised); 0 if none does.
         meaning: cosine of its vector to the query's; None without one.
     """
 
-    process: int
-    kind: ProcessKind
+    segment: int
+    kind: SegmentKind
     page: Page
     state: State
     span: Span
@@ -86,7 +86,7 @@ class Ranking(Protocol):
 
 
 class Meanings(Protocol):
-    """Finds passages by their vectors: `kilburn.memory.vectors.Vectors`.
+    """Finds passages by their vectors: `kilburn.search.vectors.Vectors`.
 
     Args:
         trouble: why what is new gets no vectors at present, in words; "" if nothing is wrong.
@@ -94,7 +94,7 @@ class Meanings(Protocol):
 
     trouble: str
 
-    def nearest(self, query: str, processes: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
         """The passages (entries of the store's index) whose vectors are nearest to the query's, with their cosines."""
         ...
 

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with its own scripted model: sessions in processes."""
+"""The OpenAI Agents SDK with its own scripted model: its sessions in sessions of a store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agents.run import ModelInputData
 from agents.testing import ScriptedModel
 
 from agents import Agent, RunConfig, Runner, UserError, function_tool
-from kilburn.adapters.agents import ProcessSession, chat_of, items_of, tools
+from kilburn.adapters.agents import AgentsSession, chat_of, items_of, tools
 from kilburn.testing import check_laws
 
 WINDOW = 1500
 
 
 @pytest.fixture
-def store() -> Iterator[kilburn.Hierarchy]:
+def store() -> Iterator[kilburn.Store]:
     with kilburn.open(":memory:", window=WINDOW, policy="lru", embedder=None) as store:
         yield store
 
@@ -53,37 +53,37 @@ def read(path: str) -> str:
     return f"{path}: " + "words of the file " * 40
 
 
-def config(session: ProcessSession) -> RunConfig:
+def config(session: AgentsSession) -> RunConfig:
     return RunConfig(call_model_input_filter=session.window, tracing_disabled=True)
 
 
-async def test_a_long_run_stays_in_the_window(store: kilburn.Hierarchy) -> None:
+async def test_a_long_run_stays_in_the_window(store: kilburn.Store) -> None:
     steps = [{"output": [call("read", 2 * n, path=f"a{n}"), call("read", 2 * n + 1, path=f"b{n}")]} for n in range(8)]
     model = ScriptedModel([*steps, {"output": [text("Done.")]}, {"output": [text("Yes.")]}])
-    process = store.process("s")
-    session = ProcessSession(process)
+    opened = store.session("s")
+    session = AgentsSession(opened)
     agent = Agent(name="a", instructions="Be brief.", tools=[read, *tools(session)], model=model)
     done = await Runner.run(agent, "Read on.", session=session, run_config=config(session), max_turns=20)
     assert done.final_output == "Done."
-    sizes = [process.counter.count(json.dumps(each.input)) for each in model.calls]
+    sizes = [opened.counter.count(json.dumps(each.input)) for each in model.calls]
     assert max(sizes) < 1.3 * WINDOW
-    results = [page for page, _ in process.pages() if page.kind == "result"]
+    results = [page for page, _ in opened.pages() if page.kind == "result"]
     assert len(results) == 16, "each result once"
     for each in model.calls:
         calls = [item["call_id"] for item in each.input if item.get("type") == "function_call"]
         answers = [item["call_id"] for item in each.input if item.get("type") == "function_call_output"]
         assert sorted(calls) == sorted(answers)
-    again = ProcessSession(process)
+    again = AgentsSession(opened)
     await Runner.run(agent, "Sure?", session=again, run_config=config(again))
-    assert [m["content"] for m in process.messages()][-3:] == ["Done.", "Sure?", "Yes."]
+    assert [m["content"] for m in opened.messages()][-3:] == ["Done.", "Sure?", "Yes."]
 
 
-async def test_streams_errors_and_two_sessions(store: kilburn.Hierarchy) -> None:
+async def test_streams_errors_and_two_sessions(store: kilburn.Store) -> None:
     async def talk(name: str) -> list[Any]:
         model = ScriptedModel(
             [{"output": [call("read", 1, path="bad")]}, {"error": RuntimeError("upstream")}, {"output": [text(f"Hello {name}.")]}]
         )
-        session = ProcessSession(store.process(name))
+        session = AgentsSession(store.session(name))
         agent = Agent(name="a", tools=[read], model=model)
         with pytest.raises(RuntimeError):
             async for _ in Runner.run_streamed(
@@ -93,7 +93,7 @@ async def test_streams_errors_and_two_sessions(store: kilburn.Hierarchy) -> None
         run = Runner.run_streamed(agent, "Go on.", session=session, run_config=config(session))
         async for _ in run.stream_events():
             pass
-        return [message["content"] for message in store.process(name).messages()]
+        return [message["content"] for message in store.session(name).messages()]
 
     for name, told in zip(("Ana", "Rui"), await asyncio.gather(talk("Ana"), talk("Rui")), strict=True):
         assert told[0] == f"I am {name}."
@@ -101,9 +101,9 @@ async def test_streams_errors_and_two_sessions(store: kilburn.Hierarchy) -> None
         assert told[-2:] == ["Go on.", f"Hello {name}."]
 
 
-async def test_the_session_protocol(store: kilburn.Hierarchy) -> None:
-    process = store.process("s")
-    session = ProcessSession(process)
+async def test_the_session_protocol(store: kilburn.Store) -> None:
+    opened = store.session("s")
+    session = AgentsSession(opened)
     reasoning = {"type": "reasoning", "id": "rs1", "summary": []}
     items = [{"role": "user", "content": "Hi."}, reasoning, {"role": "assistant", "content": "Hello."}]
     await session.add_items(items)
@@ -114,7 +114,7 @@ async def test_the_session_protocol(store: kilburn.Hierarchy) -> None:
     await session.clear_session()
     assert await session.get_items() == []
     assert await session.pop_item() is None
-    assert process.messages()[0]["content"] == "Hi.", "it stays readable"
+    assert opened.messages()[0]["content"] == "Hi.", "it stays readable"
 
 
 def test_items_come_back() -> None:
@@ -123,7 +123,7 @@ def test_items_come_back() -> None:
     assert items_of(chat_of(items)) == items
 
 
-async def test_a_run_that_is_cancelled_between_call_and_result(store: kilburn.Hierarchy) -> None:
+async def test_a_run_that_is_cancelled_between_call_and_result(store: kilburn.Store) -> None:
     @function_tool(failure_error_function=None)
     async def wait(path: str) -> str:
         """Wait."""
@@ -132,9 +132,9 @@ async def test_a_run_that_is_cancelled_between_call_and_result(store: kilburn.Hi
         await asyncio.sleep(60)
         return ""
 
-    process = store.process("s")
+    opened = store.session("s")
     for number, path in enumerate(("raise", "sleep")):
-        session = ProcessSession(process)
+        session = AgentsSession(opened)
         model = ScriptedModel([{"output": [call("wait", number, path=path)]}, {"output": [text("Fine.")]}])
         agent = Agent(name="a", tools=[wait], model=model)
         with pytest.raises((UserError, ValueError, asyncio.TimeoutError)):
@@ -144,12 +144,12 @@ async def test_a_run_that_is_cancelled_between_call_and_result(store: kilburn.Hi
         calls = [item["call_id"] for item in model.calls[-1].input if item.get("type") == "function_call"]
         answers = [item["call_id"] for item in model.calls[-1].input if item.get("type") == "function_call_output"]
         assert calls == answers
-        check_laws(process)
+        check_laws(opened)
 
 
-async def test_two_runs_with_one_session(store: kilburn.Hierarchy) -> None:
-    process = store.process("s")
-    session = ProcessSession(process)
+async def test_two_runs_with_one_session(store: kilburn.Store) -> None:
+    opened = store.session("s")
+    session = AgentsSession(opened)
 
     async def talk(name: str) -> None:
         model = ScriptedModel(
@@ -159,15 +159,15 @@ async def test_two_runs_with_one_session(store: kilburn.Hierarchy) -> None:
         await Runner.run(agent, f"I am {name}.", session=session, run_config=config(session))
 
     await asyncio.gather(talk("Ana"), talk("Rui"))
-    check_laws(process)
-    again = ProcessSession(process)
+    check_laws(opened)
+    again = AgentsSession(opened)
     model = ScriptedModel([{"output": [text("Yes.")]}])
     await Runner.run(Agent(name="a", model=model), "Sure?", session=again, run_config=config(again))
-    check_laws(process)
+    check_laws(opened)
 
 
-def test_a_run_and_the_session_from_two_threads(store: kilburn.Hierarchy) -> None:
-    session = ProcessSession(store.process("s"))
+def test_a_run_and_the_session_from_two_threads(store: kilburn.Store) -> None:
+    session = AgentsSession(store.session("s"))
     given = ModelInputData(input=[{"role": "user", "content": "Hi."}], instructions=None)
 
     def work(what: Any) -> None:
@@ -184,4 +184,4 @@ def test_a_run_and_the_session_from_two_threads(store: kilburn.Hierarchy) -> Non
     for thread in threads:
         thread.join(600)
     assert not any(thread.is_alive() for thread in threads), "they wait for each other"
-    check_laws(session.history.process)
+    check_laws(session.history.session)

@@ -1,4 +1,4 @@
-"""The wraps of `openai` and `anthropic`: the official clients against a scripted upstream, through a process."""
+"""The wraps of `openai` and `anthropic`: the official clients against a scripted upstream, through a session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOW = 2500
 
 
 @pytest.fixture
-def store() -> Iterator[kilburn.Hierarchy]:
+def store() -> Iterator[kilburn.Store]:
     with kilburn.open(":memory:", window=WINDOW, policy="lru", embedder=None) as store:
         yield store
 
@@ -47,9 +47,9 @@ class Client:
 class Chat(Client):
     """OpenAI's client, with a client's usual few lines around it."""
 
-    def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
+    def __init__(self, url: str, session: kilburn.Session, **options: Any) -> None:
         plain = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        self.client = wrap(plain, process, **options)
+        self.client = wrap(plain, session, **options)
         self.tools = [{"type": "function", "function": READ}]
 
     def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
@@ -76,8 +76,8 @@ class Chat(Client):
 class Messages(Client):
     """Anthropic's client, in the same way."""
 
-    def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
-        self.client = wrap(anthropic.Anthropic(base_url=url, api_key="none", max_retries=0), process, **options)
+    def __init__(self, url: str, session: kilburn.Session, **options: Any) -> None:
+        self.client = wrap(anthropic.Anthropic(base_url=url, api_key="none", max_retries=0), session, **options)
         self.tools = [{"name": "read", "description": "Read a file.", "input_schema": READ["parameters"]}]
 
     def door(self) -> Any:
@@ -115,8 +115,8 @@ class Responses(Client):
 
     key = "input"
 
-    def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
-        self.client = wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), process, **options)
+    def __init__(self, url: str, session: kilburn.Session, **options: Any) -> None:
+        self.client = wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), session, **options)
         self.tools = [{"type": "function", "strict": False, **READ}]
 
     def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
@@ -149,10 +149,10 @@ def user(text: str) -> dict[str, Any]:
 
 @both
 @streamed
-def test_a_long_run_stays_in_the_window_and_nothing_is_lost(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+def test_a_long_run_stays_in_the_window_and_nothing_is_lost(kind: Any, stream: bool, store: kilburn.Store) -> None:
     upstream = Upstream(otherwise=calling(("read", {"path": "a"}), ("read", {"path": "b"})), window=WINDOW)
-    process, history = store.process("s"), [user("Read on.")]
-    with serving(upstream) as url, kind(url, process) as client:
+    session, history = store.session("s"), [user("Read on.")]
+    with serving(upstream) as url, kind(url, session) as client:
         for number in range(12):
             assert client.ask(history, stream)[1] == ["read", "read"]
             client.results(history, f"file {number}: " + "words of the file " * 40)
@@ -162,37 +162,37 @@ def test_a_long_run_stays_in_the_window_and_nothing_is_lost(kind: Any, stream: b
     assert len(json.dumps(history)) > 4 * WINDOW
     assert max(sent.tokens for sent in upstream.sent) <= WINDOW
     told = [part for number in range(12) for part in [f"file {number}: "] * 2]
-    texts = [process.text(page.id) for page, _ in process.pages() if page.kind == "result"]
+    texts = [session.text(page.id) for page, _ in session.pages() if page.kind == "result"]
     assert [text[: len(start)] for text, start in zip(texts, told, strict=True)] == told
 
 
 @both
 @streamed
-def test_memory_is_answered_behind_the_client(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+def test_memory_is_answered_behind_the_client(kind: Any, stream: bool, store: kilburn.Store) -> None:
     upstream = Upstream(
         "Noted.", calling(("search_memory", {"query": "valve"}), text="Let me look. "), "It opened at 14:07.", "Yes."
     )
-    process, history = store.process("s"), [user("The valve opened at 14:07.")]
-    with serving(upstream) as url, kind(url, process) as client:
+    session, history = store.session("s"), [user("The valve opened at 14:07.")]
+    with serving(upstream) as url, kind(url, session) as client:
         client.ask(history, stream)
         history.append(user("When did it open?"))
         text, calls = client.ask(history, stream)
         assert text.endswith("It opened at 14:07.")
         assert not calls
-        before = len(process.pages())
+        before = len(session.pages())
         history.append(user("Sure?"))
         client.ask(history, stream)
     assert not upstream.refused
     assert "14:07" in json.dumps(upstream.sent[2].body[kind.key][-1])
-    assert len(process.pages()) == before + 2, "the client's version of the reply was recognised"
+    assert len(session.pages()) == before + 2, "the client's version of the reply was recognised"
 
 
 @both
 @streamed
-def test_a_memory_call_beside_the_clients_own(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+def test_a_memory_call_beside_the_clients_own(kind: Any, stream: bool, store: kilburn.Store) -> None:
     upstream = Upstream(calling(("search_memory", {"query": "valve"}), ("read", {"path": "a"})), "Done.")
     history = [user("The valve: read a.")]
-    with serving(upstream) as url, kind(url, store.process("s")) as client:
+    with serving(upstream) as url, kind(url, store.session("s")) as client:
         assert client.ask(history, stream)[1] == ["read"]
         client.results(history, "text of a")
         assert client.ask(history, stream)[0] == "Done."
@@ -202,43 +202,43 @@ def test_a_memory_call_beside_the_clients_own(kind: Any, stream: bool, store: ki
 
 
 @both
-def test_a_model_that_only_searches_is_stopped(kind: Any, store: kilburn.Hierarchy) -> None:
+def test_a_model_that_only_searches_is_stopped(kind: Any, store: kilburn.Store) -> None:
     upstream = Upstream(
         otherwise=lambda sent: (
             "Enough." if "none" in str(sent.body.get("tool_choice")) else calling(("recall", {"address": "p1"}))
         )
     )
-    with serving(upstream) as url, kind(url, store.process("s")) as client:
+    with serving(upstream) as url, kind(url, store.session("s")) as client:
         assert client.ask([user("Hello.")])[0] == "Enough."
     assert len(upstream.sent) == 6
 
 
 @both
 @streamed
-def test_a_call_that_failed_is_tried_again(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+def test_a_call_that_failed_is_tried_again(kind: Any, stream: bool, store: kilburn.Store) -> None:
     upstream = Upstream(Refusal(status=529), *([Break(how="short", after=4)] if stream else []), "Hello.")
-    process, history = store.process("s"), [user("Hi.")]
-    with serving(upstream) as url, kind(url, process) as client:
+    session, history = store.session("s"), [user("Hi.")]
+    with serving(upstream) as url, kind(url, session) as client:
         with pytest.raises(kind.failure):
             client.ask(history, stream)
         if stream:
             with pytest.raises(kilburn.KilburnError):
                 client.ask(history, stream)
-        assert len(process.messages()) == 1
+        assert len(session.messages()) == 1
         assert client.ask(history, stream)[0]
-    assert len(process.messages()) == 2
+    assert len(session.messages()) == 2
 
 
 @both
-def test_a_client_that_takes_back_its_last_turn(kind: Any, store: kilburn.Hierarchy) -> None:
+def test_a_client_that_takes_back_its_last_turn(kind: Any, store: kilburn.Store) -> None:
     upstream = Upstream("One.", "Two.", "Three.")
-    process, history = store.process("s"), [user("First.")]
-    with serving(upstream) as url, kind(url, process) as client:
+    session, history = store.session("s"), [user("First.")]
+    with serving(upstream) as url, kind(url, session) as client:
         client.ask(history)
         client.ask([*history, user("Second, wrong.")])
         assert client.ask([*history, user("Second.")])[0] == "Three."
     assert "wrong" not in json.dumps(upstream.sent[-1].body)
-    assert "Second, wrong." in json.dumps(process.messages()), "it is still there to read"
+    assert "Second, wrong." in json.dumps(session.messages()), "it is still there to read"
 
 
 @both
@@ -247,20 +247,20 @@ def test_a_program_that_starts_again_goes_on(kind: Any, tmp_path: Any) -> None:
     with serving(upstream) as url:
         for _ in range(3):
             with kilburn.open(str(tmp_path / "a.db"), window=WINDOW, tokenizer="chars/4", embedder=None) as store:
-                with kind(url, store.process("s")) as client:
+                with kind(url, store.session("s")) as client:
                     client.ask(history)
                 history.append(user("And?"))
-                assert len(store.process("s").messages()) == len(history) - 1
+                assert len(store.session("s").messages()) == len(history) - 1
 
 
 @both
-def test_long_term_memory_is_marked(kind: Any, store: kilburn.Hierarchy) -> None:
+def test_long_term_memory_is_marked(kind: Any, store: kilburn.Store) -> None:
     for number in range(60):
         store.memory("ana").remember(f"Shelf {number} holds {('screws', 'paint', 'rope')[number % 3]} in box {7 * number}.")
     store.memory("ana").remember("Ana drinks her tea without sugar.")
-    upstream, process = Upstream(), store.process("s")
+    upstream, session = Upstream(), store.session("s")
     history = [user("How does Ana drink her tea?")]
-    with serving(upstream) as url, kind(url, process, recollections=Recollections(store, 200, "ana")) as client:
+    with serving(upstream) as url, kind(url, session, recollections=Recollections(store, 200, "ana")) as client:
         client.ask(history)
         history.append(user("Sure?"))
         client.ask(history)
@@ -269,16 +269,16 @@ def test_long_term_memory_is_marked(kind: Any, store: kilburn.Hierarchy) -> None
     assert "without sugar" in sent
     assert "@memory/ana p" in sent
     assert "0 days ago" in sent
-    assert [message["content"] for message in process.messages()].count("Sure?") == 1
+    assert [message["content"] for message in session.messages()].count("Sure?") == 1
     assert store.search("sugar", where="sessions") == [], "what was recalled is not indexed as if it were new"
 
 
-async def test_async_sessions_side_by_side(store: kilburn.Hierarchy) -> None:
+async def test_async_sessions_side_by_side(store: kilburn.Store) -> None:
     upstream = Upstream(otherwise=lambda sent: str(sent.body["messages"][-1]["content"]).upper())
 
     async def talk(url: str, name: str) -> list[str]:
         plain = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
-        client = wrap(plain, store.process(name))
+        client = wrap(plain, store.session(name))
         history: list[Any] = []
         for number in range(4):
             history.append(user(f"{name} {number}"))
@@ -286,7 +286,7 @@ async def test_async_sessions_side_by_side(store: kilburn.Hierarchy) -> None:
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
             history.append({"role": "assistant", "content": text})
         await client.close()
-        return [message["content"] for message in store.process(name).messages()]
+        return [message["content"] for message in store.session(name).messages()]
 
     with serving(upstream) as url:
         told = await asyncio.gather(talk(url, "one"), talk(url, "two"))
@@ -294,22 +294,22 @@ async def test_async_sessions_side_by_side(store: kilburn.Hierarchy) -> None:
     assert told[1] == [f for n in range(4) for f in (f"two {n}", f"TWO {n}")]
 
 
-def test_a_stream_that_is_closed_early_leaves_nothing(store: kilburn.Hierarchy) -> None:
-    process, upstream = store.process("s"), Upstream(otherwise="A long reply that nobody wants to hear. " * 20, pause=0.01)
-    with serving(upstream) as url, Chat(url, process) as client:
+def test_a_stream_that_is_closed_early_leaves_nothing(store: kilburn.Store) -> None:
+    session, upstream = store.session("s"), Upstream(otherwise="A long reply that nobody wants to hear. " * 20, pause=0.01)
+    with serving(upstream) as url, Chat(url, session) as client:
         with client.client.chat.completions.create(model="m", messages=[user("Hi.")], stream=True) as stream:
             next(stream)
-        assert len(process.messages()) == 1
+        assert len(session.messages()) == 1
 
 
-def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn.Hierarchy) -> None:
+def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn.Store) -> None:
     from pydantic import BaseModel
 
     class Place(BaseModel):
         town: str
 
-    upstream, process = Upstream("One.", "Two.", '{"town": "Porto"}', '{"town": "Braga"}', "Five."), store.process("s")
-    with serving(upstream) as url, Chat(url, process) as chat:
+    upstream, session = Upstream("One.", "Two.", '{"town": "Porto"}', '{"town": "Braga"}', "Five."), store.session("s")
+    with serving(upstream) as url, Chat(url, session) as chat:
         history, door = [user("Hi.")], chat.client.chat.completions
         raw = door.with_raw_response.create(model="m", messages=history)
         assert raw.headers["content-type"].startswith("application/json")
@@ -326,26 +326,26 @@ def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn
         history += [{"role": "assistant", "content": '{"town": "Braga"}'}, user("Last.")]
         again = chat.client.with_options(timeout=600).chat.completions.create(model="m", messages=history)
         assert again.choices[0].message.content == "Five."
-    said = [message["content"] for message in process.messages()]
+    said = [message["content"] for message in session.messages()]
     assert [word for word in said if word in ("One.", "Two.", "Five.")] == ["One.", "Two.", "Five."]
     assert all("search_memory" in json.dumps(sent.body["tools"]) for sent in upstream.sent)
 
 
-def test_what_is_no_conversation_goes_on_as_it_is(store: kilburn.Hierarchy) -> None:
-    upstream, process = Upstream(), store.process("s")
-    with serving(upstream) as url, Chat(url, process) as chat, Messages(url, store.process("t")) as messages:
+def test_what_is_no_conversation_goes_on_as_it_is(store: kilburn.Store) -> None:
+    upstream, session = Upstream(), store.session("s")
+    with serving(upstream) as url, Chat(url, session) as chat, Messages(url, store.session("t")) as messages:
         assert chat.client.models.list().data
         assert chat.client.embeddings.create(model="m", input="words").data
         counted = messages.client.messages.count_tokens(model="claude-opus-4-8", messages=[user("Hi.")])
         assert counted.input_tokens > 0
-    assert process.messages() == []
+    assert session.messages() == []
     assert "tools" not in upstream.sent[-1].body
 
 
 @pytest.mark.parametrize("kept", [{"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"background": True}])
-def test_a_conversation_that_the_provider_keeps_is_refused(kept: Any, store: kilburn.Hierarchy) -> None:
+def test_a_conversation_that_the_provider_keeps_is_refused(kept: Any, store: kilburn.Store) -> None:
     upstream = Upstream()
-    with serving(upstream) as url, Responses(url, store.process("s")) as client:
+    with serving(upstream) as url, Responses(url, store.session("s")) as client:
         with pytest.raises(kilburn.errors.SpecError, match="keeps this conversation"):
             client.client.responses.create(model="m", input="Hi.", **kept)
         with pytest.raises(kilburn.errors.WireError):
@@ -354,31 +354,31 @@ def test_a_conversation_that_the_provider_keeps_is_refused(kept: Any, store: kil
 
 
 @pytest.mark.parametrize("other", [object(), openai.OpenAI(api_key="none").chat, anthropic.AnthropicBedrock(aws_region="x")])
-def test_another_client_is_refused(other: Any, store: kilburn.Hierarchy) -> None:
+def test_another_client_is_refused(other: Any, store: kilburn.Store) -> None:
     with pytest.raises(kilburn.errors.SpecError, match="a client of type"):
-        wrap(other, store.process("s"))
+        wrap(other, store.session("s"))
 
 
 @both
-def test_a_call_that_never_got_its_result(kind: Any, store: kilburn.Hierarchy) -> None:
+def test_a_call_that_never_got_its_result(kind: Any, store: kilburn.Store) -> None:
     """The client's own tool raised between call and result; the client goes on without both."""
-    upstream, process = Upstream(calling(("read", {"path": "a"})), "As you like."), store.process("s")
-    with serving(upstream) as url, kind(url, process) as client:
+    upstream, session = Upstream(calling(("read", {"path": "a"})), "As you like."), store.session("s")
+    with serving(upstream) as url, kind(url, session) as client:
         history = [user("Read a.")]
         client.ask(list(history))
         assert client.ask([*history, user("Do not read.")])[0] == "As you like."
     assert not upstream.refused
-    assert "Do not read." in json.dumps(process.render())
-    check_laws(process)
+    assert "Do not read." in json.dumps(session.render())
+    check_laws(session)
 
 
 @both
-def test_many_threads_with_one_client(kind: Any, store: kilburn.Hierarchy) -> None:
-    upstream, process = (
+def test_many_threads_with_one_client(kind: Any, store: kilburn.Store) -> None:
+    upstream, session = (
         Upstream(otherwise=calling(("read", {"path": "a"}), ("search_memory", {"query": "x"}))),
-        store.process("s"),
+        store.session("s"),
     )
-    with serving(upstream) as url, kind(url, process) as client:
+    with serving(upstream) as url, kind(url, session) as client:
 
         def talk(name: int) -> None:
             history = [user(f"I am {name}.")]
@@ -389,15 +389,15 @@ def test_many_threads_with_one_client(kind: Any, store: kilburn.Hierarchy) -> No
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(talk, range(4)))
     assert not upstream.refused
-    check_laws(process)
+    check_laws(session)
 
 
 @pytest.mark.parametrize("stop", ["cancel", "close"])
-async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.Hierarchy) -> None:
+async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.Store) -> None:
     upstream = Upstream(otherwise="A long reply that nobody wants to hear. " * 20, pause=0.01)
-    process = store.process("s")
+    session = store.session("s")
     with serving(upstream) as url:
-        client = wrap(anthropic.AsyncAnthropic(base_url=url, api_key="none"), process)
+        client = wrap(anthropic.AsyncAnthropic(base_url=url, api_key="none"), session)
         given: Any = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": [user("Hi.")]}
 
         async def listen() -> None:
@@ -411,32 +411,30 @@ async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.H
         else:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(listen(), 0.3)
-        assert len(process.messages()) == 1
+        assert len(session.messages()) == 1
         message = await client.messages.create(**{**given, "messages": [user("Hi."), user("Are you there?")]})
         assert message.content[0].type == "text"
         await client.close()
     assert not upstream.refused
-    check_laws(process)
+    check_laws(session)
 
 
 @both
 @streamed
-def test_a_prompt_that_is_too_long_for_the_provider_is_made_shorter_once(
-    kind: Any, stream: bool, store: kilburn.Hierarchy
-) -> None:
-    upstream, process = Upstream(window=900), store.process("s")
-    with serving(upstream) as url, kind(url, process) as client:
+def test_a_prompt_that_is_too_long_for_the_provider_is_made_shorter_once(kind: Any, stream: bool, store: kilburn.Store) -> None:
+    upstream, session = Upstream(window=900), store.session("s")
+    with serving(upstream) as url, kind(url, session) as client:
         history: list[Any] = []
         for number in range(14):
             history.append(user(f"Valve {number}: " + "pressure normal, " * 40))
             client.ask(history, stream)
     assert not upstream.refused
     assert 0 < sum(sent.tokens > 900 for sent in upstream.sent) < 6
-    assert process.budget.window < WINDOW
-    assert len(process.messages()) == 28
+    assert session.budget.window < WINDOW
+    assert len(session.messages()) == 28
 
 
-def test_a_tool_runner_and_azures_client(store: kilburn.Hierarchy) -> None:
+def test_a_tool_runner_and_azures_client(store: kilburn.Store) -> None:
     upstream = Upstream(calling(("search_memory", {"query": "x"}), ("look", {"at": "a"})), "Nothing there.")
 
     @anthropic.beta_tool
@@ -444,15 +442,15 @@ def test_a_tool_runner_and_azures_client(store: kilburn.Hierarchy) -> None:
         """Look at something."""
         return f"{at} is empty"
 
-    process = store.process("s")
+    session = store.session("s")
     with serving(upstream) as url:
-        client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), process)
+        client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), session)
         given: Any = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": [user("Look.")], "tools": [look]}
         assert client.beta.messages.tool_runner(**given).until_done().content[0].text == "Nothing there."
         client.close()
-        azure = wrap(openai.AzureOpenAI(azure_endpoint=url, api_key="none", api_version="1", max_retries=0), store.process("t"))
+        azure = wrap(openai.AzureOpenAI(azure_endpoint=url, api_key="none", api_version="1", max_retries=0), store.session("t"))
         with pytest.raises(openai.NotFoundError):
             azure.chat.completions.create(model="m", messages=[user("Hi.")])
         azure.close()
-    assert "a is empty" in json.dumps(process.messages())
-    assert "search_memory" in upstream.sent[-1].raw.decode(), "it went through the process"
+    assert "a is empty" in json.dumps(session.messages())
+    assert "search_memory" in upstream.sent[-1].raw.decode(), "it went through the session"

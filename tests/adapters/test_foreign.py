@@ -29,7 +29,7 @@ OTHER = "Give a title of three words."
 
 
 @pytest.fixture
-def store() -> Iterator[kilburn.Hierarchy]:
+def store() -> Iterator[kilburn.Store]:
     with kilburn.open(":memory:", window=2500, policy="lru", embedder=None, tokenizer="chars/4") as store:
         yield store
     while OPEN:
@@ -53,9 +53,9 @@ class Door:
 
     key = "messages"
 
-    def __init__(self, url: str, process: kilburn.Process) -> None:
+    def __init__(self, url: str, session: kilburn.Session) -> None:
         self.plain = self.made(url)
-        self.client = wrap(self.plain, process)
+        self.client = wrap(self.plain, session)
         OPEN.append(self.plain)
 
     def made(self, url: str) -> Any:
@@ -108,18 +108,18 @@ def grown(door: Any, turns: int, system: str = MAIN, said: str = "pump") -> list
     return history
 
 
-def state(process: kilburn.Process) -> tuple[Any, ...]:
-    return process.messages(), process.pages(), list(process.events()), process.shown()
+def state(session: kilburn.Session) -> tuple[Any, ...]:
+    return session.messages(), session.pages(), list(session.events()), session.shown()
 
 
-def texts(process: kilburn.Process) -> list[str]:
+def texts(session: kilburn.Session) -> list[str]:
     """What is in force of the session, in order."""
-    return [process.text(page.id) for page, place in process.pages() if place.at not in ("retired", "dropped")]
+    return [session.text(page.id) for page, place in session.pages() if place.at not in ("retired", "dropped")]
 
 
-def passes(door: Any, upstream: Upstream, process: kilburn.Process, system: str, history: list[Any], stream: bool) -> None:
+def passes(door: Any, upstream: Upstream, session: kilburn.Session, system: str, history: list[Any], stream: bool) -> None:
     """A history goes past the session: as the plain client sends it, and nothing changes."""
-    before = state(process)
+    before = state(session)
     door.ask(system, history, plain=True, stream=stream)
     door.ask(system, history, stream=stream)
     bare, sent = upstream.sent[-2:]
@@ -127,15 +127,15 @@ def passes(door: Any, upstream: Upstream, process: kilburn.Process, system: str,
     assert {key: value for key, value in sent.headers.items() if "retry" not in key} == {
         key: value for key, value in bare.headers.items() if "retry" not in key
     }
-    assert state(process) == before
+    assert state(session) == before
 
 
 @every
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_is_asked_beside_the_conversation_goes_as_it_is(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.process("s")
+def test_what_is_asked_beside_the_conversation_goes_as_it_is(kind: Any, stream: bool, store: kilburn.Store) -> None:
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.session("s")
     with serving(upstream) as url:
-        door = kind(url, process)
+        door = kind(url, session)
         history = grown(door, 3)
         beside = [
             ("", [user("Give a title to: How is pump 0?")]),
@@ -149,33 +149,33 @@ def test_what_is_asked_beside_the_conversation_goes_as_it_is(kind: Any, stream: 
             ("", [user(f"Rate this answer: {history[-1]['content']}")]),
         ]
         for system, given in beside:
-            passes(door, upstream, process, system, given, stream)
+            passes(door, upstream, session, system, given, stream)
         history += [user("And pump 9?")]
         history += [reply(door.ask(MAIN, history, stream=stream))]
         assert "search_memory" in upstream.sent[-1].raw.decode()
-        passes(door, upstream, process, "", [user("Give a title to: And pump 9?")], stream)
-        assert texts(process) == [message["content"] for message in history]
+        passes(door, upstream, session, "", [user("Give a title to: And pump 9?")], stream)
+        assert texts(session) == [message["content"] for message in history]
     assert not upstream.refused
-    check_laws(process)
+    check_laws(session)
 
 
 @every
-def test_a_first_call_that_is_none_of_the_conversation(kind: Any, store: kilburn.Hierarchy) -> None:
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.process("s")
+def test_a_first_call_that_is_none_of_the_conversation(kind: Any, store: kilburn.Store) -> None:
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.session("s")
     with serving(upstream) as url:
-        door = kind(url, process)
+        door = kind(url, session)
         door.ask(OTHER, [user("How is pump 0?")])
         history = grown(door, 5)
-        assert texts(process) == [message["content"] for message in history]
-        passes(door, upstream, process, OTHER, [user("How is pump 0?")], False)
-        passes(door, upstream, process, OTHER, [user("Is this rude: How is pump 4?")], False)
+        assert texts(session) == [message["content"] for message in history]
+        passes(door, upstream, session, OTHER, [user("How is pump 0?")], False)
+        passes(door, upstream, session, OTHER, [user("Is this rude: How is pump 4?")], False)
 
 
 @every
-def test_a_title_while_the_first_reply_is_on_its_way(kind: Any, store: kilburn.Hierarchy) -> None:
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply to {sent.raw[-60:].hex()}."), store.process("s")
+def test_a_title_while_the_first_reply_is_on_its_way(kind: Any, store: kilburn.Store) -> None:
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply to {sent.raw[-60:].hex()}."), store.session("s")
     with serving(upstream) as url, ThreadPoolExecutor(8) as pool:
-        door = kind(url, process)
+        door = kind(url, session)
         history: list[Any] = []
         for number in range(6):
             history.append(user(f"How is pump {number}?"))
@@ -184,14 +184,14 @@ def test_a_title_while_the_first_reply_is_on_its_way(kind: Any, store: kilburn.H
             asked += [pool.submit(door.ask, OTHER, [user(f"Judge {one}"), reply("Yes"), user("Sure?")]) for one in range(3)]
             history.append(reply(main.result()))
             assert all(each.result() for each in asked)
-        assert texts(process)[-10:] == [message["content"] for message in history[-10:]]
+        assert texts(session)[-10:] == [message["content"] for message in history[-10:]]
     assert not upstream.refused
-    check_laws(process)
+    check_laws(session)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_async_clients_too(stream: bool, store: kilburn.Hierarchy) -> None:
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.process("s")
+async def test_async_clients_too(stream: bool, store: kilburn.Store) -> None:
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.session("s")
 
     async def ask(client: Any, system: str, given: list[Any]) -> str:
         messages = [{"role": "system", "content": system}, *given]
@@ -202,31 +202,31 @@ async def test_async_clients_too(stream: bool, store: kilburn.Hierarchy) -> None
 
     with serving(upstream) as url:
         plain = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        client, history = wrap(plain, process), []
+        client, history = wrap(plain, session), []
         for number in range(4):
             history.append(user(f"How is pump {number}?"))
             history.append(reply(await ask(client, MAIN, history)))
-            before = state(process)
+            before = state(session)
             titles = [user(f"Title of {number}")]
             said = await asyncio.gather(*(ask(client, OTHER, titles) for _ in range(3)), ask(plain, OTHER, titles))
             assert len(said) == 4
             assert len({sent.raw for sent in upstream.sent[-4:]}) == 1
-            assert state(process) == before
+            assert state(session) == before
         await client.close()
         await plain.close()
 
 
 @every
-def test_the_conversation_stays_the_sessions(kind: Any, store: kilburn.Hierarchy) -> None:
+def test_the_conversation_stays_the_sessions(kind: Any, store: kilburn.Store) -> None:
     """Its history may be tried again, edited at its end, cut, summed up, or follow another system prompt."""
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.process("s")
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.session("s")
 
     def own(system: str, history: list[Any]) -> None:
         door.ask(system, history)
         assert "search_memory" in upstream.sent[-1].raw.decode(), "it went through the session"
 
     with serving(upstream) as url:
-        door = kind(url, process)
+        door = kind(url, session)
         history = grown(door, 3)
         own(MAIN, history[:-1])  # once more
         own(MAIN, [*history[:-2], user("How is pump 2 now?")])  # edited
@@ -239,93 +239,93 @@ def test_the_conversation_stays_the_sessions(kind: Any, store: kilburn.Hierarchy
         own(MAIN, [user("Earlier they spoke of pumps."), reply("Noted."), *history[-2:], user("And 4?")])
         own(MAIN, [user("Earlier they spoke of pumps."), reply("Noted."), *history[-2:], user("And 4?")])
     assert not upstream.refused
-    check_laws(process)
+    check_laws(session)
 
 
 @every
-def test_a_history_that_is_taken_up_again_far_back(kind: Any, store: kilburn.Hierarchy) -> None:
+def test_a_history_that_is_taken_up_again_far_back(kind: Any, store: kilburn.Store) -> None:
     """Once it goes on, it is the conversation."""
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.process("s")
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.session("s")
     with serving(upstream) as url:
-        door = kind(url, process)
+        door = kind(url, session)
         history = [*grown(door, 4)[:2], user("Rather of valves.")]
-        before = state(process)
+        before = state(session)
         history.append(reply(door.ask(MAIN, history)))
-        assert state(process) == before
+        assert state(session) == before
         history.append(user("Go on."))
         history.append(reply(door.ask(MAIN, history)))
-        assert texts(process) == [message["content"] for message in history]
+        assert texts(session) == [message["content"] for message in history]
 
 
 @every
-def test_one_that_would_not_fit_needs_the_window(kind: Any, store: kilburn.Hierarchy) -> None:
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}.", window=2500), store.process("s")
+def test_one_that_would_not_fit_needs_the_window(kind: Any, store: kilburn.Store) -> None:
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}.", window=2500), store.session("s")
     with serving(upstream) as url:
-        door, history = kind(url, process), []
+        door, history = kind(url, session), []
         for number in range(12):
             history.append(user(f"Pump {number}: " + "pressure normal, " * 60))
             history.append(reply(door.ask(MAIN, history)))
         door.ask(MAIN, [*history[:-6], user("Go back to there.")])
     assert not upstream.refused
     assert max(sent.tokens for sent in upstream.sent) <= 2500
-    check_laws(process)
+    check_laws(session)
 
 
-def test_two_conversations_by_one_client_are_told_of_once(store: kilburn.Hierarchy, caplog: pytest.LogCaptureFixture) -> None:
-    upstream, process = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.process("s")
+def test_two_conversations_by_one_client_are_told_of_once(store: kilburn.Store, caplog: pytest.LogCaptureFixture) -> None:
+    upstream, session = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}."), store.session("s")
     with serving(upstream) as url, caplog.at_level(logging.WARNING, "kilburn"):
-        door = Door(url, process)
+        door = Door(url, session)
         history = grown(door, 2)
-        before = state(process)
+        before = state(session)
         grown(door, 5, OTHER, "valve")
-        assert state(process) == before
+        assert state(session) == before
         said = [record.message for record in caplog.records if "goes past it" in record.message]
         assert len(said) == 1
-        assert said[0].endswith("wrap a client for it, with a process of its own")
+        assert said[0].endswith("wrap a client for it, with a session of its own")
         grown(door, 2, "", "tap")
         assert len([record for record in caplog.records if "goes past it" in record.message]) == 2
         again = door.client.with_options(timeout=9)
         again.chat.completions.create(model="m", messages=[user("Give a title.")])
-        assert state(process) == before
+        assert state(session) == before
         assert history
 
 
-def test_what_is_forgotten_or_restarted_is_still_known(tmp_path: Any, store: kilburn.Hierarchy) -> None:
+def test_what_is_forgotten_or_restarted_is_still_known(tmp_path: Any, store: kilburn.Store) -> None:
     upstream = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}.")
     history: list[Any] = []
     with serving(upstream) as url:
         for run in range(3):
             with kilburn.open(str(tmp_path / "a.db"), window=2500, tokenizer="chars/4", embedder=None) as kept:
-                process = kept.process("s")
-                door = Door(url, process)
+                session = kept.session("s")
+                door = Door(url, session)
                 if run:
-                    passes(door, upstream, process, OTHER, [user("Give a title.")], False)
+                    passes(door, upstream, session, OTHER, [user("Give a title.")], False)
                 for number in range(3):
                     history.append(user(f"How is pump {run}.{number}?"))
                     history.append(reply(door.ask(MAIN, history)))
                     assert "search_memory" in upstream.sent[-1].raw.decode()
-                process.forget(f"p{6 * run + 1}")
-                check_laws(process)
+                session.forget(f"p{6 * run + 1}")
+                check_laws(session)
 
 
-def test_a_call_that_the_provider_refuses_leaves_the_session(store: kilburn.Hierarchy) -> None:
-    process, upstream = store.process("s"), Upstream(otherwise="Yes.", window=400)
+def test_a_call_that_the_provider_refuses_leaves_the_session(store: kilburn.Store) -> None:
+    session, upstream = store.session("s"), Upstream(otherwise="Yes.", window=400)
     with serving(upstream) as url:
-        door = Door(url, process)
+        door = Door(url, session)
         grown(door, 2)
-        before = state(process)
+        before = state(session)
         with pytest.raises(openai.BadRequestError):
             door.ask(OTHER, [user("words " * 3000)])
         with pytest.raises(kilburn.KilburnError):
             door.client.chat.completions.create(model="m", messages=[{"role": "nobody", "content": 1}])
         with door.client.chat.completions.create(model="m", messages=[user("A title")], stream=True) as stream:
             next(stream)
-        assert state(process) == before
+        assert state(session) == before
 
 
-def test_tool_loops_beside_the_conversation(store: kilburn.Hierarchy) -> None:
+def test_tool_loops_beside_the_conversation(store: kilburn.Store) -> None:
     """A sub-agent with tools of its own, and calls with the ids of the session's."""
-    process = store.process("s")
+    session = store.session("s")
 
     def answer(sent: Sent) -> Any:
         said = sent.body["messages"]
@@ -334,7 +334,7 @@ def test_tool_loops_beside_the_conversation(store: kilburn.Hierarchy) -> None:
     upstream = Upstream(otherwise=answer)
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     with serving(upstream) as url:
-        door = Door(url, process)
+        door = Door(url, session)
 
         def run(history: list[Any], system: str) -> list[Any]:
             given = [{"role": "system", "content": system}]
@@ -346,14 +346,14 @@ def test_tool_loops_beside_the_conversation(store: kilburn.Hierarchy) -> None:
 
         history = run([user("Look at a.")], MAIN)
         history = run([*history, user("Look at b.")], MAIN)
-        before = state(process)
+        before = state(session)
         run([user("Look at c, sub-agent.")], OTHER)
         run([user("Look at d, sub-agent.")], MAIN)
-        assert state(process) == before
+        assert state(session) == before
         run([*history, user("Look at e.")], MAIN)
-        assert len(process.messages()) == 12
+        assert len(session.messages()) == 12
     assert not upstream.refused
-    check_laws(process)
+    check_laws(session)
 
 
 class Lookalike:
@@ -377,37 +377,37 @@ OpenAI = type("OpenAI", (Lookalike,), {})
         (anthropic.AnthropicBedrock(aws_region="x"), "a client of type AnthropicBedrock, from anthropic"),
     ],
 )
-def test_what_cannot_be_wrapped_is_named(given: Any, said: str, store: kilburn.Hierarchy) -> None:
+def test_what_cannot_be_wrapped_is_named(given: Any, said: str, store: kilburn.Store) -> None:
     with pytest.raises(SpecError, match=said):
-        wrap(given, store.process("s"))
+        wrap(given, store.session("s"))
 
 
-def test_the_other_arguments_are_looked_at(store: kilburn.Hierarchy) -> None:
+def test_the_other_arguments_are_looked_at(store: kilburn.Store) -> None:
     OPEN.extend([openai.OpenAI(api_key="none"), anthropic.Anthropic(api_key="none")])
     for client in OPEN:
-        for wrong in (store, "s", store.memory("ana"), None, kilburn.Process):
-            with pytest.raises(SpecError, match=r"a process of type .*store\.process"):
+        for wrong in (store, "s", store.memory("ana"), None, kilburn.Session):
+            with pytest.raises(SpecError, match=r"a session of type .*store\.session"):
                 wrap(client, wrong)
-        with pytest.raises(SpecError, match=r"recollections of type Hierarchy .*give Recollections\(store\)"):
-            wrap(client, store.process("s"), recollections=store)  # type: ignore[arg-type]
-        made = wrap(client, store.process("s"), recollections=Recollections(store))
+        with pytest.raises(SpecError, match=r"recollections of type Store .*give Recollections\(store\)"):
+            wrap(client, store.session("s"), recollections=store)  # type: ignore[arg-type]
+        made = wrap(client, store.session("s"), recollections=Recollections(store))
         for again in (made, made.with_options(timeout=3)):
             with pytest.raises(SpecError, match="wrapped already"):
-                wrap(again, store.process("t"))
-        assert wrap(client, store.process("t")) is not made
+                wrap(again, store.session("t"))
+        assert wrap(client, store.session("t")) is not made
 
 
-def test_any_order_of_calls_leaves_a_valid_session(store: kilburn.Hierarchy) -> None:
+def test_any_order_of_calls_leaves_a_valid_session(store: kilburn.Store) -> None:
     """Histories that share beginnings, ends and words, in every order."""
     upstream = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}.")
     base = [user("A"), reply("a"), user("B"), reply("b"), user("C")]
     others = [base[:1], base[:3], base, base[2:], [user("T")], [user("A"), reply("x"), user("B")], [user("S"), *base[3:]]]
     with serving(upstream) as url:
         for number, order in enumerate(itertools.permutations(others, 3)):
-            process = store.process(f"s{number}")
-            door = Door(url, process)
+            session = store.session(f"s{number}")
+            door = Door(url, session)
             for at, given in enumerate(order):
                 door.ask((MAIN, OTHER, "")[at], given)
                 assert json.loads(upstream.sent[-1].raw)["messages"][-1]["content"].endswith(given[-1]["content"])
-            check_laws(process)
+            check_laws(session)
     assert not upstream.refused

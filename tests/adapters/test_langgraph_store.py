@@ -12,7 +12,7 @@ import pytest
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 
 pytest.importorskip("langgraph.store.base", reason="LangGraph is not installed: pip install '.[langgraph]' in the checkout")
@@ -32,8 +32,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def store(clock: FakeClock) -> Iterator[kilburn.Hierarchy]:
-    with kilburn.Hierarchy(Memory(), Budget(8000), tokenizer="chars/4", clock=clock) as store:
+def store(clock: FakeClock) -> Iterator[kilburn.Store]:
+    with kilburn.Store(MemoryBackend(), Budget(8000), tokenizer="chars/4", clock=clock) as store:
         yield store
 
 
@@ -72,7 +72,7 @@ STEPS: list[list[Any]] = [
 ]
 
 
-def test_it_does_what_langgraphs_own_store_does(store: kilburn.Hierarchy) -> None:
+def test_it_does_what_langgraphs_own_store_does(store: kilburn.Store) -> None:
     ours, theirs = KilburnStore(store), InMemoryStore()
     for step in STEPS:
         expected = theirs.batch(step)
@@ -80,7 +80,7 @@ def test_it_does_what_langgraphs_own_store_does(store: kilburn.Hierarchy) -> Non
         assert told(KilburnStore(store).batch([SearchOp(())])) == told(ours.batch([SearchOp(())])), "as after a restart"
 
 
-async def test_the_verbs(store: kilburn.Hierarchy) -> None:
+async def test_the_verbs(store: kilburn.Store) -> None:
     kept = KilburnStore(store)
     await kept.aput(ANA, "tea", {"sort": "green"})
     kept.put(ANA, "tea", {"sort": "mint"})
@@ -103,7 +103,7 @@ async def test_the_verbs(store: kilburn.Hierarchy) -> None:
     assert again.created_at == again.updated_at, "it began anew"
 
 
-def test_a_search_ranks_and_fills_up(store: kilburn.Hierarchy) -> None:
+def test_a_search_ranks_and_fills_up(store: kilburn.Store) -> None:
     kept = KilburnStore(store)
     for number in range(30):
         kept.put(ANA, f"shelf{number}", {"text": f"Shelf {number} holds {('screws', 'paint', 'rope')[number % 3]}."})
@@ -124,7 +124,7 @@ def test_a_search_ranks_and_fills_up(store: kilburn.Hierarchy) -> None:
     assert kept.search(ANA, query="sugar in the tea", limit=1)[0].score is None
 
 
-def test_items_are_pages_of_the_memory(store: kilburn.Hierarchy, clock: FakeClock) -> None:
+def test_items_are_pages_of_the_memory(store: kilburn.Store, clock: FakeClock) -> None:
     kept = KilburnStore(store)
     kept.put(("ana",), "home", {"town": "Porto, near the river"})
     then = clock()
@@ -150,7 +150,7 @@ def test_items_are_pages_of_the_memory(store: kilburn.Hierarchy, clock: FakeCloc
     assert [item.value for item in kept.search(("ana",))] == [{"town": "Evora"}]
 
 
-def test_a_time_to_live(store: kilburn.Hierarchy, clock: FakeClock) -> None:
+def test_a_time_to_live(store: kilburn.Store, clock: FakeClock) -> None:
     kept = KilburnStore(store)
     kept.put(ANA, "code", {"text": "The door's code is 4711."}, ttl=5)
     kept.put(ANA, "name", {"text": "The door is green."}, ttl=None)
@@ -168,7 +168,7 @@ def test_a_time_to_live(store: kilburn.Hierarchy, clock: FakeClock) -> None:
     [{"at": object()}, {"x": float("nan")}, {"x": {1, 2}}, {"x": "\ud800"}, {"x": "long" * 300_000}],
     ids=["object", "nan", "set", "surrogate", "long"],
 )
-def test_what_cannot_be_kept_is_refused_and_nothing_is_written(store: kilburn.Hierarchy, wrong: Any) -> None:
+def test_what_cannot_be_kept_is_refused_and_nothing_is_written(store: kilburn.Store, wrong: Any) -> None:
     kept = KilburnStore(store)
     with pytest.raises(kilburn.KilburnError):
         kept.batch([put(ANA, "good", {"x": 1}), put(RUI, "wrong", wrong)])
@@ -208,7 +208,7 @@ def test_two_programs_and_many_threads(tmp_path: Path) -> None:
         assert len(pages) == 1, "no two pages of one key are true at once"
 
 
-async def test_tasks_that_are_cancelled(store: kilburn.Hierarchy) -> None:
+async def test_tasks_that_are_cancelled(store: kilburn.Store) -> None:
     kept = KilburnStore(store)
     tasks = [asyncio.create_task(kept.aput(ANA, "key", {"n": number})) for number in range(10)]
     for task in tasks[::2]:
@@ -218,7 +218,7 @@ async def test_tasks_that_are_cancelled(store: kilburn.Hierarchy) -> None:
     assert [item.value for item in await kept.asearch(ANA)] == [{"n": 10}]
 
 
-def test_a_graph_with_the_store(store: kilburn.Hierarchy) -> None:
+def test_a_graph_with_the_store(store: kilburn.Store) -> None:
     from langgraph.graph import END, START, StateGraph
     from langgraph.runtime import Runtime
     from typing_extensions import TypedDict

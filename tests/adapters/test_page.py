@@ -26,13 +26,13 @@ FRAMEWORKS = ("agents", "anthropic", "claude_agent_sdk", "langchain", "langgraph
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What a program of the page has: a store and a process in an empty folder, and a provider that answers."""
+    """What a program of the page has: a store and a session in an empty folder, and a provider that answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
     with serving(Upstream(otherwise="Hello.")) as url, kilburn.open("agent.db", window=8000, embedder=None) as store:
         for name, value in {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}.items():
             monkeypatch.setenv(name, value)
-        yield {"kilburn": kilburn, "store": store, "process": store.process("ana-1"), "tools": [], "__name__": "__main__"}
+        yield {"kilburn": kilburn, "store": store, "session": store.session("ana-1"), "tools": [], "__name__": "__main__"}
 
 
 def given(framework: str, code: str, names: dict[str, Any]) -> None:

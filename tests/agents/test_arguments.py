@@ -15,20 +15,20 @@ import pytest
 import kilburn
 from kilburn.agents.branch import Branching, SubAgent
 from kilburn.agents.loop import Agent, Limits
-from kilburn.agents.queue import Share
-from kilburn.agents.rlm import RecursiveModel
-from kilburn.agents.sandbox import Bounds, open_sandbox
-from kilburn.agents.scheduler import Scheduler
 from kilburn.budget import Budget
+from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.memory.retention import Quota
 from kilburn.model import Tokens
+from kilburn.models.queue import Share
+from kilburn.models.scheduler import Scheduler
 from kilburn.move import Evict
 from kilburn.policies.fifo import Fifo
+from kilburn.recursion.rlm import RecursiveModel
+from kilburn.recursion.sandbox import Bounds, open_sandbox
 from kilburn.testing import Scripted, check_laws
 
 ODD: tuple[Any, ...] = (
@@ -99,58 +99,58 @@ def call(target: Any, name: str, odd: str, value: Any) -> Any:
     return list(made) if inspect.isgenerator(made) else made
 
 
-def state(store: Hierarchy) -> list[Any]:
+def state(store: Store) -> list[Any]:
     """What stands in the store: what reading records does not count."""
     found: list[Any] = []
-    for info in store.store.processes():
-        moves = [event for event in store.store.events(info.number) if event.act not in (Act.FAULT, Act.SEARCH, Act.NOTE)]
-        found.append((info.name, sorted(store.store.pages(info.number), key=lambda row: row[0].id), moves))
+    for info in store.backend.segments():
+        moves = [event for event in store.backend.events(info.number) if event.act not in (Act.FAULT, Act.SEARCH, Act.NOTE)]
+        found.append((info.name, sorted(store.backend.pages(info.number), key=lambda row: row[0].id), moves))
     return found
 
 
 @pytest.fixture
-def store() -> Iterator[Hierarchy]:
+def store() -> Iterator[Store]:
     with kilburn.open(":memory:", window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as made:
-        process = made.process("a")
-        process.append({"role": "user", "content": "the harbour"}, {"role": "assistant", "content": "is far"})
-        process.fork("look")
+        session = made.session("a")
+        session.append({"role": "user", "content": "the harbour"}, {"role": "assistant", "content": "is far"})
+        session.fork("look")
         made.memory("ana").add("the harbour is far")
         yield made
 
 
-@pytest.mark.parametrize(("name", "odd"), [*methods(Process)], ids=":".join)
-def test_odd_arguments_of_a_session(store: Hierarchy, name: str, odd: str) -> None:
+@pytest.mark.parametrize(("name", "odd"), [*methods(Session)], ids=":".join)
+def test_odd_arguments_of_a_session(store: Store, name: str, odd: str) -> None:
     for value in ODD:
-        _check(store, store.process("a"), name, odd, value)
-    check_laws(store.process("a"))
-    assert store.process("a").append({"role": "user", "content": "and on"})
+        _check(store, store.session("a"), name, odd, value)
+    check_laws(store.session("a"))
+    assert store.session("a").append({"role": "user", "content": "and on"})
 
 
-@pytest.mark.parametrize(("name", "odd"), [*methods(Process)], ids=":".join)
-def test_odd_arguments_of_a_branch(store: Hierarchy, name: str, odd: str) -> None:
+@pytest.mark.parametrize(("name", "odd"), [*methods(Session)], ids=":".join)
+def test_odd_arguments_of_a_branch(store: Store, name: str, odd: str) -> None:
     for value in ODD:
-        if not store.process("a").branches.children():
-            store.process("a").fork("again")
-        branch = store.process("a").branches.children()[-1][0].name.removeprefix("a/")
-        _check(store, store.process("a").branches.open(branch), name, odd, value)
-    check_laws(store.process("a"))
+        if not store.session("a").branches.children():
+            store.session("a").fork("again")
+        branch = store.session("a").branches.children()[-1][0].name.removeprefix("a/")
+        _check(store, store.session("a").branches.open(branch), name, odd, value)
+    check_laws(store.session("a"))
 
 
 @pytest.mark.parametrize(("name", "odd"), [*methods(Collection)], ids=":".join)
-def test_odd_arguments_of_a_memory(store: Hierarchy, name: str, odd: str) -> None:
+def test_odd_arguments_of_a_memory(store: Store, name: str, odd: str) -> None:
     for value in ODD:
         _check(store, store.memory("ana"), name, odd, value)
     store.memory("ana").add("and on")
 
 
-@pytest.mark.parametrize(("name", "odd"), [*methods(Hierarchy)], ids=":".join)
-def test_odd_arguments_of_a_store(store: Hierarchy, name: str, odd: str) -> None:
+@pytest.mark.parametrize(("name", "odd"), [*methods(Store)], ids=":".join)
+def test_odd_arguments_of_a_store(store: Store, name: str, odd: str) -> None:
     for value in ODD:
         _check(store, store, name, odd, value)
-    check_laws(store.process("a"))
+    check_laws(store.session("a"))
 
 
-def _check(store: Hierarchy, target: Any, name: str, odd: str, value: Any) -> None:
+def _check(store: Store, target: Any, name: str, odd: str, value: Any) -> None:
     before = state(store)
     try:
         call(target, name, odd, value)
@@ -175,22 +175,22 @@ def test_a_priority_is_a_finite_number(priority: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", None, 5, b"x"])
-def test_a_branch_is_begun_and_returned_from_with_text(store: Hierarchy, value: Any) -> None:
-    process, before = store.process("a"), state(store)
-    with pytest.raises(SpecError, match=r"Process.fork: prompt="):
-        process.fork(value)
-    branch = process.branches.open("b1")
-    with pytest.raises(SpecError, match=r"Process.exit: text="):
+def test_a_branch_is_begun_and_returned_from_with_text(store: Store, value: Any) -> None:
+    session, before = store.session("a"), state(store)
+    with pytest.raises(SpecError, match=r"Session.fork: prompt="):
+        session.fork(value)
+    branch = session.branches.open("b1")
+    with pytest.raises(SpecError, match=r"Session.exit: text="):
         branch.exit(value)
     assert state(store) == before
     assert branch.exit("done") == "p3"
 
 
-def test_parts_in_a_wrong_order_are_named(store: Hierarchy) -> None:
-    with pytest.raises(SpecError, match=r"Agent: process=a Hierarchy \(give Process\)"):
+def test_parts_in_a_wrong_order_are_named(store: Store) -> None:
+    with pytest.raises(SpecError, match=r"Agent: session=a Store \(give Session\)"):
         Agent(Scripted(["x"]), [], store)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="Agent: tools="):
-        Agent(Scripted(["x"]), store.process("a"), [])  # type: ignore[arg-type]
+        Agent(Scripted(["x"]), store.session("a"), [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", [None, 5.5, ["x"], "\ud800", "a\x00b", object()])
@@ -199,12 +199,12 @@ def test_a_path_that_is_none(path: Any) -> None:
         kilburn.open(path)
 
 
-def test_what_fits_goes_through(store: Hierarchy, tmp_path: Path) -> None:
-    assert store.process("a").append(*({"role": "user", "content": f"{n}"} for n in range(20))) == "p3-p22"
-    assert store.process("a").search("harbour", tokens=100, limit=1)
+def test_what_fits_goes_through(store: Store, tmp_path: Path) -> None:
+    assert store.session("a").append(*({"role": "user", "content": f"{n}"} for n in range(20))) == "p3-p22"
+    assert store.session("a").search("harbour", tokens=100, limit=1)
     assert store.search("harbour", where=iter(["sessions"]))
     with kilburn.open(tmp_path / "a.db", embedder=None) as other:  # type: ignore[arg-type]
-        other.process("a")
+        other.session("a")
 
 
 class Whole:
@@ -226,33 +226,33 @@ class Number(int):
 
 
 @pytest.mark.parametrize("of", [Whole, Number])
-def test_whole_numbers_of_other_libraries(store: Hierarchy, of: Any) -> None:
+def test_whole_numbers_of_other_libraries(store: Store, of: Any) -> None:
     assert Budget(of(1000), of(10)) == Budget(1000, 10)
     with kilburn.open(":memory:", window=of(500), tokenizer="chars/4", embedder=None) as other:
-        assert type(other.process("a").budget.window) is int
-    found = store.process("a").search("harbour", tokens=of(100), limit=of(5))
+        assert type(other.session("a").budget.window) is int
+    found = store.session("a").search("harbour", tokens=of(100), limit=of(5))
     assert [each.address for each in found] == ["p1"]
-    assert store.process("a").drop([of(2)]) == [2]
+    assert store.session("a").drop([of(2)]) == [2]
     assert (Limits(steps=of(3)), Share(tokens=of(3)), Quota(facts=of(3))) == (Limits(steps=3), Share(tokens=3), Quota(facts=3))
     assert type(Bounds(calls=of(3)).calls) is int
     assert type(Scheduler(Scripted(), at_once=of(2)).queue.at_once) is int
 
 
-def test_fractions_are_numbers(store: Hierarchy) -> None:
-    store.process("a").append({"role": "user", "content": "x"}, time=Fraction(3, 2))  # type: ignore[arg-type]
-    assert store.process("a").pages()[-1][0].time == 1.5
+def test_fractions_are_numbers(store: Store) -> None:
+    store.session("a").append({"role": "user", "content": "x"}, time=Fraction(3, 2))  # type: ignore[arg-type]
+    assert store.session("a").pages()[-1][0].time == 1.5
     assert (Limits(seconds=Fraction(3, 2)), Bounds(seconds=Fraction(3, 2))) == (Limits(seconds=1.5), Bounds(seconds=1.5))  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="time="):
-        store.process("a").append({"role": "user", "content": "x"}, time=10**400)
+        store.session("a").append({"role": "user", "content": "x"}, time=10**400)
 
 
-def test_text_of_another_class_is_written_as_text(store: Hierarchy) -> None:
-    store.process("a").forget("p2", Text("not needed"))
-    assert any("not needed" in str(event) for event in store.process("a").events())
+def test_text_of_another_class_is_written_as_text(store: Store) -> None:
+    store.session("a").forget("p2", Text("not needed"))
+    assert any("not needed" in str(event) for event in store.session("a").events())
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "", "yes", 2, 0.0])
-def test_what_is_neither_true_nor_false(store: Hierarchy, value: Any) -> None:
+def test_what_is_neither_true_nor_false(store: Store, value: Any) -> None:
     before = state(store)
     with pytest.raises(SpecError, match="dry="):
         store.forget(session="a", dry=value)
@@ -260,12 +260,12 @@ def test_what_is_neither_true_nor_false(store: Hierarchy, value: Any) -> None:
 
 
 @pytest.mark.parametrize("page", [0, -1, 99, 2**63, 10**400])
-def test_pages_that_are_not_there(store: Hierarchy, page: int) -> None:
+def test_pages_that_are_not_there(store: Store, page: int) -> None:
     before = state(store)
-    for ask in (store.process("a").drop, store.process("a").made_from):
+    for ask in (store.session("a").drop, store.session("a").made_from):
         with pytest.raises(UnknownAddress):
             ask([page])
-    number = store.process("a").number
+    number = store.session("a").number
     with pytest.raises(UnknownAddress):
         store.forget_pages({number: [page]})
     assert state(store) == before
@@ -292,19 +292,19 @@ def test_bounds_shares_and_limits_that_cannot_be(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [5, math.nan, b"x", ["x"], object()], ids=["int", "nan", "bytes", "list", "object"])
-def test_odd_arguments_of_agents_and_sandboxes(store: Hierarchy, value: Any) -> None:
-    before, process = state(store), store.process("a")
+def test_odd_arguments_of_agents_and_sandboxes(store: Store, value: Any) -> None:
+    before, session = state(store), store.session("a")
     for named in ({"parallel": value}, {"depth": value}, {"limits": value}, {"bounds": value}, {"sandbox": value}):
         if value != 5 or not {"parallel", "depth"} & {*named}:
             with pytest.raises(SpecError):
-                RecursiveModel(Scripted(), process, **named)
+                RecursiveModel(Scripted(), session, **named)
     for named in ({"question": value}, {"source": value}, {"past": value}, {"watch": value}):
         if named.get("source") != b"x":
             with pytest.raises(SpecError):
-                RecursiveModel(Scripted(), process).ask(**{"question": "why?", "source": "a text", **named})
+                RecursiveModel(Scripted(), session).ask(**{"question": "why?", "source": "a text", **named})
     for named in ({"agents": value}, {"agents": [value]}):
         with pytest.raises(SpecError):
-            Branching(Scripted(), [], process, **named)
+            Branching(Scripted(), [], session, **named)
     for name in ("name", "purpose", "inherit", "limits", "rights"):
         with pytest.raises(SpecError):
             SubAgent(**{name: value})

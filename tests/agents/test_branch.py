@@ -17,7 +17,7 @@ from kilburn.agents.loop import Limits, Returned
 from kilburn.errors import SpecError, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Trust
 from kilburn.model import Reply, Request, Tokens
 from kilburn.prices import Prices
@@ -31,8 +31,8 @@ def look(path: str) -> str:
     return f"{path}: " + "a line of it\n" * 40
 
 
-def opened(path: str = ":memory:", window: int = 4000) -> Process:
-    return kilburn.open(path, window=window, policy="hybrid", tokenizer="chars/4").process("work")
+def opened(path: str = ":memory:", window: int = 4000) -> Session:
+    return kilburn.open(path, window=window, policy="hybrid", tokenizer="chars/4").session("work")
 
 
 def branch(call: str, prompt: str, name: str = "branch") -> tuple[str, str, dict[str, Any]]:
@@ -57,12 +57,12 @@ def returned(message: str, call: str = "r") -> Reply:
     return calls((call, "return", {"message": message}))
 
 
-def outcomes(process: Process) -> list[str]:
-    return [str(event.data["branch"]) for event in process.events() if event.act is Act.NOTE and "branch" in event.data]
+def outcomes(session: Session) -> list[str]:
+    return [str(event.data["branch"]) for event in session.events() if event.act is Act.NOTE and "branch" in event.data]
 
 
 def test_the_main_window_has_only_what_a_branch_returned() -> None:
-    process = opened()
+    session = opened()
     scripted = Scripted(
         [
             calls(branch("c1", "read three files")),
@@ -72,22 +72,22 @@ def test_the_main_window_has_only_what_a_branch_returned() -> None:
             "done",
         ]
     )
-    result = Branching(scripted, [look], process).run("check the files")
+    result = Branching(scripted, [look], session).run("check the files")
     assert (result.text, result.steps, result.calls) == ("done", 2, 5)
-    assert "a line of it" not in json.dumps(process.render())
-    assert process.render()[-2]["content"].startswith("all three are fine\n[b1: b1/p3-p")
-    assert "a line of it" in process.recall("b1/p7")
-    assert outcomes(process.branches.open("b1")) == ["returned"]
+    assert "a line of it" not in json.dumps(session.render())
+    assert session.render()[-2]["content"].startswith("all three are fine\n[b1: b1/p3-p")
+    assert "a line of it" in session.recall("b1/p7")
+    assert outcomes(session.branches.open("b1")) == ["returned"]
     # The branch's prompts begin with those of the main line, byte for byte.
     first, inside = scripted.requests[0], scripted.requests[1]
     assert list(inside.messages)[:1] == list(first.messages)
     assert inside.tools == first.tools
-    check_laws(process)
-    check_laws(process.branches.open("b1"))
+    check_laws(session)
+    check_laws(session.branches.open("b1"))
 
 
 def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
-    process = opened()
+    session = opened()
     meet = threading.Barrier(2, timeout=600)
 
     def wait(request: Request) -> Reply:
@@ -100,20 +100,20 @@ def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
         RIGHT=[calls(branch("e", "DEEPER part")), wait],
         DEEPER=["nothing wrong here"],
     )
-    result = Branching(scripted, [look], process, depth=2).run("go")
+    result = Branching(scripted, [look], session, depth=2).run("go")
     assert (result.text, result.steps, result.calls) == ("done", 2, 6)
-    names = [info.name for info, _ in process.branches.children()]
+    names = [info.name for info, _ in session.branches.children()]
     assert names == ["work/b1", "work/b2"]
-    below = [process.branches.open(name.removeprefix("work/")) for name in names]
+    below = [session.branches.open(name.removeprefix("work/")) for name in names]
     deep = next(branch.branches.open("b1") for branch in below if branch.branches.children())
     assert outcomes(deep) == ["said"]
-    assert json.dumps(process.render()).count("fine") == 2
-    for each in (process, *below, deep):
+    assert json.dumps(session.render()).count("fine") == 2
+    for each in (session, *below, deep):
         check_laws(each)
 
 
 def test_what_a_model_may_not_do_is_an_error_that_it_can_act_on() -> None:
-    process = opened()
+    session = opened()
     scripted = by_task(
         go=[
             returned("too early"),
@@ -124,61 +124,61 @@ def test_what_a_model_may_not_do_is_an_error_that_it_can_act_on() -> None:
         ],
         PART=[calls(branch("d1", "DEEPER part")), calls(("d2", "return", {"text": "?"})), returned("fine")],
     )
-    events = list(Branching(scripted, [look], process, most=1).stream("go"))
+    events = list(Branching(scripted, [look], session, most=1).stream("go"))
     texts = [event.text for event in events if isinstance(event, Returned) and event.failed]
     assert [text.startswith("error:") for text in texts] == [True] * 3
     assert "this is no branch" in texts[0]
     assert "1 branches were begun" in texts[2]
-    inside = json.dumps(process.branches.open("b1").messages())
+    inside = json.dumps(session.branches.open("b1").messages())
     assert "cannot branch again" in inside
-    assert outcomes(process.branches.open("b1")) == ["returned"]
+    assert outcomes(session.branches.open("b1")) == ["returned"]
     with pytest.raises(SpecError, match="the same name"):
         Branching(scripted, [look], opened(), agents=[SubAgent(name="look")])
 
 
 def test_at_its_limit_a_branch_is_rolled_back_and_told_to_return() -> None:
-    process = opened()
+    session = opened()
     reads = [calls((f"d{number}", "look", {"path": f"file{number}"})) for number in range(4)]
     scripted = by_task(
         go=[calls(branch("c1", "PART")), "done"], PART=reads, **{"[The": [returned("two files are fine, two are left")]}
     )
     agents = [SubAgent(limits=Limits(steps=4))]
-    result = Branching(scripted, [look], process, agents=agents).run("go")
+    result = Branching(scripted, [look], session, agents=agents).run("go")
     assert (result.steps, result.calls) == (2, 7)
-    assert outcomes(process.branches.open("b1")) == ["forced"]
+    assert outcomes(session.branches.open("b1")) == ["forced"]
     asked = json.dumps(scripted.requests[-2].messages)
     assert ["file0" in asked, "file1" in asked, "file2" in asked, "file3" in asked] == [True, True, False, False]
-    assert "two are left" in process.render()[-2]["content"]
-    assert "a line of it" in process.recall("b1/p10")
+    assert "two are left" in session.render()[-2]["content"]
+    assert "a line of it" in session.recall("b1/p10")
 
 
 @pytest.mark.parametrize(("own", "of_all"), [(Limits(steps=0), Limits()), (Limits(), Limits(calls=3))])
 def test_where_nothing_is_left_to_spend_a_branch_has_no_result(own: Limits, of_all: Limits) -> None:
-    process = opened()
+    session = opened()
     reads = [calls((f"d{number}", "look", {"path": "x"})) for number in range(9)]
     scripted = by_task(go=[calls(branch("c1", "PART")), "done"], PART=reads)
-    result = Branching(scripted, [look], process, agents=[SubAgent(limits=own)], limits=of_all).run("go")
+    result = Branching(scripted, [look], session, agents=[SubAgent(limits=own)], limits=of_all).run("go")
     assert result.finish == ("stop" if own.steps == 0 else "calls")
     assert result.calls == (2 if own.steps == 0 else 3)
-    assert outcomes(process.branches.open("b1")) == ["nothing"]
-    assert f"no result: the limit of {'steps' if own.steps == 0 else 'calls'}" in json.dumps(process.render())
+    assert outcomes(session.branches.open("b1")) == ["nothing"]
+    assert f"no result: the limit of {'steps' if own.steps == 0 else 'calls'}" in json.dumps(session.render())
 
 
 def test_what_branches_spend_is_charged_to_the_run() -> None:
-    process = opened()
+    session = opened()
     paid = Tokens(prompt=100, reply=10)
     scripted = by_task(
         go=[calls(branch("c1", "PART"), usage=paid), talk("done", usage=paid)],
         PART=[talk("fine", usage=paid)],
     )
     limits = Limits(prices=Prices(input=1e6, output=1e6))
-    result = Branching(scripted, [look], process, limits=limits).run("go")
+    result = Branching(scripted, [look], session, limits=limits).run("go")
     assert (result.steps, result.calls, result.tokens, result.money) == (2, 3, 330, pytest.approx(330.0))
 
 
 def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    process = opened(path)
+    session = opened(path)
     down = Unavailable("the provider is down")
     first = by_task(
         go=[calls(branch("c1", "LEFT"), branch("c2", "RIGHT"))],
@@ -186,8 +186,8 @@ def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
         RIGHT=[calls(("d1", "look", {"path": "x"})), down],
     )
     with pytest.raises(Unavailable):
-        Branching(first, [look], process).run("go")
-    assert len(process.window.open) == 2
+        Branching(first, [look], session).run("go")
+    assert len(session.window.open) == 2
     again = opened(path)
     second = by_task(go=["done"], RIGHT=[returned("right is fine")])
     result = Branching(second, [look], again).run()
@@ -201,32 +201,32 @@ def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
 
 
 def test_a_branch_that_was_left_open_is_closed_when_the_user_goes_on(tmp_path: Path) -> None:
-    process = opened()
+    session = opened()
     scripted = by_task(go=[calls(branch("c1", "PART"))], PART=[Unavailable("down")], instead=["of course"])
-    agent = Branching(scripted, [look], process)
+    agent = Branching(scripted, [look], session)
     with pytest.raises(Unavailable):
         agent.run("go")
     assert agent.run("instead").text == "of course"
-    assert outcomes(process.branches.open("b1")) == ["abandoned"]
-    assert "the user went on" in json.dumps(process.render())
-    validate_chat(process.render())
+    assert outcomes(session.branches.open("b1")) == ["abandoned"]
+    assert "the user went on" in json.dumps(session.render())
+    validate_chat(session.render())
 
 
 def test_branches_below_one_that_is_closed_are_closed_too() -> None:
-    process = opened()
+    session = opened()
     scripted = by_task(
         go=[calls(branch("c1", "PART"))],
         PART=[calls(branch("d1", "DEEPER"), ("d2", "look", {"path": "x"}))],
         DEEPER=[Unavailable("down")],
         instead=["of course"],
     )
-    agent = Branching(scripted, [look], process, depth=2)
+    agent = Branching(scripted, [look], session, depth=2)
     with pytest.raises(Unavailable):
         agent.run("go")
     assert agent.run("instead").text == "of course"
-    part, deeper = process.branches.open("b1"), process.branches.open("b1/b1")
+    part, deeper = session.branches.open("b1"), session.branches.open("b1/b1")
     assert [(outcomes(each), bool(each.branches.returned())) for each in (part, deeper)] == [(["abandoned"], True)] * 2
-    for each in (process, part, deeper):
+    for each in (session, part, deeper):
         validate_chat(each.render())
         check_laws(each)
 
@@ -234,11 +234,11 @@ def test_branches_below_one_that_is_closed_are_closed_too() -> None:
 @pytest.mark.parametrize("forgotten", [False, True])
 @pytest.mark.parametrize("text", [None, "instead"])
 def test_a_result_that_a_crash_kept_back_is_not_lost(text: str | None, forgotten: bool) -> None:
-    process, ended = opened(), threading.Event()
+    session, ended = opened(), threading.Event()
 
     def fails(_: Request) -> Unavailable:
         while not any(
-            outcomes(process.branches.open(info.name.removeprefix("work/"))) for info, _ in process.branches.children()
+            outcomes(session.branches.open(info.name.removeprefix("work/"))) for info, _ in session.branches.children()
         ):
             ended.wait(0.01)
         return Unavailable("down")
@@ -249,24 +249,24 @@ def test_a_result_that_a_crash_kept_back_is_not_lost(text: str | None, forgotten
         RIGHT=[fails, returned("right is fine")],
         instead=["done"],
     )
-    agent = Branching(scripted, [look], process)
+    agent = Branching(scripted, [look], session)
     with pytest.raises(Unavailable):
         agent.run("go")
-    left = next(each for each in map(process.branches.open, ("b1", "b2")) if outcomes(each))
+    left = next(each for each in map(session.branches.open, ("b1", "b2")) if outcomes(each))
     if forgotten:
         left.forget(f"p{left.window.last}")
     assert agent.run(text).text == "done"
     result = "[its result was forgotten]" if forgotten else "left is fine"
     assert outcomes(left) == ["returned"]
-    assert [message["content"].split("\n")[0] for message in process.render() if message["role"] == "tool"] == [
+    assert [message["content"].split("\n")[0] for message in session.render() if message["role"] == "tool"] == [
         result,
         "right is fine" if text is None else "[it was not done: the user went on]",
     ]
-    check_laws(process)
+    check_laws(session)
 
 
 async def test_branches_of_a_run_that_is_cancelled_take_no_further_step() -> None:
-    process, loop, told = opened(), asyncio.get_running_loop(), threading.Event()
+    session, loop, told = opened(), asyncio.get_running_loop(), threading.Event()
 
     async def give_up() -> None:
         run.cancel()
@@ -281,19 +281,19 @@ async def test_branches_of_a_run_that_is_cancelled_take_no_further_step() -> Non
 
     kept: list[asyncio.Task[None]] = []
     scripted = by_task(go=[calls(branch("c1", "PART")), "done"], PART=[step, returned("fine")])
-    agent = Branching(scripted, [look], process)
+    agent = Branching(scripted, [look], session)
     run = asyncio.create_task(agent.arun("go"))
     with pytest.raises(asyncio.CancelledError):
         await run
     assert len(scripted.requests) == 2
     # The branch stays open, and the next run goes on with it.
     assert (await agent.arun()).text == "done"
-    assert outcomes(process.branches.open("b1")) == ["returned"]
-    check_laws(process)
+    assert outcomes(session.branches.open("b1")) == ["returned"]
+    check_laws(session)
 
 
 def test_after_a_ctrl_c_branches_take_no_further_step() -> None:
-    process, begun = opened(), threading.Event()
+    session, begun = opened(), threading.Event()
 
     def stop() -> None:
         """What a Ctrl-C does."""
@@ -308,16 +308,16 @@ def test_after_a_ctrl_c_branches_take_no_further_step() -> None:
     scripted = by_task(
         go=[calls(("c1", "stop", {}), branch("c2", "PART")), "done"], PART=[step, returned("fine")], instead=["of course"]
     )
-    agent = Branching(scripted, [look, stop], process)
+    agent = Branching(scripted, [look, stop], session)
     with pytest.raises(KeyboardInterrupt):
         agent.run("go")
     assert len(scripted.requests) == 2
     assert agent.run("instead").text == "of course"
-    assert outcomes(process.branches.open("b1")) == ["abandoned"]
+    assert outcomes(session.branches.open("b1")) == ["abandoned"]
 
 
 def test_another_agent_looks_like_a_function() -> None:
-    process = opened()
+    session = opened()
     own = by_task(Find=[calls(("d1", "count", {"text": "abc"})), returned("three letters")])
 
     def count(text: str) -> int:
@@ -334,10 +334,10 @@ def test_another_agent_looks_like_a_function() -> None:
         system="Be exact.",
     )
     main = by_task(go=[calls(branch("c1", "Find how many", "counter")), "three"])
-    result = Branching(main, [look], process, agents=[agent]).run("go")
+    result = Branching(main, [look], session, agents=[agent]).run("go")
     assert result.text == "three"
     asked = own.requests[0]
     assert [message["content"].split("\n")[0] for message in asked.messages] == ["Be exact.", "Find how many"]
     assert "look" not in {spec.name for spec in asked.tools}
-    assert process.window.pages[process.window.last - 1].trust is Trust.TOOL
-    check_laws(process.branches.open("b1"))
+    assert session.window.pages[session.window.last - 1].trust is Trust.TOOL
+    check_laws(session.branches.open("b1"))

@@ -13,7 +13,7 @@ import pytest
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.errors import EmptyPrompt, Overlong, SpecError, Unavailable
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request, Tokens
 from kilburn.prices import Prices
@@ -21,8 +21,8 @@ from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
 
-def opened(window: int = 4000, **options: Any) -> Process:
-    return kilburn.open(":memory:", window=window, policy="fifo", tokenizer="chars/4", **options).process("a")
+def opened(window: int = 4000, **options: Any) -> Session:
+    return kilburn.open(":memory:", window=window, policy="fifo", tokenizer="chars/4", **options).session("a")
 
 
 def calls(*wanted: tuple[str, str, dict[str, Any]], text: str = "", finish: str = "calls", usage: Tokens | None = None) -> Reply:
@@ -45,14 +45,14 @@ def fail(text: str) -> str:
     raise RuntimeError(f"no {text}")
 
 
-def contents(process: Process) -> list[tuple[str, Any]]:
-    return [(message["role"], message.get("content")) for message in process.messages()]
+def contents(session: Session) -> list[tuple[str, Any]]:
+    return [(message["role"], message.get("content")) for message in session.messages()]
 
 
 def test_events_come_in_order() -> None:
     model = Scripted([calls(("c1", "double", {"number": 4}), text="let me see"), "it is 8"], piece=4)
-    process = opened()
-    events = list(Agent(model, [double], process, system="be brief").stream("twice four?"))
+    session = opened()
+    events = list(Agent(model, [double], session, system="be brief").stream("twice four?"))
     said = "".join(event.text for event in events if isinstance(event, Said))
     assert said == "let me seeit is 8"
     kinds = [type(event).__name__ for event in events]
@@ -62,18 +62,18 @@ def test_events_come_in_order() -> None:
     assert returned == Returned("c1", "8", False)
     assert isinstance(stopped, Stopped)
     assert (stopped.outcome.finish, stopped.outcome.text, stopped.outcome.steps) == ("stop", "it is 8", 2)
-    assert [role for role, _ in contents(process)] == ["system", "user", "assistant", "tool", "assistant"]
-    assert contents(process)[3] == ("tool", "8")
+    assert [role for role, _ in contents(session)] == ["system", "user", "assistant", "tool", "assistant"]
+    assert contents(session)[3] == ("tool", "8")
     for request in model.requests:
         validate_chat(request.messages)
         assert {tool.name for tool in request.tools} == {"double", "recall", "search_memory", "pin", "note"}
-    check_laws(process)
+    check_laws(session)
 
 
 def test_the_messages_form_and_no_memory() -> None:
     model = Scripted([calls(("c1", "double", {"number": 4})), "8"], form="messages")
-    process = opened()
-    assert Agent(model, [double], process, system="be brief", memory=False).run("twice four?").text == "8"
+    session = opened()
+    assert Agent(model, [double], session, system="be brief", memory=False).run("twice four?").text == "8"
     for request in model.requests:
         validate_messages(request.messages)
         assert request.system == "be brief"
@@ -81,19 +81,19 @@ def test_the_messages_form_and_no_memory() -> None:
 
 
 def test_two_runs_of_one_process_share_its_past() -> None:
-    process = opened()
-    Agent(Scripted(["one"]), [], process, system="first").run("a")
+    session = opened()
+    Agent(Scripted(["one"]), [], session, system="first").run("a")
     model = Scripted(["two"])
-    Agent(model, [], process, system="never appended twice").run("b")
+    Agent(model, [], session, system="never appended twice").run("b")
     assert [message["content"] for message in model.requests[0].messages] == ["first", "a", "one", "b"]
 
 
 def test_going_on_without_a_new_message() -> None:
-    process = opened()
-    process.append({"role": "user", "content": "hello"})
-    assert Agent(Scripted(["hi"]), [], process).run().text == "hi"
-    assert Agent(Scripted(["again"]), [], process).run({"role": "user", "content": "as a dict"}).text == "again"
-    assert len(process.messages()) == 4
+    session = opened()
+    session.append({"role": "user", "content": "hello"})
+    assert Agent(Scripted(["hi"]), [], session).run().text == "hi"
+    assert Agent(Scripted(["again"]), [], session).run({"role": "user", "content": "as a dict"}).text == "again"
+    assert len(session.messages()) == 4
 
 
 def test_parallel_tools_run_at_the_same_time_and_answer_in_order() -> None:
@@ -109,20 +109,20 @@ def test_parallel_tools_run_at_the_same_time_and_answer_in_order() -> None:
         return f"met {number}"
 
     model = Scripted([calls(*((f"c{number}", "meet", {"number": number}) for number in range(3))), "done"])
-    process = opened()
-    events = list(Agent(model, [meet], process).stream("go"))
+    session = opened()
+    events = list(Agent(model, [meet], session).stream("go"))
     assert [event for event in events if isinstance(event, Returned)] == [
         Returned(f"c{number}", f"met {number}") for number in range(3)
     ]
     assert [type(event).__name__ for event in events] == ["Called"] * 3 + ["Returned"] * 3 + ["Said", "Stopped"]
-    check_laws(process)
+    check_laws(session)
 
 
 def test_failures_of_tools_are_told_to_the_model() -> None:
     bad = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text='{"text": ', call="c3", name="fail"),))
     model = Scripted([calls(("c1", "fail", {"text": "way"}), ("c2", "missing", {})), bad, "I give up"], form="messages")
-    process = opened()
-    events = [event for event in Agent(model, [fail], process).stream("go") if isinstance(event, Returned)]
+    session = opened()
+    events = [event for event in Agent(model, [fail], session).stream("go") if isinstance(event, Returned)]
     assert [event.failed for event in events] == [True, True, True]
     assert "RuntimeError: no way" in events[0].text
     assert "no tool 'missing'" in events[1].text
@@ -151,17 +151,17 @@ def test_memory_tools_work_in_the_loop() -> None:
             "8471",
         ]
     )
-    process = opened()
+    session = opened()
     returned = {
-        event.call: event for event in Agent(model, [], process).stream("what is the port?") if isinstance(event, Returned)
+        event.call: event for event in Agent(model, [], session).stream("what is the port?") if isinstance(event, Returned)
     }
     assert "8471" in returned["m2"].text
     assert "what is the port?" in returned["m3"].text
     assert returned["m4"].failed
     assert not returned["m3"].failed
-    copy = next(page for page, _ in process.pages() if page.call == "m3" and page.kind is Kind.RESULT)
+    copy = next(page for page, _ in session.pages() if page.call == "m3" and page.kind is Kind.RESULT)
     assert copy.sources == (1,)
-    check_laws(process)
+    check_laws(session)
 
 
 def test_names_may_not_clash() -> None:
@@ -194,8 +194,8 @@ def endless(number: int = 1000) -> list[Any]:
     ],
 )
 def test_limits(limits: Limits, finish: str, steps: int | None) -> None:
-    process = opened()
-    outcome = Agent(Scripted(endless()), [double], process, limits=limits, clock=FakeClock(tick=0.5)).run("go")
+    session = opened()
+    outcome = Agent(Scripted(endless()), [double], session, limits=limits, clock=FakeClock(tick=0.5)).run("go")
     assert outcome.finish == finish
     if steps is not None:
         assert outcome.steps == steps
@@ -205,8 +205,8 @@ def test_limits(limits: Limits, finish: str, steps: int | None) -> None:
         assert outcome.seconds >= 10.0
     if finish == "money":
         assert outcome.money == pytest.approx(steps * (60 * 1.0 + 40 * 0.1 + 10 * 10.0) / 1e6 if steps else 0)
-    assert not process.window.waiting(), "no call is left without its result"
-    check_laws(process)
+    assert not session.window.waiting(), "no call is left without its result"
+    check_laws(session)
 
 
 def test_the_reply_cap_and_time_reach_the_model() -> None:
@@ -223,60 +223,60 @@ def test_how_a_reply_ended_is_told(finish: str) -> None:
     assert Agent(Scripted([talk("x", finish=finish)]), [], opened()).run("go").finish == finish
 
 
-def filled(window: int = 4000) -> Process:
-    process = opened(window)
-    process.append({"role": "user", "content": "the task"})
+def filled(window: int = 4000) -> Session:
+    session = opened(window)
+    session.append({"role": "user", "content": "the task"})
     for number in range(60):
-        process.append({"role": "user", "content": f"{number} " + "w" * 400})
-    return process
+        session.append({"role": "user", "content": f"{number} " + "w" * 400})
+    return session
 
 
 def test_an_overlong_prompt_is_compacted_and_tried_once_more() -> None:
-    process = filled()
+    session = filled()
     model = Scripted([Overlong("too long"), "fits now"])
-    outcome = Agent(model, [double], process).run("go")
+    outcome = Agent(model, [double], session).run("go")
     assert outcome.text == "fits now"
     first, second = model.requests
     size = [sum(len(json.dumps(message)) for message in request.messages) for request in (first, second)]
     assert size[1] < 0.85 * size[0]
     assert second.messages[0]["content"] == "the task"
     assert second.messages[-1]["content"] == "go"
-    assert len(process.messages()) == 63, "nothing was lost"
-    check_laws(process)
+    assert len(session.messages()) == 63, "nothing was lost"
+    check_laws(session)
 
 
 def test_overlong_twice_raises_and_nothing_is_lost() -> None:
-    process = filled()
+    session = filled()
     with pytest.raises(Overlong):
-        Agent(Scripted([Overlong("too long"), Overlong("still too long")]), [double], process).run("go")
-    assert len(process.messages()) == 62
-    assert process.messages()[-1]["content"] == "go"
-    assert Agent(Scripted(["later"]), [double], process).run().text == "later"
-    check_laws(process)
+        Agent(Scripted([Overlong("too long"), Overlong("still too long")]), [double], session).run("go")
+    assert len(session.messages()) == 62
+    assert session.messages()[-1]["content"] == "go"
+    assert Agent(Scripted(["later"]), [double], session).run().text == "later"
+    check_laws(session)
 
 
 def test_an_overlong_short_prompt() -> None:
-    process = opened()
+    session = opened()
     model = Scripted([Overlong("too long"), "ok"])
-    assert Agent(model, [], process, memory=False).run("hi").text == "ok"
-    assert process.budget.capacity >= 1
+    assert Agent(model, [], session, memory=False).run("hi").text == "ok"
+    assert session.budget.capacity >= 1
 
 
 def test_a_window_too_small_for_the_tools_says_so() -> None:
-    process = opened(200)
+    session = opened(200)
     with pytest.raises(kilburn.errors.InvalidBudget) as caught:
-        Agent(Scripted([]), [double], process)
+        Agent(Scripted([]), [double], session)
     assert "overhead" in str(caught.value)
-    assert process.budget.window == 200
+    assert session.budget.window == 200
 
 
 def test_the_models_failure_leaves_what_came_before() -> None:
-    process = opened()
+    session = opened()
     model = Scripted([calls(("c1", "double", {"number": 1})), Unavailable("gone")])
     with pytest.raises(Unavailable):
-        Agent(model, [double], process).run("go")
-    assert contents(process)[-1] == ("tool", "2")
-    assert Agent(Scripted(["2"]), [double], process).run().text == "2"
+        Agent(model, [double], session).run("go")
+    assert contents(session)[-1] == ("tool", "2")
+    assert Agent(Scripted(["2"]), [double], session).run().text == "2"
 
 
 def test_engines_that_count_call_ids_from_zero() -> None:
@@ -289,21 +289,21 @@ def test_engines_that_count_call_ids_from_zero() -> None:
             "done",
         ]
     )
-    process = opened()
-    events = list(Agent(model, [double], process).stream("go"))
+    session = opened()
+    events = list(Agent(model, [double], session).stream("go"))
     called = [event.call for event in events if isinstance(event, Called)]
     assert len(called) == len(set(called)) == 9
     assert called == [event.call for event in events if isinstance(event, Returned)]
     for request in model.requests:
         validate_chat(request.messages)
-    check_laws(process)
+    check_laws(session)
 
 
 def test_half_a_character_in_a_reply_does_not_end_the_run() -> None:
-    process = opened()
-    agent = Agent(Scripted(["It works \ud83d."]), [], process)
+    session = opened()
+    agent = Agent(Scripted(["It works \ud83d."]), [], session)
     assert agent.run("does it?").text == "It works \ufffd."
-    assert process.messages()[-1]["content"] == "It works \ufffd."
+    assert session.messages()[-1]["content"] == "It works \ufffd."
 
 
 def test_fresh_ids_do_not_collide_with_ids_that_look_like_them() -> None:
@@ -326,16 +326,16 @@ def test_two_calls_of_one_reply_cannot_get_one_fresh_id() -> None:
 
 def test_a_fresh_id_is_none_that_was_used_long_before() -> None:
     model = Scripted([calls(("call_4_0", "double", {"number": 1})), calls(("", "double", {"number": 2})), "done"])
-    process = opened()
-    assert Agent(model, [double], process).run("go").text == "done"
-    assert [text for role, text in contents(process) if role == "tool"] == ["2", "4"]
+    session = opened()
+    assert Agent(model, [double], session).run("go").text == "done"
+    assert [text for role, text in contents(session) if role == "tool"] == ["2", "4"]
 
 
 def test_an_empty_reply_and_one_without_a_final_reply() -> None:
-    process = opened()
-    outcome = Agent(Scripted([""]), [], process).run("go")
+    session = opened()
+    outcome = Agent(Scripted([""]), [], session).run("go")
     assert (outcome.finish, outcome.text, outcome.steps) == ("stop", "", 1)
-    check_laws(process)
+    check_laws(session)
 
 
 class Counting:
@@ -356,18 +356,18 @@ class Counting:
 
 
 def test_closing_the_stream_early_stops_the_model() -> None:
-    model, process = Counting(), opened()
-    events = Agent(model, [], process).stream("go")
+    model, session = Counting(), opened()
+    events = Agent(model, [], session).stream("go")
     assert next(events) == Said("0 ")
     events.close()  # type: ignore[attr-defined]
     assert model.closed == 1
-    assert contents(process) == [("user", "go")]
-    assert Agent(Scripted(["hi"]), [], process).run().text == "hi"
+    assert contents(session) == [("user", "go")]
+    assert Agent(Scripted(["hi"]), [], session).run().text == "hi"
 
 
 async def test_closing_the_async_stream_early_stops_the_model() -> None:
-    model, process = Counting(), opened()
-    events = Agent(model, [], process).astream("go")
+    model, session = Counting(), opened()
+    events = Agent(model, [], session).astream("go")
     async for event in events:
         assert event == Said("0 ")
         break
@@ -376,15 +376,15 @@ async def test_closing_the_async_stream_early_stops_the_model() -> None:
 
 
 def test_closing_between_call_and_result_leaves_a_valid_session() -> None:
-    process = opened()
-    events = Agent(Scripted([calls(("c1", "double", {"number": 1}))]), [double], process).stream("go")
+    session = opened()
+    events = Agent(Scripted([calls(("c1", "double", {"number": 1}))]), [double], session).stream("go")
     assert isinstance(next(events), Called)
     events.close()  # type: ignore[attr-defined]
-    validate_chat(process.render())
+    validate_chat(session.render())
     model = Scripted(["went on"])
-    assert Agent(model, [double], process).run("and now?").text == "went on"
+    assert Agent(model, [double], session).run("and now?").text == "went on"
     validate_chat(model.requests[0].messages)
-    check_laws(process)
+    check_laws(session)
 
 
 async def test_async_runs_use_the_callers_loop_for_async_tools() -> None:
@@ -401,10 +401,10 @@ async def test_async_runs_use_the_callers_loop_for_async_tools() -> None:
         return f"waited {number}"
 
     model = Scripted([calls(("c1", "wait", {"number": 1}), ("c2", "wait", {"number": 2})), "done"])
-    process = opened()
-    outcome = await Agent(model, [wait], process).arun("go")
+    session = opened()
+    outcome = await Agent(model, [wait], session).arun("go")
     assert outcome.text == "done"
-    assert [text for role, text in contents(process) if role == "tool"] == ["waited 1", "waited 2"]
+    assert [text for role, text in contents(session) if role == "tool"] == ["waited 1", "waited 2"]
 
 
 async def test_async_events_come_in_order_and_the_loop_stays_free() -> None:
@@ -440,30 +440,30 @@ def test_sync_run_of_async_tools() -> None:
         await asyncio.sleep(0.001)
         return number
 
-    process = opened()
-    Agent(Scripted([calls(("a", "nap", {"number": 1}), ("b", "nap", {"number": 2})), "done"]), [nap], process).run("go")
-    assert [text for role, text in contents(process) if role == "tool"] == ["1", "2"]
+    session = opened()
+    Agent(Scripted([calls(("a", "nap", {"number": 1}), ("b", "nap", {"number": 2})), "done"]), [nap], session).run("go")
+    assert [text for role, text in contents(session) if role == "tool"] == ["1", "2"]
 
 
 def test_a_tool_that_uses_the_process_itself() -> None:
-    process = opened()
+    session = opened()
 
     def look(query: str) -> str:
-        return " ".join(hit.address for hit in process.search(query))
+        return " ".join(hit.address for hit in session.search(query))
 
-    Agent(Scripted([calls(("c", "look", {"query": "needle"})), "done"]), [look], process).run("find the needle")
-    assert "p1" in contents(process)[2][1].split()
+    Agent(Scripted([calls(("c", "look", {"query": "needle"})), "done"]), [look], session).run("find the needle")
+    assert "p1" in contents(session)[2][1].split()
 
 
 def test_interrupting_a_tool_keeps_the_session() -> None:
     def stop() -> str:
         raise KeyboardInterrupt
 
-    process = opened()
+    session = opened()
     with pytest.raises(KeyboardInterrupt):
-        Agent(Scripted([calls(("c", "stop", {}))]), [stop], process).run("go")
-    validate_chat(process.render())
-    assert Agent(Scripted(["on"]), [stop], process).run("go on").text == "on"
+        Agent(Scripted([calls(("c", "stop", {}))]), [stop], session).run("go")
+    validate_chat(session.render())
+    assert Agent(Scripted(["on"]), [stop], session).run("go on").text == "on"
 
 
 def test_a_long_run_never_overflows() -> None:
@@ -471,20 +471,20 @@ def test_a_long_run_never_overflows() -> None:
         """A long text."""
         return "\n".join(f"line {line} of {number}" for line in range(300))
 
-    process = opened(3000)
+    session = opened(3000)
     script: list[Any] = [calls((f"c{number}", "read", {"number": number})) for number in range(40)]
     model = Scripted([*script, "done"])
-    outcome = Agent(model, [read], process, limits=Limits(steps=100), system="rules").run("the task")
+    outcome = Agent(model, [read], session, limits=Limits(steps=100), system="rules").run("the task")
     assert outcome.finish == "stop"
-    overhead = process.budget.overhead
+    overhead = session.budget.overhead
     for request in model.requests:
         validate_chat(request.messages)
         assert sum(len(str(message.get("content") or "")) // 4 for message in request.messages) + overhead <= 3000
         assert request.messages[0]["content"] == "rules"
         assert request.messages[1]["content"] == "the task"
-    assert process.stats().overflow == 0
-    assert process.recall("p4") == read(0)
-    check_laws(process)
+    assert session.stats().overflow == 0
+    assert session.recall("p4") == read(0)
+    check_laws(session)
 
 
 ODD: list[Any] = [-30_000, 2**70, 10_000_000, 0, 12.5, "twelve", [1], None]
@@ -495,13 +495,13 @@ ODD: list[Any] = [-30_000, 2**70, 10_000_000, 0, 12.5, "twelve", [1], None]
 def test_no_usage_switches_a_limit_off(limit: str, lie: Any) -> None:
     usage = Tokens(prompt=lie, reply=10)
     limits = {"tokens": Limits(steps=30, tokens=25_000), "money": Limits(steps=30, money=0.025, prices=Prices(input=1.0))}
-    process = filled()
+    session = filled()
     model = Scripted([calls((f"e{index}", "double", {"number": index}), usage=usage) for index in range(40)])
-    outcome = Agent(model, [double], process, limits=limits[limit]).run("go")
+    outcome = Agent(model, [double], session, limits=limits[limit]).run("go")
     assert outcome.finish == limit
     assert 5 <= outcome.steps <= 15, "each call is charged what its prompt of some 3,000 tokens is counted as"
-    assert not process.window.waiting()
-    check_laws(process)
+    assert not session.window.waiting()
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -519,31 +519,31 @@ def test_no_part_of_a_usage_gives_money_back(usage: Tokens) -> None:
 
 def test_a_reply_without_usage_is_charged_whole() -> None:
     model = Scripted([calls(("c1", "double", {"number": 4}), text="let me see"), "it is 8"])
-    process = opened()
-    outcome = Agent(model, [double], process, limits=Limits(prices=Prices(input=1.0, output=1e6))).run("twice four?")
-    spoken = sum(process.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
+    session = opened()
+    outcome = Agent(model, [double], session, limits=Limits(prices=Prices(input=1.0, output=1e6))).run("twice four?")
+    spoken = sum(session.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
     assert outcome.money == pytest.approx(spoken, abs=0.01)
-    assert outcome.tokens > 2 * process.budget.overhead, "the tools' schemas are part of every prompt"
+    assert outcome.tokens > 2 * session.budget.overhead, "the tools' schemas are part of every prompt"
 
 
 def test_a_session_of_which_all_is_forgotten_asks_no_model_and_goes_on() -> None:
     model = Scripted(["Hello.", "Again."])
-    process = opened()
-    agent = Agent(model, [], process)
+    session = opened()
+    agent = Agent(model, [], session)
     with pytest.raises(EmptyPrompt):
         agent.run()
     agent.run("Hello?")
-    assert process.render()
-    process.forget(f"p1-p{process.window.last}")
-    assert process.render() == []
-    assert process.render("messages") == []
+    assert session.render()
+    session.forget(f"p1-p{session.window.last}")
+    assert session.render() == []
+    assert session.render("messages") == []
     before = len(model.requests)
     with pytest.raises(EmptyPrompt, match="append a message"):
         agent.run()
     assert len(model.requests) == before
     assert agent.run("Are you there?").text == "Again."
-    assert [message["content"] for message in process.render()] == ["Are you there?", "Again."]
-    check_laws(process)
+    assert [message["content"] for message in session.render()] == ["Are you there?", "Again."]
+    check_laws(session)
 
 
 def test_a_model_is_named_as_where_a_store_is_opened() -> None:

@@ -13,19 +13,19 @@ import pytest
 
 import kilburn
 from kilburn.agents.access import Privilege, Rights
-from kilburn.agents.answer import AnswerOutcome, SubCalled
 from kilburn.agents.loop import InBranch, Limits, Returned, Stopped
-from kilburn.agents.recorded import Missing
-from kilburn.agents.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.agents.sandbox import open_sandbox
 from kilburn.agents.tool import Tool
 from kilburn.errors import SandboxRefused, SpecError, Unavailable
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.page import Page
 from kilburn.prices import Prices
+from kilburn.recursion.answer import AnswerOutcome, SubCalled
+from kilburn.recursion.recorded import Missing
+from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
+from kilburn.recursion.sandbox import open_sandbox
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
@@ -64,22 +64,22 @@ def cell(code: str) -> Message:
     return Message(role=Role.ASSISTANT, parts=(call,))
 
 
-def opened(path: str = ":memory:", window: int = 6000) -> Process:
-    return kilburn.open(path, window=window, policy="fifo", tokenizer="chars/4", embedder=None).process("a")
+def opened(path: str = ":memory:", window: int = 6000) -> Session:
+    return kilburn.open(path, window=window, policy="fifo", tokenizer="chars/4", embedder=None).session("a")
 
 
-def ask(*script: Any, process: Process | None = None, sub: Any = None, text: Any = TEXT, **options: Any) -> RecursiveResult:
+def ask(*script: Any, session: Session | None = None, sub: Any = None, text: Any = TEXT, **options: Any) -> RecursiveResult:
     asking = {name: options.pop(name) for name in ("watch",) if name in options}
-    agent = RecursiveModel(Scripted(script), process or opened(), sub=sub or Answering(), retry=AT_ONCE, **options)
+    agent = RecursiveModel(Scripted(script), session or opened(), sub=sub or Answering(), retry=AT_ONCE, **options)
     return agent.ask("what is it?", text, **asking)
 
 
-def said(process: Process) -> str:
-    return json.dumps(process.messages())
+def said(session: Session) -> str:
+    return json.dumps(session.messages())
 
 
-def originals(process: Process) -> list[Page]:
-    return [page for page, _ in process.pages()]
+def originals(session: Session) -> list[Page]:
+    return [page for page, _ in session.pages()]
 
 
 # Functions of the caller
@@ -106,43 +106,43 @@ RATES = 'x = rate("EUR", day=2)\nprint(x)\nanswer["content"] = [x, rate("EUR")]'
 
 
 def test_code_calls_functions_of_the_caller() -> None:
-    book, process = Book(), opened()
-    result = ask(cell(RATES), functions={"rate": book.rate}, process=process)
+    book, session = Book(), opened()
+    result = ask(cell(RATES), functions={"rate": book.rate}, session=session)
     assert (result.content, book.sent) == ([3.0, 1.5], ["EUR 2", "EUR 1"])
-    told = process.messages()[0]["content"]
+    told = session.messages()[0]["content"]
     assert "rate(currency: str, day: int = 1) -> float: The rate of a currency on a day." in told
-    notes = process.branches.open("b1")
+    notes = session.branches.open("b1")
     assert [message["content"] for message in notes.messages()][1:3] == ['rate({"currency":"EUR","day":2})', '{"value":3.0}']
     pages = originals(notes)
     assert {page.trust for page in pages if page.id > 1} == {Trust.TOOL}
-    assert next(page for page in originals(process) if page.kind is Kind.RESULT).trust is Trust.TOOL
-    check_laws(process)
+    assert next(page for page in originals(session) if page.kind is Kind.RESULT).trust is Trust.TOOL
+    check_laws(session)
     check_laws(notes)
 
 
 def test_without_functions_nothing_is_said_of_them() -> None:
-    process = opened()
-    ask(cell('answer["content"] = 1' + READY), process=process)
-    assert "Functions that you can call" not in said(process)
+    session = opened()
+    ask(cell('answer["content"] = 1' + READY), session=session)
+    assert "Functions that you can call" not in said(session)
 
 
 def test_what_a_function_returned_is_not_asked_again_when_the_run_goes_on(tmp_path: Path) -> None:
-    book, process = Book(), opened(str(tmp_path / "a.db"))
+    book, session = Book(), opened(str(tmp_path / "a.db"))
     functions = {"rate": book.rate, "send": book.send}
     first = (
         'x = rate("EUR")\nsend("hello")\ntry:\n    rate("DM")\nexcept Exception as error:\n    print(error)\nllm_query("stop")'
     )
     with pytest.raises(KeyboardInterrupt):
-        ask(cell(first), process=process, functions=functions, sub=Interrupting())
+        ask(cell(first), session=session, functions=functions, sub=Interrupting())
     assert book.sent == ["EUR 1", "hello", "DM 1"]
-    process = opened(str(tmp_path / "a.db"))
+    session = opened(str(tmp_path / "a.db"))
     last = cell('answer["content"] = x' + READY)
     with pytest.raises(SpecError, match="rate, send"):
-        resume(process, Scripted([last]), TEXT, sub=Answering())
-    result = resume(process, Scripted([last]), TEXT, sub=Answering(), functions=functions)
+        resume(session, Scripted([last]), TEXT, sub=Answering())
+    result = resume(session, Scripted([last]), TEXT, sub=Answering(), functions=functions)
     assert (result.content, result.differing) == (1.5, ())
     assert book.sent == ["EUR 1", "hello", "DM 1"], "nothing was done twice"
-    again = replay(process, opened(), TEXT, functions=functions)
+    again = replay(session, opened(), TEXT, functions=functions)
     assert (again.content, book.sent) == (1.5, ["EUR 1", "hello", "DM 1"])
 
 
@@ -178,10 +178,10 @@ def test_what_goes_wrong_in_a_function_is_an_error_of_the_code(call: str, word: 
         + '\nanswer["content"] = 1'
         + READY
     )
-    process = opened()
-    result = ask(cell(code), functions={"rate": Book().rate, "odd": odd, "wide": wide}, process=process)
+    session = opened()
+    result = ask(cell(code), functions={"rate": Book().rate, "odd": odd, "wide": wide}, session=session)
     assert (result.outcome, result.content, result.missing) == (AnswerOutcome.ANSWERED, 1, ())
-    assert word in said(process)
+    assert word in said(session)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_what_goes_wrong_in_a_function_is_an_error_of_the_code(call: str, word: 
     ids=range(9),
 )
 def test_functions_that_cannot_be_called_are_refused_before_anything_is_asked(functions: Any) -> None:
-    process = opened()
+    session = opened()
     with pytest.raises(SpecError):
-        RecursiveModel(Scripted(), process, functions=functions)
-    assert process.messages() == []
+        RecursiveModel(Scripted(), session, functions=functions)
+    assert session.messages() == []
 
 
 def test_a_function_is_called_with_the_rights_of_the_agent(tmp_path: Path) -> None:
@@ -223,10 +223,10 @@ def test_a_function_is_called_with_the_rights_of_the_agent(tmp_path: Path) -> No
     book = Book()
     functions = {"read": Tool(read, does="read", paths=("path",)), "send": Tool(book.send, does="irreversible")}
     rights = Rights(privileges=(Privilege(files=(str(tmp_path),)),))
-    process = opened()
-    assert ask(cell(code), functions=functions, rights=rights, process=process).content == 1
+    session = opened()
+    assert ask(cell(code), functions=functions, rights=rights, session=session).content == 1
     assert opened_paths == [str(tmp_path / "in.txt")]
-    assert "may only go to" in said(process)
+    assert "may only go to" in said(session)
     assert book.sent == [], "nobody was there to be asked"
     assert ask(cell("send('x')\n" + 'answer["content"] = 1' + READY), functions=functions, confirm=lambda _: True).content == 1
     assert book.sent == ["x"]
@@ -249,9 +249,9 @@ def test_a_function_that_asks_the_agent_that_called_it_is_told(depth: int) -> No
 def test_functions_count_as_calls() -> None:
     book = Book()
     code = "n = 0\nfor _ in range(500):\n    try:\n        rate('EUR')\n        n += 1\n    except Exception: pass\n"
-    process = opened()
+    session = opened()
     result = ask(
-        cell(code + 'answer["content"] = n' + READY), functions={"rate": book.rate}, limits=Limits(calls=20), process=process
+        cell(code + 'answer["content"] = n' + READY), functions={"rate": book.rate}, limits=Limits(calls=20), session=session
     )
     assert result.content == len(book.sent) == 17
     assert [(one.count, one.why) for one in result.missing] == [(483, "the limit of calls is reached")]
@@ -259,11 +259,11 @@ def test_functions_count_as_calls() -> None:
 
 
 def test_functions_are_there_in_runs_below_and_in_a_subset_of_python() -> None:
-    book, process = Book(), opened()
+    book, session = Book(), opened()
     below = 'answer["content"] = rate("EUR")' + READY
     above = 'answer["content"] = rlm_query("q", context)' + READY
-    assert ask(cell(above), cell(below), functions={"rate": book.rate}, depth=2, process=process).content == 1.5
-    assert "rate(currency" in process.branches.open("b1").messages()[0]["content"]
+    assert ask(cell(above), cell(below), functions={"rate": book.rate}, depth=2, session=session).content == 1.5
+    assert "rate(currency" in session.branches.open("b1").messages()[0]["content"]
     pytest.importorskip("pydantic_monty")
     assert ask(cell(below), functions={"rate": book.rate}, sandbox="monty").content == 1.5
 
@@ -327,12 +327,12 @@ def test_a_callback_that_raises_is_logged_and_the_run_goes_on(caplog: pytest.Log
 
 
 def test_what_is_answered_from_a_record_calls_no_callback() -> None:
-    process = opened()
+    session = opened()
     with pytest.raises(Unavailable):
-        ask(cell('x = llm_query("one")'), Unavailable("gone"), process=process)
+        ask(cell('x = llm_query("one")'), Unavailable("gone"), session=session)
     log: list[Any] = []
     last = cell('answer["content"] = x + llm_query("two")' + READY)
-    assert resume(process, Scripted([last]), TEXT, sub=Answering(), **hooks(log)).content == "ONETWO"
+    assert resume(session, Scripted([last]), TEXT, sub=Answering(), **hooks(log)).content == "ONETWO"
     assert [name for name, *_ in log] == ["iteration_start", "subcall_start", "subcall_complete", "iteration_complete"]
 
 
@@ -352,51 +352,51 @@ def test_the_watch_is_shown_runs_below() -> None:
 
 def test_refused_calls_are_one_note_and_no_pages() -> None:
     """10,000 calls in a loop in one cell."""
-    process, sub = opened(), Answering()
+    session, sub = opened(), Answering()
     code = (
         "n = 0\nfor i in range(10_000):\n    try:\n        llm_query(f'call {i}')\n        n += 1\n    except Exception: pass\n"
     )
     script = [cell(code + "print(n)"), cell('answer["content"] = n' + READY)]
-    result = ask(*script, process=process, sub=sub, limits=Limits(calls=50))
+    result = ask(*script, session=session, sub=sub, limits=Limits(calls=50))
     assert result.content == len(sub.asked) == 44
     assert result.missing == (Missing(prompt="call 44", why="the limit of calls is reached", count=10_000 - 44),)
-    assert len(originals(process.branches.open("b1"))) == 1 + 2 * 44
-    notes = [event for event in process.events() if "refused" in event.data]
+    assert len(originals(session.branches.open("b1"))) == 1 + 2 * 44
+    notes = [event for event in session.events() if "refused" in event.data]
     assert [(note.data["refused"], note.data["limit"]) for note in notes] == [(10_000 - 44, "calls")]
-    assert f"44 sub-calls answered, {10_000 - 44:,} gave nothing" in said(process)
-    ended = resume(process, Scripted(), TEXT, sub=sub)
+    assert f"44 sub-calls answered, {10_000 - 44:,} gave nothing" in said(session)
+    ended = resume(session, Scripted(), TEXT, sub=sub)
     assert ended.missing == result.missing
-    again = replay(process, opened(), TEXT)
+    again = replay(session, opened(), TEXT)
     assert (again.content, again.missing) == (result.content, result.missing)
-    check_laws(process)
+    check_laws(session)
 
 
 def test_refused_calls_of_many_threads_and_runs_below_are_counted() -> None:
-    process, sub = opened(), Answering()
+    session, sub = opened(), Answering()
     code = 'replies = llm_query_batched([f"call {i}" for i in range(3000)])\nprint(rlm_query_batched("q", ["x"] * 40)[-1])'
     script = [cell(code), cell('answer["content"] = replies.count(None)' + READY)]
-    result = ask(*script, process=process, sub=sub, limits=Limits(calls=100), depth=2, parallel=8)
+    result = ask(*script, session=session, sub=sub, limits=Limits(calls=100), depth=2, parallel=8)
     assert result.content == 3000 - len(sub.asked)
     assert 89 <= len(sub.asked) < 90 + 8
     (missing,) = result.missing
     assert missing.count == 3000 - len(sub.asked) + 40
-    assert len(process.branches.children()) == 1, "no run was begun"
-    assert replay(process, opened(), TEXT).content == result.content
-    check_laws(process)
+    assert len(session.branches.children()) == 1, "no run was begun"
+    assert replay(session, opened(), TEXT).content == result.content
+    check_laws(session)
 
 
 def test_a_cell_with_refused_calls_is_the_same_when_the_run_goes_on() -> None:
-    process, sub = opened(), Answering()
+    session, sub = opened(), Answering()
     code = 'replies = llm_query_batched([f"call {i}" for i in range(30)])\nprint(replies.count(None))'
     with pytest.raises(Unavailable):
-        ask(cell(code), Unavailable("gone"), process=process, sub=sub, limits=Limits(calls=20), parallel=1)
+        ask(cell(code), Unavailable("gone"), session=session, sub=sub, limits=Limits(calls=20), parallel=1)
     asked = len(sub.asked)
     last = cell('answer["content"] = [replies.count(None), llm_query("more")]' + READY)
-    result = resume(process, Scripted([last]), TEXT, sub=sub, limits={"calls": 1000})
+    result = resume(session, Scripted([last]), TEXT, sub=sub, limits={"calls": 1000})
     assert (result.content, result.differing) == ([30 - asked, "MORE"], ())
     assert sub.asked[asked:] == ["more"]
     assert [one.count for one in result.missing] == [30 - asked]
-    assert resume(process, Scripted(), TEXT, sub=sub).missing == result.missing
+    assert resume(session, Scripted(), TEXT, sub=sub).missing == result.missing
 
 
 @pytest.mark.parametrize("half", ["", 'answer["content"] = "half"\n'])
@@ -412,55 +412,55 @@ def test_a_cell_with_refused_calls_is_the_same_when_the_run_goes_on() -> None:
     ids=["steps", "calls", "tokens", "money", "seconds"],
 )
 def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(low: Limits, high: dict[str, Any], half: str) -> None:
-    process, sub = opened(), Answering()
+    session, sub = opened(), Answering()
     script = [cell(f"{half}x = llm_query('{n}')") if n < 9 else cell("for n in range(40): llm_query('more')") for n in range(20)]
-    first = ask(*script, process=process, sub=sub, limits=low)
+    first = ask(*script, session=session, sub=sub, limits=low)
     assert first.outcome in (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
     assert first.limit == next(iter(high))
-    same = resume(process, Scripted(), TEXT, sub=sub)
+    same = resume(session, Scripted(), TEXT, sub=sub)
     assert (same.outcome, same.limit, same.content) == (first.outcome, first.limit, first.content)
     asked = len(sub.asked)
     last = cell('answer["content"] = llm_query("last")' + READY)
-    second = resume(process, Scripted([last]), TEXT, sub=sub, limits=high)
+    second = resume(session, Scripted([last]), TEXT, sub=sub, limits=high)
     assert second.content == "LAST"
     assert len(sub.asked) <= asked + 2
     assert second.steps > first.steps
-    third = resume(process, Scripted(), TEXT, sub=sub)
+    third = resume(session, Scripted(), TEXT, sub=sub)
     assert (third.content, third.steps) == ("LAST", second.steps)
-    assert replay(process, opened(), TEXT).content == "LAST"
-    validate_chat(process.render())
-    check_laws(process)
+    assert replay(session, opened(), TEXT).content == "LAST"
+    validate_chat(session.render())
+    check_laws(session)
 
 
 def test_limits_that_are_none_are_refused_and_change_nothing() -> None:
-    process = opened()
+    session = opened()
     with pytest.raises(SpecError, match="limits="):
-        RecursiveModel(Scripted(), process, limits={"steps": 3})  # type: ignore[arg-type]
-    ask(*[cell("x = 1")] * 9, process=process, limits=Limits(steps=1))
-    before = said(process)
+        RecursiveModel(Scripted(), session, limits={"steps": 3})  # type: ignore[arg-type]
+    ask(*[cell("x = 1")] * 9, session=session, limits=Limits(steps=1))
+    before = said(session)
     for limits in ({"turns": 3}, {"steps": -1}, {"steps": "many"}, {"money": 5}):
         with pytest.raises(SpecError):
-            resume(process, Scripted(), TEXT, limits=limits)
-    assert said(process) == before
+            resume(session, Scripted(), TEXT, limits=limits)
+    assert said(session) == before
 
 
 def test_a_run_goes_on_twice_from_its_limits() -> None:
-    process, sub = opened(), Answering()
-    ask(*[cell('answer["content"] = "half"')] * 9, process=process, sub=sub, limits=Limits(steps=1))
-    again = resume(process, Scripted([cell('answer["content"] = "more"')] * 9), TEXT, sub=sub, limits={"steps": 5})
+    session, sub = opened(), Answering()
+    ask(*[cell('answer["content"] = "half"')] * 9, session=session, sub=sub, limits=Limits(steps=1))
+    again = resume(session, Scripted([cell('answer["content"] = "more"')] * 9), TEXT, sub=sub, limits={"steps": 5})
     assert (again.outcome, again.content, again.limit) == (AnswerOutcome.UNREADY, "more", "steps")
-    last = resume(process, Scripted([cell('answer["ready"] = True')]), TEXT, sub=sub, limits={"steps": 20})
+    last = resume(session, Scripted([cell('answer["ready"] = True')]), TEXT, sub=sub, limits={"steps": 20})
     assert (last.outcome, last.content) == (AnswerOutcome.ANSWERED, "more")
-    assert replay(process, opened(), TEXT).content == "more"
+    assert replay(session, opened(), TEXT).content == "more"
 
 
 def test_a_run_that_ended_and_went_on_with_something_else_stays_ended() -> None:
-    process = opened()
-    ask(*[cell("x = 1")] * 9, process=process, limits=Limits(steps=1))
-    process.append({"role": "user", "content": "something else"})
+    session = opened()
+    ask(*[cell("x = 1")] * 9, session=session, limits=Limits(steps=1))
+    session.append({"role": "user", "content": "something else"})
     with pytest.raises(SpecError, match="went on with something else"):
-        resume(process, Scripted(), TEXT, limits={"steps": 20})
-    assert resume(process, Scripted(), TEXT).outcome is AnswerOutcome.NOTHING
+        resume(session, Scripted(), TEXT, limits={"steps": 20})
+    assert resume(session, Scripted(), TEXT).outcome is AnswerOutcome.NOTHING
 
 
 @pytest.mark.parametrize("usage", [None, "x", Tokens(), Tokens(prompt=-9), Tokens(prompt=1 << 39, reply=1 << 39)], ids=range(5))
@@ -493,18 +493,18 @@ class Counting:
 
 def test_the_largest_prompt_is_the_largest_that_the_root_received() -> None:
     root = Counting(*["print('word ' * 300)"] * 6, 'answer["content"] = 1' + READY)
-    process = opened(window=4000)
-    result = RecursiveModel(root, process, sub=Answering()).ask("what?", TEXT)
+    session = opened(window=4000)
+    result = RecursiveModel(root, session, sub=Answering()).ask("what?", TEXT)
     assert result.resident == max(root.received)
-    ended = resume(process, Scripted(), TEXT)
+    ended = resume(session, Scripted(), TEXT)
     assert ended.resident == max(root.received)
 
 
 def test_a_prompt_that_was_refused_was_not_the_largest() -> None:
-    process, log = opened(), []
+    session, log = opened(), []
     with pytest.raises(Unavailable):
-        ask(Unavailable("down"), process=process, watch=log.append)
-    result = resume(process, Counting('answer["content"] = 1' + READY), TEXT)
+        ask(Unavailable("down"), session=session, watch=log.append)
+    result = resume(session, Counting('answer["content"] = 1' + READY), TEXT)
     assert result.resident > 0
     assert not [event for event in log if isinstance(event, Returned | SubCalled)]
 
@@ -520,10 +520,10 @@ def test_many_threads_ask_and_call_at_once() -> None:
 
     below = cell('answer["content"] = [keep(context), llm_query(context)]' + READY)
     code = 'answer["content"] = [one[1] for one in rlm_query_batched("q", [str(n) for n in range(24)])]' + READY
-    process = opened()
-    result = ask(cell(code), *[below] * 24, depth=2, functions={"keep": keep}, parallel=8, process=process)
+    session = opened()
+    result = ask(cell(code), *[below] * 24, depth=2, functions={"keep": keep}, parallel=8, session=session)
     assert result.content == [str(n) for n in range(24)]
     assert sorted(log, key=int) == result.content
-    assert replay(process, opened(), TEXT, functions={"keep": keep}).content == result.content
+    assert replay(session, opened(), TEXT, functions={"keep": keep}).content == result.content
     assert len(log) == 24
-    check_laws(process)
+    check_laws(session)

@@ -15,11 +15,11 @@ from kilburn.agents.cap import Cap, clip
 from kilburn.agents.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import Memory, Scripted, check_laws
+from kilburn.testing import MemoryBackend, Scripted, check_laws
 
 WORDS = [
     f"{first}{second}" for first in ("root", "sum", "left", "bound", "even", "prime") for second in ("", "s", "ing", "ed", "like")
@@ -36,8 +36,8 @@ def summary(number: int) -> str:
     return f"I tried {number} times; the root seems to be {number}, and interval {number} is left to check."
 
 
-def process_of(window: int = 4000, policy: str = "fifo") -> Process:
-    return Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/4").process("s")
+def session_of(window: int = 4000, policy: str = "fifo") -> Session:
+    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4").session("s")
 
 
 def rounds_of(count: int) -> list[str]:
@@ -46,9 +46,9 @@ def rounds_of(count: int) -> list[str]:
 
 @pytest.mark.parametrize("piece", [1, None])
 def test_every_trace_is_addressable_and_none_comes_back(piece: int | None) -> None:
-    process, model = process_of(), Scripted(rounds_of(6), piece=piece)
-    made = ReasoningCache(model, process, Schedule(rounds=6, reason=400, summary=100)).run(PROBLEM)
-    assert [process.recall(one.trace_address) for one in made.rounds] == [trace(number) for number in range(1, 7)]
+    session, model = session_of(), Scripted(rounds_of(6), piece=piece)
+    made = ReasoningCache(model, session, Schedule(rounds=6, reason=400, summary=100)).run(PROBLEM)
+    assert [session.recall(one.trace_address) for one in made.rounds] == [trace(number) for number in range(1, 7)]
     assert [one.summary for one in made.rounds] == [summary(number) for number in range(1, 7)]
     assert {one.summary_outcome for one in made.rounds} == {"done"}
     assert (made.answer, made.summary) == ("6", summary(6))
@@ -62,16 +62,16 @@ def test_every_trace_is_addressable_and_none_comes_back(piece: int | None) -> No
         prompt = str(request.messages)
         assert f"attempt {number}, line 3" in prompt
         assert f"attempt {number - 1}, line 3" not in prompt
-    # The process's own window holds the problem and the last summary: any agent can go on from it.
-    assert [message["role"] for message in process.render()] == ["user", "user"]
-    assert summary(6) in str(process.render()[-1])
-    check_laws(process)
+    # The session's own window holds the problem and the last summary: any agent can go on from it.
+    assert [message["role"] for message in session.render()] == ["user", "user"]
+    assert summary(6) in str(session.render()[-1])
+    check_laws(session)
 
 
 def test_the_context_is_constant_while_the_horizon_grows() -> None:
     peaks = {}
     for count in (2, 4, 16):
-        made = ReasoningCache(Scripted(rounds_of(count)), process_of(), Schedule(rounds=count, reason=400, summary=100)).run(
+        made = ReasoningCache(Scripted(rounds_of(count)), session_of(), Schedule(rounds=count, reason=400, summary=100)).run(
             PROBLEM
         )
         peaks[count] = made.peak
@@ -80,10 +80,10 @@ def test_the_context_is_constant_while_the_horizon_grows() -> None:
 
 
 def test_the_ledger_has_a_receipt_for_every_round() -> None:
-    process = process_of()
+    session = session_of()
     model = Scripted([trace(1), summary(1), trace(2), "", trace(3), summary(3)])
-    ReasoningCache(model, process, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
-    found = [receipt for receipt in process.receipts() if receipt.policy == "reasoning_cache"]
+    ReasoningCache(model, session, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
+    found = [receipt for receipt in session.receipts() if receipt.policy == "reasoning_cache"]
     assert [receipt.outcome for receipt in found] == ["done", "empty", "done"]
     assert found[0].left == ("p2",)
     assert "p3" in str(found[1].left)
@@ -105,8 +105,8 @@ class Heedless:
 
 
 def test_a_model_that_ignores_its_caps_is_cut() -> None:
-    process = process_of()
-    made = ReasoningCache(Heedless(), process, Schedule(rounds=2, reason=300, summary=60)).run(PROBLEM)
+    session = session_of()
+    made = ReasoningCache(Heedless(), session, Schedule(rounds=2, reason=300, summary=60)).run(PROBLEM)
     assert [one.outcome for one in made.rounds] == ["truncated"] * 2
     assert all(290 <= one.trace_tokens <= 300 for one in made.rounds)
     for one in made.rounds:
@@ -133,15 +133,15 @@ def test_a_model_that_ignores_its_caps_is_cut() -> None:
     ],
 )
 def test_a_summary_that_is_none_leaves_the_old_one(said: Any, outcome: str) -> None:
-    process = process_of()
+    session = session_of()
     model = Scripted([trace(1), summary(1), trace(2), said, trace(3), summary(3)])
-    made = ReasoningCache(model, process, Schedule(rounds=3, reason=400, summary=400)).run(PROBLEM)
+    made = ReasoningCache(model, session, Schedule(rounds=3, reason=400, summary=400)).run(PROBLEM)
     assert [one.summary_outcome for one in made.rounds] == ["done", outcome, "done"]
     assert made.rounds[1].summary == summary(1)
     assert summary(1) in str(model.requests[4].messages)
     assert "line 3 says" not in str(model.requests[4].messages)
-    assert process.recall(made.rounds[1].trace_address) == trace(2)
-    check_laws(process)
+    assert session.recall(made.rounds[1].trace_address) == trace(2)
+    check_laws(session)
 
 
 def test_a_summariser_that_hangs_is_left_behind() -> None:
@@ -151,31 +151,31 @@ def test_a_summariser_that_hangs_is_left_behind() -> None:
         gate.wait(600)
         return summary(9)
 
-    process = process_of()
+    session = session_of()
     schedule = Schedule(rounds=1, reason=400, summary=100, timeout=0.2)
-    made = ReasoningCache(Scripted([trace(1)]), process, schedule, summariser=Scripted([hang])).run(PROBLEM)
+    made = ReasoningCache(Scripted([trace(1)]), session, schedule, summariser=Scripted([hang])).run(PROBLEM)
     gate.set()
     assert made.rounds[0].summary_outcome == "failed"
     assert made.summary == ""
-    assert process.recall(made.rounds[0].trace_address) == trace(1)
+    assert session.recall(made.rounds[0].trace_address) == trace(1)
 
 
 def test_a_model_that_raises_while_it_reasons_leaves_the_state_before() -> None:
-    process = process_of()
+    session = session_of()
     cache = ReasoningCache(
         Scripted([trace(1), summary(1), Unavailable("gone"), trace(2), summary(2)]),
-        process,
+        session,
         Schedule(rounds=3, reason=400, summary=100),
     )
     done = []
     with pytest.raises(Unavailable):
         done.extend(cache.rounds(PROBLEM))
-    before = process.messages()
+    before = session.messages()
     assert [message["role"] for message in before] == ["user", "assistant"]
-    assert summary(1) in str(process.render())
-    made = ReasoningCache(cache.model, process, Schedule(rounds=1, reason=400, summary=100)).run(PROBLEM, summary(1))
+    assert summary(1) in str(session.render())
+    made = ReasoningCache(cache.model, session, Schedule(rounds=1, reason=400, summary=100)).run(PROBLEM, summary(1))
     assert made.summary == summary(2)
-    assert [message["role"] for message in process.messages()] == ["user", "assistant", "assistant"]
+    assert [message["role"] for message in session.messages()] == ["user", "assistant", "assistant"]
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_a_model_that_raises_while_it_reasons_leaves_the_state_before() -> None:
     ],
 )
 def test_no_reasoning_is_not_summarised(said: Any, outcome: str, kept: bool) -> None:
-    process, model = process_of(), Scripted([trace(1), summary(1), said, trace(3), summary(3)])
-    made = ReasoningCache(model, process, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
+    session, model = session_of(), Scripted([trace(1), summary(1), said, trace(3), summary(3)])
+    made = ReasoningCache(model, session, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
     assert made.rounds[1].outcome == outcome
     assert made.rounds[1].summary_outcome == "none"
     assert made.rounds[1].summary == summary(1)
@@ -204,7 +204,7 @@ def test_it_may_stop_early_and_be_asked_in_own_words() -> None:
     prompts = RoundPrompts(
         reason="Q {problem}", resume="Q {problem} S {summary}", summarise="{problem}|{summary}|{trace}", system="Be brief."
     )
-    made = ReasoningCache(model, process_of(), prompts=prompts, done=lambda text: "4" in text).run("2 + 2 {brace}")
+    made = ReasoningCache(model, session_of(), prompts=prompts, done=lambda text: "4" in text).run("2 + 2 {brace}")
     assert len(made.rounds) == 1
     assert model.requests[0].messages == [
         {"role": "system", "content": "Be brief."},
@@ -218,7 +218,7 @@ def test_it_may_stop_early_and_be_asked_in_own_words() -> None:
 )
 def test_prompts_that_do_not_fit_are_refused(resume: str) -> None:
     with pytest.raises(SpecError, match="resume"):
-        ReasoningCache(Scripted(), process_of(), prompts=RoundPrompts(resume=resume))
+        ReasoningCache(Scripted(), session_of(), prompts=RoundPrompts(resume=resume))
 
 
 @pytest.mark.parametrize("name", ["rounds", "reason", "summary"])
@@ -229,12 +229,12 @@ def test_a_schedule_of_nothing_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("policy", ["hybrid", "lru", "summarize", "memento"])
 def test_the_process_may_have_any_policy_and_a_small_window(policy: str) -> None:
-    process = process_of(150, policy)
-    made = ReasoningCache(Scripted(rounds_of(8)), process, Schedule(rounds=8, reason=400, summary=100)).run(PROBLEM)
+    session = session_of(150, policy)
+    made = ReasoningCache(Scripted(rounds_of(8)), session, Schedule(rounds=8, reason=400, summary=100)).run(PROBLEM)
     assert made.answer == "8"
-    assert [process.recall(one.trace_address) for one in made.rounds] == [trace(number) for number in range(1, 9)]
-    assert process.render().tokens <= 150
-    check_laws(process)
+    assert [session.recall(one.trace_address) for one in made.rounds] == [trace(number) for number in range(1, 9)]
+    assert session.render().tokens <= 150
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_a_cap_holds_whatever_the_pieces(pieces: list[str], tokens: int) -> None
 
 @pytest.mark.parametrize("address", ["p1", "p2"])
 def test_what_was_made_from_the_problem_or_a_trace_is_forgotten_with_it(address: str) -> None:
-    process = process_of()
-    made = ReasoningCache(Scripted(rounds_of(3)), process, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
-    gone = process.forget(address)
+    session = session_of()
+    made = ReasoningCache(Scripted(rounds_of(3)), session, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
+    gone = session.forget(address)
     assert {one.trace_address for one in made.rounds} <= {*gone}
     assert "f" in {each[0] for each in gone}
-    assert "attempt" not in str(process.render()) + str(process.messages())
-    check_laws(process)
+    assert "attempt" not in str(session.render()) + str(session.messages())
+    check_laws(session)

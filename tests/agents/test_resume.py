@@ -17,20 +17,20 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as command
-from kilburn.agents.answer import AnswerOutcome
 from kilburn.agents.loop import Limits, Returned
-from kilburn.agents.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.agents.sandbox import open_sandbox
-from kilburn.agents.sub_calls import TOGETHER
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.prices import Prices
-from kilburn.testing import FakeClock, Memory, Scripted, check_laws
+from kilburn.recursion.answer import AnswerOutcome
+from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
+from kilburn.recursion.sandbox import open_sandbox
+from kilburn.recursion.sub_calls import TOGETHER
+from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
 MANY = TOGETHER + 20
@@ -86,7 +86,7 @@ class Answering:
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=prompt.upper()),)), usage=self.usage)
 
 
-def opened(folder: Path) -> Hierarchy:
+def opened(folder: Path) -> Store:
     return kilburn.open(folder / "agent.db", window=4000, policy="fifo", tokenizer="chars/4", embedder=None)
 
 
@@ -103,33 +103,33 @@ def killed(work: Callable[[], Any]) -> None:
 
 def begin(folder: Path, root: Any, sub: Any, **options: Any) -> None:
     asking = {name: options.pop(name) for name in ("watch",) if name in options}
-    agent = RecursiveModel(root, opened(folder).process("a"), sub=sub, retry=AT_ONCE, parallel=2, **options)
+    agent = RecursiveModel(root, opened(folder).session("a"), sub=sub, retry=AT_ONCE, parallel=2, **options)
     agent.ask("how many are odd?", TEXT, **asking)
 
 
-def go_on(process: Process, root: Any, sub: Any, text: Any = TEXT, **options: Any) -> RecursiveResult:
-    return resume(process, root, text, sub=sub, retry=AT_ONCE, parallel=2, **options)
+def go_on(session: Session, root: Any, sub: Any, text: Any = TEXT, **options: Any) -> RecursiveResult:
+    return resume(session, root, text, sub=sub, retry=AT_ONCE, parallel=2, **options)
 
 
-def below(process: Process) -> list[Process]:
-    return [process.branches.open(info.name.removeprefix(f"{process.name}/")) for info in process.branches.below()]
+def below(session: Session) -> list[Session]:
+    return [session.branches.open(info.name.removeprefix(f"{session.name}/")) for info in session.branches.below()]
 
 
-def written(process: Process) -> set[str]:
+def written(session: Session) -> set[str]:
     """The prompts of all sub-calls that stand in the ledger with a reply."""
     found = set()
-    for branch in below(process):
+    for branch in below(session):
         pages = branch.window.pages
         asked = [page.sources[0] for page in pages.values() if page.role is Role.ASSISTANT and page.sources]
         found |= {branch.text(page) for page in asked if pages[page].role is Role.USER}
     return found
 
 
-def check_all(process: Process) -> None:
-    check_laws(process)
-    validate_chat(process.render())
-    assert {process.window.pages[page].role for page in process.window.pins} == {Role.SYSTEM}
-    for branch in below(process):
+def check_all(session: Session) -> None:
+    check_laws(session)
+    validate_chat(session.render())
+    assert {session.window.pages[page].role for page in session.window.pins} == {Role.SYSTEM}
+    for branch in below(session):
         check_laws(branch)
 
 
@@ -151,7 +151,7 @@ def on(event: str, number: int) -> Callable[[Any], None]:
 def ask_and_die(folder: Path, sandbox: str) -> None:
     tempfile.tempdir = str(folder / "tmp")  # of this program alone
     text = TEXT * 50 + "the canary sleeps at the wharf"
-    agent = RecursiveModel(Scripted([cell("print(len(context))"), die]), opened(folder / "db").process("a"), sandbox=sandbox)
+    agent = RecursiveModel(Scripted([cell("print(len(context))"), die]), opened(folder / "db").session("a"), sandbox=sandbox)
     agent.ask("how long?", text)
 
 
@@ -199,27 +199,27 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
     killed(lambda: begin(tmp_path, Scripted(script), sub, watch=watch.get(place)))
     before = sub.asked
     with opened(tmp_path) as store:
-        process = store.process("a")
-        paid = written(process)
+        session = store.session("a")
+        paid = written(session)
         # What waited to be written is lost.
         lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - TOGETHER}.get(place, 0)
         assert len(before) - lost <= len(paid) <= len(before)
         root = Scripted([cell(code) for code in SCRIPT[replies:]])
-        result = go_on(process, root, Answering(sub.log))
+        result = go_on(session, root, Answering(sub.log))
         assert (result.outcome, result.content, result.differing) == (AnswerOutcome.ANSWERED, ANSWER, ())
         assert (len(root.requests), root.left, result.steps, result.calls) == (3 - replies, 0, 3, MANY + 1)
         after = sub.asked[len(before) :]
         assert not paid & set(after)
         assert Counter([*paid, *after]) == Counter(["first", *TEXT.splitlines()])
-        check_all(process)
-        outputs = [page for page, _ in process.pages() if page.kind is Kind.RESULT]
+        check_all(session)
+        outputs = [page for page, _ in session.pages() if page.kind is Kind.RESULT]
         assert [len(page.cites) for page in outputs] == [1, MANY, 0]
         if place == "in a batch":
-            assert replay(process, store.process("again"), TEXT).content == ANSWER
-        events = [*process.events()]
-        ended = go_on(process, Scripted(), Answering(sub.log))
+            assert replay(session, store.session("again"), TEXT).content == ANSWER
+        events = [*session.events()]
+        ended = go_on(session, Scripted(), Answering(sub.log))
         assert (ended.outcome, ended.content, ended.steps, ended.calls) == (result.outcome, ANSWER, 3, MANY + 1)
-        assert [*process.events()] == events
+        assert [*session.events()] == events
     assert sub.asked == [*before, *after]
     assert command("fsck", "--db", tmp_path / "agent.db").status == 0
 
@@ -252,30 +252,30 @@ def test_a_run_within_a_run_that_was_killed_goes_on(root_dies_at: int, sub_dies_
     text = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(2 * MANY))
     sub = Answering(tmp_path / "log", dies=lambda asked: len(asked) == sub_dies_at)
     options: dict[str, Any] = {"sub": sub, "depth": 2, "parallel": 2}
-    killed(lambda: RecursiveModel(Roots(root_dies_at), opened(tmp_path).process("a"), **options).ask("how many are odd?", text))
+    killed(lambda: RecursiveModel(Roots(root_dies_at), opened(tmp_path).session("a"), **options).ask("how many are odd?", text))
     before = sub.asked
     with opened(tmp_path) as store:
-        process = store.process("a")
-        paid, root = written(process), Roots()
+        session = store.session("a")
+        paid, root = written(session), Roots()
         assert len(paid) >= MANY
-        result = go_on(process, root, Answering(sub.log), text)
+        result = go_on(session, root, Answering(sub.log), text)
         assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [MANY // 2, MANY // 2], 2 * MANY)
         assert root.asked == 5 - replies
         assert Counter([*paid, *sub.asked[len(before) :]]) == Counter(text.splitlines())
-        assert [info.name for info, _ in process.branches.children()] == ["a/b1", "a/b2"]
-        check_all(process)
+        assert [info.name for info, _ in session.branches.children()] == ["a/b1", "a/b2"]
+        check_all(session)
 
 
 # Without a crash: the root is not available, and later it is
 
 
-def process_of(name: str = "a") -> Process:
-    return kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4", embedder=None).process(name)
+def session_of(name: str = "a") -> Session:
+    return kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4", embedder=None).session(name)
 
 
-def cut(process: Process, *script: Any, sub: Any = None, text: Any = TEXT, past: Any = None, **options: Any) -> None:
+def cut(session: Session, *script: Any, sub: Any = None, text: Any = TEXT, past: Any = None, **options: Any) -> None:
     """A run that ends because the root is not available."""
-    agent = RecursiveModel(Scripted([*script, Unavailable("gone")]), process, sub=sub or Scripted(), retry=AT_ONCE, **options)
+    agent = RecursiveModel(Scripted([*script, Unavailable("gone")]), session, sub=sub or Scripted(), retry=AT_ONCE, **options)
     with pytest.raises(Unavailable):
         agent.ask("what?", text, past=past)
 
@@ -284,14 +284,14 @@ def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
     cells, usage = [cell(code) for code in SCRIPT], Tokens(prompt=100, reply=10)
     limits = Limits(steps=5, calls=500, tokens=10**6, money=10**6, prices=Prices(input=1e6))
     options: dict[str, Any] = {"sub": Answering(tmp_path / "log", usage=usage), "retry": AT_ONCE}
-    whole = RecursiveModel(Scripted(cells), process_of(), limits=limits, **options).ask("what?", TEXT)
-    process = process_of()
-    cut(process, *cells[:2], sub=options["sub"], limits=limits)
-    again = go_on(process, Scripted(cells[2:]), options["sub"])
+    whole = RecursiveModel(Scripted(cells), session_of(), limits=limits, **options).ask("what?", TEXT)
+    session = session_of()
+    cut(session, *cells[:2], sub=options["sub"], limits=limits)
+    again = go_on(session, Scripted(cells[2:]), options["sub"])
     for name in ("outcome", "content", "steps", "calls", "tokens", "money", "resident"):
         assert getattr(again, name) == getattr(whole, name), name
     assert again.money > MANY * 100
-    ended = go_on(process, Scripted(), Scripted())
+    ended = go_on(session, Scripted(), Scripted())
     assert (ended.tokens, ended.money, ended.resident) == (whole.tokens, whole.money, whole.resident)
 
 
@@ -300,15 +300,15 @@ def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
     [({}, "steps", 0), ({"steps": 3}, "", 1), ({"steps": 3, "calls": 2}, "calls", 0), ({"steps": 3, "tokens": 1}, "tokens", 0)],
 )
 def test_limits_hold_for_both_parts(given: dict[str, Any], limit: str, asked: int, tmp_path: Path) -> None:
-    process = process_of()
-    cut(process, cell(LOOK), cell('answer["content"] = 7'), sub=Answering(tmp_path / "log"), limits=Limits(steps=2))
+    session = session_of()
+    cut(session, cell(LOOK), cell('answer["content"] = 7'), sub=Answering(tmp_path / "log"), limits=Limits(steps=2))
     root = Scripted([cell('answer["ready"] = True')] if asked else [])
     if limit == "steps":
         root = Scripted([cell("1"), cell("2")])
-    result = go_on(process, root, Scripted(), limits=given)
+    result = go_on(session, root, Scripted(), limits=given)
     assert (result.limit, result.content, root.left) == (limit, 7, 0)
     assert result.outcome is (AnswerOutcome.UNREADY if limit else AnswerOutcome.ANSWERED)
-    ended = go_on(process, Scripted(), Scripted())
+    ended = go_on(session, Scripted(), Scripted())
     assert (ended.outcome, ended.content, ended.limit) == (result.outcome, 7, limit)
 
 
@@ -317,24 +317,24 @@ def test_slow_calls_are_written_as_they_come_and_their_seconds_are_counted(tmp_p
 
     class Slow(Answering):
         def stream(self, request: Request) -> Iterator[Reply]:
-            seen.append(len(written(process)))
+            seen.append(len(written(session)))
             clock.advance(10)
             yield from super().stream(request)
 
     seen: list[int] = []
-    store = Hierarchy(Memory(), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
-    process, code = store.process("a"), cell("got = [llm_query(str(n)) for n in range(4)]")
-    cut(process, code, sub=Slow(tmp_path / "log"), clock=clock, limits=Limits(seconds=50))
+    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
+    session, code = store.session("a"), cell("got = [llm_query(str(n)) for n in range(4)]")
+    cut(session, code, sub=Slow(tmp_path / "log"), clock=clock, limits=Limits(seconds=50))
     assert seen == [0, 1, 2, 3]
     clock.advance(10_000)
-    result = go_on(process, Scripted([code, cell("1")]), Slow(tmp_path / "log"), clock=clock)
+    result = go_on(session, Scripted([code, cell("1")]), Slow(tmp_path / "log"), clock=clock)
     assert (result.outcome, result.limit, result.seconds) == (AnswerOutcome.NOTHING, "seconds", 50)
-    assert go_on(process, Scripted(), Scripted()).seconds == 50
+    assert go_on(session, Scripted(), Scripted()).seconds == 50
 
 
 def test_cells_and_memory_tools_of_one_reply(tmp_path: Path) -> None:
     """The second of three cells was cut off, after a memory tool was called."""
-    process, sub = process_of(), Answering(tmp_path / "log")
+    session, sub = session_of(), Answering(tmp_path / "log")
     search = Part(kind=Kind.CALL, text='{"query": "odd"}', call="s", name="search_memory")
     cells = cell('a = llm_query("1")', "import time\n" + 'b = llm_query("2") + llm_query("3")', "print(a, b)" + READY)
     reply = Message(role=Role.ASSISTANT, parts=(search, *cells.parts))
@@ -343,16 +343,16 @@ def test_cells_and_memory_tools_of_one_reply(tmp_path: Path) -> None:
         if sub.asked == ["1", "2", "3"]:
             raise KeyboardInterrupt
 
-    agent = RecursiveModel(Scripted([reply]), process, sub=sub, retry=AT_ONCE)
+    agent = RecursiveModel(Scripted([reply]), session, sub=sub, retry=AT_ONCE)
     with pytest.raises(KeyboardInterrupt):
         agent.ask("what?", TEXT, watch=stop)
-    assert [page.call for page, _ in process.pages() if page.kind is Kind.RESULT] == ["s", "c0"]
+    assert [page.call for page, _ in session.pages() if page.kind is Kind.RESULT] == ["s", "c0"]
     events: list[Any] = []
-    result = go_on(process, Scripted([cell('answer["content"] = a + b' + READY)]), sub, watch=events.append)
+    result = go_on(session, Scripted([cell('answer["content"] = a + b' + READY)]), sub, watch=events.append)
     assert (result.content, result.differing, result.steps) == ("123", (), 2)
     assert sub.asked == ["1", "2", "3"]
     assert [event.call for event in events if isinstance(event, Returned)][:4] == ["s", "c0", "c1", "c2"]
-    check_all(process)
+    check_all(session)
 
 
 class Failing(Answering):
@@ -375,92 +375,92 @@ class Failing(Answering):
 def test_failures_stay_in_a_cell_that_ended_and_are_asked_again_in_one_that_did_not(tmp_path: Path) -> None:
     first = 'got = llm_query_batched(["1", "2"])\nprint(got)'
     second = 'for n in "3456":\n    got += llm_query_batched([n])\nprint(got)\nanswer["content"] = got' + READY
-    process, sub = process_of(), Failing(tmp_path / "log", fails=("2", "4"), stops="5")
-    agent = RecursiveModel(Scripted([cell(first), cell(second)]), process, sub=sub, retry=AT_ONCE)
+    session, sub = session_of(), Failing(tmp_path / "log", fails=("2", "4"), stops="5")
+    agent = RecursiveModel(Scripted([cell(first), cell(second)]), session, sub=sub, retry=AT_ONCE)
     with pytest.raises(KeyboardInterrupt):
         agent.ask("what?", TEXT)
     assert Counter(sub.asked) == {"1": 1, "2": 2, "3": 1, "4": 2}
     later = Answering(tmp_path / "later")
-    result = go_on(process, Scripted(), later)
+    result = go_on(session, Scripted(), later)
     assert (result.outcome, result.content, result.differing) == (AnswerOutcome.PARTIAL, ["1", None, "3", "4", "5", "6"], ())
     assert [(missing.prompt, missing.why) for missing in result.missing] == [("2", "Unavailable 2 times")]
     assert later.asked == ["4", "5", "6"]
-    for again in (replay(process, process_of("again"), TEXT), go_on(process, Scripted(), Scripted())):
+    for again in (replay(session, session_of("again"), TEXT), go_on(session, Scripted(), Scripted())):
         assert (again.content, again.missing, again.calls) == (result.content, result.missing, result.calls)
 
 
 def test_code_that_is_not_the_same_again_is_told(tmp_path: Path) -> None:
-    process, sub = process_of(), Answering(tmp_path / "log")
+    session, sub = session_of(), Answering(tmp_path / "log")
     chance = "import os\nx = os.urandom(8).hex()\nprint(x, llm_query(x), llm_query('same'))"
-    cut(process, cell(chance), sub=sub)
-    seen = process.text(process.window.last)
+    cut(session, cell(chance), sub=sub)
+    seen = session.text(session.window.last)
     root = Scripted([cell('answer["content"] = x' + READY)])
     events: list[Any] = []
-    result = go_on(process, root, sub, watch=events.append)
-    address = next(page.address for page, _ in process.pages() if page.kind is Kind.RESULT)
+    result = go_on(session, root, sub, watch=events.append)
+    address = next(page.address for page, _ in session.pages() if page.kind is Kind.RESULT)
     assert (result.outcome, result.differing) == (AnswerOutcome.ANSWERED, (address,))
     assert Counter(sub.asked) == {"same": 1, seen[:16]: 1, result.content: 1}
-    assert next(event.text for event in events if isinstance(event, Returned)) == process.recall(address) == seen
+    assert next(event.text for event in events if isinstance(event, Returned)) == session.recall(address) == seen
     assert f"{address} came out otherwise" in json.dumps(list(root.requests[0].messages))
-    last = next(page for page, _ in reversed(process.pages()) if page.kind is Kind.RESULT)
-    assert [process.branches.open("b2").text(page) for _, page in last.cites] == [result.content.upper()]
-    check_all(process)
+    last = next(page for page, _ in reversed(session.pages()) if page.kind is Kind.RESULT)
+    assert [session.branches.open("b2").text(page) for _, page in last.cites] == [result.content.upper()]
+    check_all(session)
 
 
 def test_only_the_same_question_goes_on(tmp_path: Path) -> None:
-    process, sub = process_of(), Answering(tmp_path / "log")
+    session, sub = session_of(), Answering(tmp_path / "log")
     with pytest.raises(SpecError, match="nothing was asked"):
-        go_on(process, Scripted(), sub)
-    cut(process, cell(LOOK), sub=sub)
-    events = [*process.events()]
+        go_on(session, Scripted(), sub)
+    cut(session, cell(LOOK), sub=sub)
+    events = [*session.events()]
     for text in (TEXT + "!", {"a": TEXT}):
         with pytest.raises(SpecError, match="not the text"):
-            go_on(process, Scripted(), sub, text)
+            go_on(session, Scripted(), sub, text)
     with pytest.raises(SpecError, match="not the text"):
-        resume(process, Scripted(), past=process)
-    assert [*process.events()] == events
-    process.append({"role": "user", "content": "and now to something else"})
+        resume(session, Scripted(), past=session)
+    assert [*session.events()] == events
+    session.append({"role": "user", "content": "and now to something else"})
     with pytest.raises(SpecError, match="something else"):
-        go_on(process, Scripted(), sub)
+        go_on(session, Scripted(), sub)
     assert sub.asked == ["first"]
 
 
 def test_what_was_forgotten_is_not_made_again(tmp_path: Path) -> None:
-    process, sub = process_of(), Answering(tmp_path / "log")
-    cut(process, cell(LOOK), sub=sub)
-    process.branches.open("b1").forget("p2")
+    session, sub = session_of(), Answering(tmp_path / "log")
+    cut(session, cell(LOOK), sub=sub)
+    session.branches.open("b1").forget("p2")
     with pytest.raises(Forgotten):
-        go_on(process, Scripted(), sub)
+        go_on(session, Scripted(), sub)
     assert sub.asked == ["first"]
 
 
 @pytest.mark.parametrize("tools", [True, False])
 def test_a_run_can_be_cut_off_often(tools: bool, tmp_path: Path) -> None:
     codes = [LOOK, "half = llm_query_batched(lines[:5])", "replies = half + llm_query_batched(lines[5:])", TELL]
-    process, sub = process_of(), Answering(tmp_path / "log")
+    session, sub = session_of(), Answering(tmp_path / "log")
     script = [cell(code) if tools else f"So:\n```repl\n{code}\n```" for code in codes]
-    cut(process, "hm", sub=sub, tools=tools)
+    cut(session, "hm", sub=sub, tools=tools)
     for reply in script[:-1]:
         with pytest.raises(Unavailable):
-            go_on(process, Scripted([reply, Unavailable("gone")]), sub, tools=tools)
-    result = go_on(process, Scripted(script[-1:]), sub, tools=tools)
+            go_on(session, Scripted([reply, Unavailable("gone")]), sub, tools=tools)
+    result = go_on(session, Scripted(script[-1:]), sub, tools=tools)
     assert (result.outcome, result.content, result.steps) == (AnswerOutcome.ANSWERED, ANSWER, 5)
     assert Counter(sub.asked) == Counter(["first", *TEXT.splitlines()])
-    check_all(process)
-    assert replay(process, process_of("again"), TEXT).content == ANSWER
+    check_all(session)
+    assert replay(session, session_of("again"), TEXT).content == ANSWER
 
 
 def test_the_past_is_as_it_was(tmp_path: Path) -> None:
     store = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4", embedder=None)
-    past, process = store.process("past"), store.process("a")
+    past, session = store.session("past"), store.session("a")
     past.append({"role": "user", "content": "the parser drops the last line"})
     code = "seen = [len(memory.pages('past')), len(memory.sessions())]"
-    cut(process, cell(code), past=store)
+    cut(session, cell(code), past=store)
     past.append({"role": "user", "content": "the parser again"})
     with pytest.raises(SpecError, match="read the past"):
-        resume(process, Scripted(), TEXT)
+        resume(session, Scripted(), TEXT)
     root = Scripted([cell("answer['content'] = [*seen, len(memory.pages('past')), len(memory.pages('a'))]" + READY)])
-    result = resume(process, root, TEXT, past=store)
+    result = resume(session, root, TEXT, past=store)
     assert (result.content, result.differing) == ([1, 1, 2, 0], ())
 
 
@@ -487,13 +487,13 @@ class Between(Mapping[str, str]):
 def test_of_two_programs_that_go_on_at_once_one_is_refused(tmp_path: Path) -> None:
     sub, final = Answering(tmp_path / "log"), cell('answer["content"] = 1' + READY)
     with opened(tmp_path) as first, opened(tmp_path) as second:
-        cut(first.process("a"), cell('print(llm_query("first"))'), sub=sub, text={"text": TEXT})
-        other = Between(lambda: go_on(second.process("a"), Scripted([final]), sub, {"text": TEXT}))
+        cut(first.session("a"), cell('print(llm_query("first"))'), sub=sub, text={"text": TEXT})
+        other = Between(lambda: go_on(second.session("a"), Scripted([final]), sub, {"text": TEXT}))
         root = Scripted([final])
         with pytest.raises(StoreStale, match="another program went on with the run in 'a'"):
-            go_on(first.process("a"), root, sub, other)
+            go_on(first.session("a"), root, sub, other)
         assert not root.requests
-        check_all(second.process("a"))
+        check_all(second.session("a"))
     assert sub.asked == ["first"]
 
 
@@ -504,21 +504,21 @@ def test_a_run_that_another_program_has_taken_up_ends(tmp_path: Path) -> None:
         def stream(self, request: Request) -> Iterator[Reply]:
             if request.messages[-1]["content"] == "2":
                 with opened(tmp_path) as second:
-                    result = go_on(second.process("a"), Scripted([cell('answer["content"] = got' + READY)]), other)
+                    result = go_on(second.session("a"), Scripted([cell('answer["content"] = got' + READY)]), other)
                     assert result.content == list("0123")
             yield from super().stream(request)
 
     other, slow = Answering(tmp_path / "other"), Slow(tmp_path / "log")
     with opened(tmp_path) as first:
-        process = first.process("a")
+        session = first.session("a")
         code = "got = [llm_query(str(n)) for n in range(4)]"
         root = Scripted([cell(code), cell(code)])
         with pytest.raises(StoreStale, match="another program went on"):
-            RecursiveModel(root, process, sub=slow, retry=AT_ONCE).ask("what?", TEXT)
+            RecursiveModel(root, session, sub=slow, retry=AT_ONCE).ask("what?", TEXT)
         assert root.left == 1
     with opened(tmp_path) as store:
-        assert go_on(store.process("a"), Scripted(), Scripted()).content == list("0123")
-        check_all(store.process("a"))
+        assert go_on(store.session("a"), Scripted(), Scripted()).content == list("0123")
+        check_all(store.session("a"))
 
 
 @pytest.mark.parametrize("dies_in", ["send", "sub-call"])
@@ -544,11 +544,11 @@ def test_functions_of_the_caller_are_not_called_again_after_a_kill(tmp_path: Pat
     asked = Answering(tmp_path / "asked", dies=lambda asked: dies_in == "sub-call" and len(asked) == number)
     killed(lambda: begin(tmp_path, Scripted(script), asked, functions={"send": send}))
     dies = False
-    process = opened(tmp_path).process("a")
-    replied = sum(page.kind is Kind.CALL for page, _ in process.pages())
-    result = go_on(process, Scripted(script[replied:]), Answering(tmp_path / "again"), functions={"send": send})
+    session = opened(tmp_path).session("a")
+    replied = sum(page.kind is Kind.CALL for page, _ in session.pages())
+    result = go_on(session, Scripted(script[replied:]), Answering(tmp_path / "again"), functions={"send": send})
     assert (result.outcome, result.content, result.differing) == (AnswerOutcome.ANSWERED, [5] * 3 + [7] * 3, ())
     times = Counter(log.read_text().splitlines())
     assert len(times) == 6
     assert sorted(times.values()) == ([1] * 5 + [2] if dies_in == "send" else [1] * 6)
-    check_all(process)
+    check_all(session)

@@ -15,18 +15,18 @@ import pytest
 
 import kilburn
 from kilburn.agents.access import Privilege, Rights
-from kilburn.agents.answer import AnswerOutcome, SubCalled
 from kilburn.agents.loop import Limits, Returned
-from kilburn.agents.rlm import RecursiveModel, replay, resume
-from kilburn.agents.sandbox import ONE_CALL, Bounds, open_sandbox
 from kilburn.errors import Forgotten, KilburnError, MissingExtra, SandboxRefused, SpecError, Unavailable
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.page import Place
 from kilburn.prices import Prices
+from kilburn.recursion.answer import AnswerOutcome, SubCalled
+from kilburn.recursion.rlm import RecursiveModel, replay, resume
+from kilburn.recursion.sandbox import ONE_CALL, Bounds, open_sandbox
 from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
@@ -81,26 +81,26 @@ def cell(code: str) -> Message:
     return Message(role=Role.ASSISTANT, parts=(call,))
 
 
-def opened(window: int = 4000) -> Hierarchy:
+def opened(window: int = 4000) -> Store:
     return kilburn.open(":memory:", window=window, policy="fifo", tokenizer="chars/4", embedder=None)
 
 
-def ask(*script: Any, text: Any = TEXT, sub: Any = None, process: Process | None = None, **options: Any) -> Any:
-    process = process or opened().process("a")
+def ask(*script: Any, text: Any = TEXT, sub: Any = None, session: Session | None = None, **options: Any) -> Any:
+    session = session or opened().session("a")
     asking = {name: options.pop(name) for name in ("past", "kind", "watch") if name in options}
-    agent = RecursiveModel(Scripted(script), process, sub=sub or Answering(str.upper), retry=AT_ONCE, **options)
+    agent = RecursiveModel(Scripted(script), session, sub=sub or Answering(str.upper), retry=AT_ONCE, **options)
     return agent.ask("what is it?", text, **asking)
 
 
-def said(process: Process) -> str:
-    return json.dumps(process.messages())
+def said(session: Session) -> str:
+    return json.dumps(session.messages())
 
 
 def test_the_text_is_never_in_the_window() -> None:
     model = Scripted([cell("print(context[-50:][:9])"), cell('answer["content"] = len(context)' + READY)])
-    process = opened().process("a")
+    session = opened().session("a")
     text = "the beginning\n" + "x" * 400_000 + "the very end"
-    result = RecursiveModel(model, process).ask("how long is it?", text)
+    result = RecursiveModel(model, session).ask("how long is it?", text)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, len(text))
     for request in model.requests:
         validate_chat(request.messages)
@@ -110,8 +110,8 @@ def test_the_text_is_never_in_the_window() -> None:
         assert "how long is it?" in shown
         assert "400,026 characters, about 100,0" in shown
     assert result.resident < 1200
-    assert process.recall(result.address) == str(len(text))
-    check_laws(process)
+    assert session.recall(result.address) == str(len(text))
+    check_laws(session)
 
 
 def test_resident_tokens_do_not_grow_with_the_text() -> None:
@@ -120,50 +120,50 @@ def test_resident_tokens_do_not_grow_with_the_text() -> None:
 
 
 def test_outputs_are_cut_to_fit_the_window() -> None:
-    process = opened(window=3000).process("a")
-    result = ask(cell("print('y' * 1_000_000)"), cell('answer["content"] = 1' + READY), process=process)
+    session = opened(window=3000).session("a")
+    result = ask(cell("print('y' * 1_000_000)"), cell('answer["content"] = 1' + READY), session=session)
     assert result.outcome is AnswerOutcome.ANSWERED
     assert result.resident < 3000
-    assert "more characters were not kept" in said(process)
+    assert "more characters were not kept" in said(session)
 
 
 def test_sub_calls_are_pages_with_sources() -> None:
     store = opened()
-    process = store.process("a")
-    result = ask(cell(ASK_ALL + "\nprint(replies[3])"), process=process)
+    session = store.session("a")
+    result = ask(cell(ASK_ALL + "\nprint(replies[3])"), session=session)
     assert result.content == [line.upper() for line in TEXT.splitlines()]
     assert result.calls == 20
-    output = process.window.pages[process.window.last - 1]
-    assert process.text(output.id).startswith("3: ODD")
+    output = session.window.pages[session.window.last - 1]
+    assert session.text(output.id).startswith("3: ODD")
     assert len(output.cites) == 20
-    calls = process.branches.open("b1")
-    assert {process for process, _ in output.cites} == {calls.number}
+    calls = session.branches.open("b1")
+    assert {segment for segment, _ in output.cites} == {calls.number}
     replies = [calls.window.pages[page] for _, page in output.cites]
     prompts = [calls.window.pages[reply.sources[0]] for reply in replies]
     assert sorted(calls.text(page.id) for page in prompts) == sorted(TEXT.splitlines())
     assert {page.trust for page in (output, *replies, *prompts)} == {Trust.TOOL}
-    code = next(page for page, _ in process.pages() if page.kind is Kind.CALL)
-    number, told = process.number, code.id - 1
+    code = next(page for page, _ in session.pages() if page.kind is Kind.CALL)
+    number, told = session.number, code.id - 1
     assert {page.cites for page in prompts} == {((number, code.id), (number, told))}
-    assert process.recall(f"b1/{replies[0].address}") == calls.text(replies[0].id)
-    check_laws(process)
+    assert session.recall(f"b1/{replies[0].address}") == calls.text(replies[0].id)
+    check_laws(session)
     check_laws(calls)
 
 
 def test_forgetting_a_prompt_forgets_what_was_made_of_it() -> None:
-    process = opened().process("a")
-    result = ask(cell(ASK_ALL), process=process)
-    process.branches.open("b1").forget("p2")
+    session = opened().session("a")
+    result = ask(cell(ASK_ALL), session=session)
+    session.branches.open("b1").forget("p2")
     with pytest.raises(Forgotten):
-        process.recall(result.address)
+        session.recall(result.address)
 
 
 def test_an_output_is_made_from_the_outputs_before() -> None:
-    process = opened().process("a")
-    ask(cell("print(len(context))"), cell('answer["content"] = 1' + READY), process=process)
-    results = [page for page, _ in process.pages() if page.kind is Kind.RESULT]
+    session = opened().session("a")
+    ask(cell("print(len(context))"), cell('answer["content"] = 1' + READY), session=session)
+    results = [page for page, _ in session.pages() if page.kind is Kind.RESULT]
     assert results[1].sources == (results[1].answers, results[0].id)
-    assert results[0].id in process.window.pages[results[1].answers].sources, "the code, too: the model had seen it"
+    assert results[0].id in session.window.pages[results[1].answers].sources, "the code, too: the model had seen it"
 
 
 def test_calls_run_side_by_side_and_not_too_many() -> None:
@@ -200,22 +200,22 @@ def failing(prompt: str) -> str:
 
 
 def test_what_is_missing_is_named() -> None:
-    process = opened().process("a")
-    result = ask(cell(ASK_ALL), sub=Answering(failing), process=process)
+    session = opened().session("a")
+    result = ask(cell(ASK_ALL), sub=Answering(failing), session=session)
     assert result.outcome is AnswerOutcome.PARTIAL
     assert [reply is None for reply in result.content] == [n % 3 == 0 for n in range(20)]
     assert sorted(missing.prompt for missing in result.missing) == sorted(TEXT.splitlines()[::3])
     assert {missing.why for missing in result.missing} == {"Unavailable 3 times"}
-    assert "13 sub-calls answered, 7 gave nothing" in said(process)
+    assert "13 sub-calls answered, 7 gave nothing" in said(session)
 
 
 def test_a_single_call_that_fails_raises_in_the_code() -> None:
     code = "try:\n    llm_query(context.splitlines()[0])\nexcept Exception as error:\n    print('it said', error)"
-    process = opened().process("a")
+    session = opened().session("a")
     heal = 'answer["content"] = "done"' + READY
-    result = ask(cell(code), cell(heal), sub=Answering(failing), process=process)
-    assert "it said" in said(process)
-    assert "Unavailable 3 times" in said(process)
+    result = ask(cell(code), cell(heal), sub=Answering(failing), session=session)
+    assert "it said" in said(session)
+    assert "Unavailable 3 times" in said(session)
     assert result.outcome is AnswerOutcome.PARTIAL
 
 
@@ -244,12 +244,12 @@ def test_a_later_answer_heals() -> None:
     ids=["steps", "calls", "tokens", "seconds", "money"],
 )
 def test_a_budget_of_zero_is_an_outcome(limits: Limits, limit: str) -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     model = Scripted([])
-    result = RecursiveModel(model, process, limits=limits).ask("what?", TEXT)
+    result = RecursiveModel(model, session, limits=limits).ask("what?", TEXT)
     assert (result.outcome, result.limit, result.content) == (AnswerOutcome.NOTHING, limit, None)
     assert model.requests == []
-    validate_chat(process.render())
+    validate_chat(session.render())
 
 
 def test_the_budget_holds_for_sub_calls_and_the_root_can_still_answer() -> None:
@@ -277,30 +277,30 @@ def test_a_root_that_never_is_ready_is_told_to_answer() -> None:
     assert (result.outcome, result.content, result.limit, result.steps) == (AnswerOutcome.UNREADY, "half", "steps", 3)
     result = ask(idle, "it is 7", "it is 7", limits=Limits(steps=1))
     assert (result.outcome, result.content, result.limit) == (AnswerOutcome.SAID, "it is 7", "steps")
-    process = opened().process("a")
-    result = ask(*[idle] * 9, limits=Limits(steps=3), process=process)
+    session = opened().session("a")
+    result = ask(*[idle] * 9, limits=Limits(steps=3), session=session)
     assert (result.outcome, result.content) == (AnswerOutcome.NOTHING, None)
-    assert "The limit of steps is reached" in said(process)
-    check_laws(process)
+    assert "The limit of steps is reached" in said(session)
+    check_laws(session)
 
 
 def test_prose_is_answered_with_a_reminder_and_taken_in_the_end() -> None:
-    process = opened().process("a")
-    result = ask("I think so", cell('answer["content"] = 1' + READY), process=process)
+    session = opened().session("a")
+    result = ask("I think so", cell('answer["content"] = 1' + READY), session=session)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
-    assert "Nothing is answered yet" in said(process)
+    assert "Nothing is answered yet" in said(session)
     result = ask("it is", "it is, really", "forty-two")
     assert (result.outcome, result.content) == (AnswerOutcome.SAID, "forty-two")
 
 
 def test_a_fenced_block_is_a_cell_too() -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     model = Scripted(["Let me look.\n```repl\nprint(len(context))\n```", f'```python\nanswer["content"] = 1{READY}\n```'])
-    result = RecursiveModel(model, process, tools=False).ask("?", TEXT)
+    result = RecursiveModel(model, session, tools=False).ask("?", TEXT)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
     assert model.requests[0].tools == ()
     output = next(
-        page for page, _ in process.pages() if page.role is Role.USER and process.text(page.id).startswith(str(len(TEXT)))
+        page for page, _ in session.pages() if page.role is Role.USER and session.text(page.id).startswith(str(len(TEXT)))
     )
     assert output.trust is Trust.TOOL
 
@@ -320,18 +320,18 @@ def test_a_fenced_block_is_a_cell_too() -> None:
     ],
 )
 def test_an_answer_that_is_gone_or_wrong_is_an_error_to_act_on(code: str, word: str) -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     events: list[Any] = []
     right = 'answer["content"] = len(llm_query("ab"))' + READY
-    result = ask(cell(code), cell(right), kind=int, process=process, watch=events.append)
+    result = ask(cell(code), cell(right), kind=int, session=session, watch=events.append)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 2)
     assert word in next(event.text for event in events if isinstance(event, Returned))
 
 
 def test_code_that_never_ends_is_stopped() -> None:
     bounds = Bounds(seconds=2, output=2000)
-    process = opened().process("a")
-    result = ask(cell("while True: pass"), cell('answer["content"] = len(context)' + READY), bounds=bounds, process=process)
+    session = opened().session("a")
+    result = ask(cell("while True: pass"), cell('answer["content"] = len(context)' + READY), bounds=bounds, session=session)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, len(TEXT))
 
 
@@ -339,13 +339,13 @@ def test_code_that_never_ends_is_stopped() -> None:
 def test_an_inside_that_dies_is_told_and_the_run_goes_on_also_again(sandbox: str, dies: str) -> None:
     """Its files are variables again, and a run that is gone on with meets it as it was."""
     open_one(sandbox)
-    process, texts = opened().process("a"), {"one": "1", "two": "22"}
+    session, texts = opened().session("a"), {"one": "1", "two": "22"}
     result = cell('answer["content"] = len(context)' + READY)
     with pytest.raises(Unavailable):
-        ask(cell("x = 1\n" + dies), cell("print(x)"), Unavailable("down"), text=texts, sandbox=sandbox, process=process)
-    assert "your variables are gone" in said(process)
-    assert "NameError" in said(process)
-    again = resume(process, Scripted([result]), texts, sub=Answering(str.upper), sandbox=sandbox)
+        ask(cell("x = 1\n" + dies), cell("print(x)"), Unavailable("down"), text=texts, sandbox=sandbox, session=session)
+    assert "your variables are gone" in said(session)
+    assert "NameError" in said(session)
+    again = resume(session, Scripted([result]), texts, sub=Answering(str.upper), sandbox=sandbox)
     assert (again.outcome, again.content, again.differing) == (AnswerOutcome.ANSWERED, 2, ())
 
 
@@ -354,11 +354,11 @@ def test_an_answer_that_kills_the_inside_is_told_with_the_loss(sandbox: str) -> 
     open_one(sandbox)
     kills = "class D(dict):\n    def items(self):\n        import os\n        os._exit(1)\nanswer = D(content=1)"
     code = kills if sandbox == "cpython" else "answer = []\nfor _ in range(500): answer = [answer]"
-    process = opened().process("a")
+    session = opened().session("a")
     last = cell('answer["content"] = len(context)' + READY)
-    result = ask(cell(code), last, text={"one": "1", "two": "22"}, sandbox=sandbox, process=process)
+    result = ask(cell(code), last, text={"one": "1", "two": "22"}, sandbox=sandbox, session=session)
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 2)
-    assert ("your variables are gone" in said(process)) == (sandbox == "cpython")
+    assert ("your variables are gone" in said(session)) == (sandbox == "cpython")
 
 
 @pytest.mark.parametrize("sandbox", ["cpython", "monty"])
@@ -367,11 +367,11 @@ def test_prompts_that_are_too_large_together_are_asked_in_pieces(sandbox: str) -
     sub = Answering(lambda prompt: f"{prompt[0]} {len(prompt)}")
     code = f"prompts = [str(n) * {ONE_CALL // 2} for n in range(4)]\n"
     code += 'answer["content"] = llm_query_batched(prompts)' + READY
-    process = opened().process("a")
-    result = ask(cell(f"llm_query('x' * {ONE_CALL})"), cell(code), sub=sub, sandbox=sandbox, process=process)
+    session = opened().session("a")
+    result = ask(cell(f"llm_query('x' * {ONE_CALL})"), cell(code), sub=sub, sandbox=sandbox, session=session)
     assert result.content == [f"{n} {ONE_CALL // 2}" for n in range(4)]
-    assert "8 MB at most" in process.messages()[0]["content"]
-    assert "more than 8,000,000" in said(process)
+    assert "8 MB at most" in session.messages()[0]["content"]
+    assert "more than 8,000,000" in said(session)
 
 
 def test_the_seconds_that_the_run_has_left_end_a_cell() -> None:
@@ -390,9 +390,9 @@ def test_the_seconds_that_the_run_has_left_end_a_cell() -> None:
 
 def test_a_memory_that_code_replaced_is_there_again() -> None:
     store = opened()
-    store.process("past").append({"role": "user", "content": "the parser"})
+    store.session("past").append({"role": "user", "content": "the parser"})
     last = cell('answer["content"] = memory.sessions()[0]["name"]' + READY)
-    result = ask(cell("memory = None\n1 / 0"), last, past=store, text=None, process=store.process("a"))
+    result = ask(cell("memory = None\n1 / 0"), last, past=store, text=None, session=store.session("a"))
     assert result.content == "past"
 
 
@@ -404,18 +404,18 @@ def test_hostile_arguments_are_errors_of_the_code() -> None:
 
 def test_arguments_that_are_no_json_are_told_to_the_model() -> None:
     broken = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text='{"cod', call="c", name="repl"),))
-    process = opened().process("a")
-    assert ask(broken, cell('answer["content"] = 1' + READY), process=process).content == 1
-    assert "error:" in said(process)
+    session = opened().session("a")
+    assert ask(broken, cell('answer["content"] = 1' + READY), session=session).content == 1
+    assert "error:" in said(session)
 
 
 def test_depth_0_has_no_sub_calls() -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     code = "try:\n    llm_query('a')\nexcept NameError:\n    answer['content'] = 'none'" + READY
     sub = Answering(str.upper)
-    assert ask(cell(code), depth=0, sub=sub, process=process).content == "none"
+    assert ask(cell(code), depth=0, sub=sub, session=session).content == "none"
     assert sub.asked == []
-    assert "llm_query" not in json.dumps(process.messages()[0])
+    assert "llm_query" not in json.dumps(session.messages()[0])
 
 
 class Roots:
@@ -437,15 +437,15 @@ class Roots:
 
 
 def test_runs_within_runs_are_charged_to_the_run_above() -> None:
-    process = opened().process("a")
-    agent = RecursiveModel(Roots(), process, sub=Answering(str.upper, Tokens(prompt=1000, reply=1)), depth=2)
+    session = opened().session("a")
+    agent = RecursiveModel(Roots(), session, sub=Answering(str.upper, Tokens(prompt=1000, reply=1)), depth=2)
     result = agent.ask("how many are odd in each half?", TEXT)
     assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [5, 5], 20)
     assert result.tokens > 20_000
-    below = [process.branches.open("b1"), process.branches.open("b2")]
-    assert [info.name for info, _ in process.branches.children()] == ["a/b1", "a/b2"]
+    below = [session.branches.open("b1"), session.branches.open("b2")]
+    assert [info.name for info, _ in session.branches.children()] == ["a/b1", "a/b2"]
     assert all(len(branch.branches.children()) == 1 for branch in below)
-    output = next(page for page, _ in process.pages() if page.kind is Kind.RESULT)
+    output = next(page for page, _ in session.pages() if page.kind is Kind.RESULT)
     assert len(output.cites) == 2
     for branch in below:
         check_laws(branch)
@@ -453,26 +453,26 @@ def test_runs_within_runs_are_charged_to_the_run_above() -> None:
 
 def test_a_limit_holds_for_all_runs_together() -> None:
     sub = Answering(str.upper)
-    result = RecursiveModel(Roots(), opened().process("a"), sub=sub, depth=2, limits=Limits(calls=12), parallel=1).ask("?", TEXT)
+    result = RecursiveModel(Roots(), opened().session("a"), sub=sub, depth=2, limits=Limits(calls=12), parallel=1).ask("?", TEXT)
     assert len(sub.asked) <= 10
     assert result.outcome is not AnswerOutcome.ANSWERED
     assert result.missing
 
 
 def test_rlm_query_that_gives_nothing_raises_in_the_code() -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     script = [cell('rlm_query("q", context)'), "no", "no idea", "", cell('answer["content"] = 1' + READY)]
-    result = ask(*script, depth=2, process=process)
+    result = ask(*script, depth=2, session=session)
     assert result.outcome is AnswerOutcome.PARTIAL
-    assert "this piece gave no answer" in said(process)
+    assert "this piece gave no answer" in said(session)
 
 
 def test_an_error_of_the_root_leaves_all_that_came_before() -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     with pytest.raises(Unavailable):
-        ask(cell(ASK_ALL.replace(READY, "")), Unavailable("gone"), process=process)
-    assert len(process.branches.open("b1").messages()) == 41
-    validate_chat(process.render())
+        ask(cell(ASK_ALL.replace(READY, "")), Unavailable("gone"), session=session)
+    assert len(session.branches.open("b1").messages()) == 41
+    validate_chat(session.render())
 
 
 def test_what_was_paid_for_before_an_interruption_is_kept() -> None:
@@ -481,56 +481,56 @@ def test_what_was_paid_for_before_an_interruption_is_kept() -> None:
             raise KeyboardInterrupt
         return prompt
 
-    process = opened().process("a")
+    session = opened().session("a")
     with pytest.raises(KeyboardInterrupt):
-        ask(cell("for n in range(5): llm_query(str(n))"), sub=Answering(stop), process=process)
-    assert [message["content"] for message in process.branches.open("b1").messages()][1:] == ["0", "0", "1", "1"]
+        ask(cell("for n in range(5): llm_query(str(n))"), sub=Answering(stop), session=session)
+    assert [message["content"] for message in session.branches.open("b1").messages()][1:] == ["0", "0", "1", "1"]
 
 
 # Running a run again
 
 
-def again(process: Process, text: Any = TEXT, **options: Any) -> Any:
-    return replay(process, opened().process("again"), text, **options)
+def again(session: Session, text: Any = TEXT, **options: Any) -> Any:
+    return replay(session, opened().session("again"), text, **options)
 
 
 def test_a_run_is_run_again_without_a_model() -> None:
-    process = opened().process("a")
-    first = ask(cell("print(len(context))"), cell(ASK_ALL), sub=Answering(failing), process=process)
-    second = again(process)
+    session = opened().session("a")
+    first = ask(cell("print(len(context))"), cell(ASK_ALL), sub=Answering(failing), session=session)
+    second = again(session)
     assert (second.outcome, second.content, second.calls) == (first.outcome, first.content, first.calls)
     assert sorted(second.missing, key=str) == sorted(first.missing, key=str)
 
 
 def test_the_last_question_of_a_session_is_run_again() -> None:
-    process = opened().process("a")
-    ask(cell('answer["content"] = llm_query("x")' + READY), process=process, sub=Answering(lambda _: "one"))
-    ask(cell('answer["content"] = llm_query("x")' + READY), process=process, sub=Answering(lambda _: "two"))
-    assert again(process).content == "two"
+    session = opened().session("a")
+    ask(cell('answer["content"] = llm_query("x")' + READY), session=session, sub=Answering(lambda _: "one"))
+    ask(cell('answer["content"] = llm_query("x")' + READY), session=session, sub=Answering(lambda _: "two"))
+    assert again(session).content == "two"
 
 
 def test_a_run_within_a_run_is_run_again() -> None:
-    process = opened().process("a")
-    RecursiveModel(Roots(), process, sub=Answering(str.upper), depth=2).ask("odd?", TEXT)
-    assert again(process).content == [5, 5]
+    session = opened().session("a")
+    RecursiveModel(Roots(), session, sub=Answering(str.upper), depth=2).ask("odd?", TEXT)
+    assert again(session).content == [5, 5]
 
 
 def test_prose_fences_and_force_are_run_again() -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     script = ["hm", "```repl\nx = 1\n```", cell("print(x)"), cell('answer["content"] = x' + READY)]
-    first = ask(*script, process=process, limits=Limits(steps=3))
+    first = ask(*script, session=session, limits=Limits(steps=3))
     assert first.outcome is AnswerOutcome.FORCED
-    second = again(process, limits=Limits(steps=3))
+    second = again(session, limits=Limits(steps=3))
     assert (second.outcome, second.content) == (first.outcome, 1)
 
 
 def test_another_text_is_not_run_again() -> None:
-    process = opened().process("a")
-    ask(cell(ASK_ALL), process=process)
+    session = opened().session("a")
+    ask(cell(ASK_ALL), session=session)
     with pytest.raises(SpecError, match="not the text"):
-        again(process, TEXT + "!")
+        again(session, TEXT + "!")
     with pytest.raises(SpecError, match="nothing was asked"):
-        again(opened().process("new"))
+        again(opened().session("new"))
 
 
 # What the variable may be
@@ -549,45 +549,45 @@ def test_files_and_folders_are_a_dict(tmp_path: Path) -> None:
 
 
 def test_no_file_is_an_error_that_changes_nothing(tmp_path: Path) -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     for source in (tmp_path / "none", tmp_path, None):
         with pytest.raises(SpecError):
-            ask(text=source, process=process)
+            ask(text=source, session=session)
     with pytest.raises(SpecError):
-        ask(process=process, sandbox="none")
-    assert process.messages() == []
+        ask(session=session, sandbox="none")
+    assert session.messages() == []
 
 
 def test_the_past_is_read_by_code() -> None:
     store = opened()
-    past = store.process("past")
+    past = store.session("past")
     past.append(
         {"role": "user", "content": "the parser drops the last line"}, {"role": "assistant", "content": "a slice is wrong"}
     )
-    process = store.process("a")
+    session = store.session("a")
     code = (
         'hits = memory.search("parser")\npages = memory.pages("past")\n'
         'answer["content"] = [hits[0]["address"], [p["text"] for p in pages], len(memory.pages("past", first=2, last=2))]'
     )
-    result = ask(cell(code + READY), text=None, past=store, process=process)
+    result = ask(cell(code + READY), text=None, past=store, session=session)
     assert result.content == ["p1", ["the parser drops the last line", "a slice is wrong"], 1]
     past.append({"role": "user", "content": "the parser again"})
-    assert replay(process, opened().process("again"), past=store).content == result.content
+    assert replay(session, opened().session("again"), past=store).content == result.content
     past.forget("p1")
     with pytest.raises(Forgotten):
-        process.recall(result.address)
+        session.recall(result.address)
 
 
 CANARY = "the zanzibar parser"
 READS = ('memory.pages("past")[0]["text"]', 'memory.search("parser")[0]["text"]')
 
 
-def kept(store: Hierarchy, folder: Path) -> list[str]:
+def kept(store: Store, folder: Path) -> list[str]:
     """What has the canary: addresses in the store, and files."""
     found = []
-    for info in store.processes():
-        for page, state in store.process(info.name).pages():
-            if state.at is not Place.DROPPED and "zanzibar" in store.process(info.name).text(page.id).lower():
+    for info in store.sessions():
+        for page, state in store.session(info.name).pages():
+            if state.at is not Place.DROPPED and "zanzibar" in store.session(info.name).text(page.id).lower():
                 found.append(f"{info.name} {page.address}")
     store.close()
     return found + [file.name for file in folder.iterdir() if b"zanzibar" in file.read_bytes().lower()]
@@ -604,12 +604,12 @@ def test_what_the_code_read_is_a_source_of_all_that_came_of_it(tmp_path: Path, r
     }[depth]
     script = [cell(code), *([cell(below)] if depth == 2 else []), cell(f"# {last}\nprint(llm_query(x[::-1][::-1]))")]
     with kilburn.open(str(tmp_path / "a.db"), window=8000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        past = store.process("past")
+        past = store.session("past")
         past.append({"role": "user", "content": CANARY}, {"role": "user", "content": "what stays"})
-        process = store.process("a")
-        result = ask(*script, cell('answer["content"] = x' + READY), text=None, past=store, process=process, depth=depth)
+        session = store.session("a")
+        result = ask(*script, cell('answer["content"] = x' + READY), text=None, past=store, session=session, depth=depth)
         assert result.content == CANARY
-        again = replay(process, store.process("again"), past=store)
+        again = replay(session, store.session("again"), past=store)
         assert again.content == CANARY
         past.forget("p1")
         assert kept(store, tmp_path) == []
@@ -646,11 +646,11 @@ def test_nothing_of_what_was_read_is_left_whatever_the_code_does(tmp_path: Path,
     depth = dice.choice([1, 2])
     with kilburn.open(str(tmp_path / "a.db"), window=dice.choice([1500, 8000]), policy=dice.choice(["fifo", "hybrid"]),
                       tokenizer="chars/4", embedder=None) as store:  # fmt: skip
-        past = store.process("past")
+        past = store.session("past")
         past.append({"role": "user", "content": CANARY}, {"role": "user", "content": "what stays of the parser"})
-        process = store.process("a")
+        session = store.session("a")
         with suppress(Unavailable):  # a cell failed, and the next replies were for others
-            ask(*scripts(dice, depth), text=None, past=store, process=process, depth=depth, sub=Answering(lambda said: said))
+            ask(*scripts(dice, depth), text=None, past=store, session=session, depth=depth, sub=Answering(lambda said: said))
         past.forget("p1")
         assert kept(store, tmp_path) == []
 
@@ -658,14 +658,14 @@ def test_nothing_of_what_was_read_is_left_whatever_the_code_does(tmp_path: Path,
 def test_what_was_read_stays_read_when_the_run_goes_on(tmp_path: Path) -> None:
     """The read stands in the branch of the first part, what is made of it in that of the second."""
     with kilburn.open(str(tmp_path / "a.db"), window=8000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        past = store.process("past")
+        past = store.session("past")
         past.append({"role": "user", "content": CANARY})
-        process = store.process("a")
+        session = store.session("a")
         first = cell(f'x = {READS[0]}\nllm_query("first")\nllm_query(x)')
         with pytest.raises(KeyboardInterrupt):
-            ask(first, text=None, past=store, process=process, sub=Answering(lambda asked: stopping(asked)))
+            ask(first, text=None, past=store, session=session, sub=Answering(lambda asked: stopping(asked)))
         last = cell('print(llm_query(x + "!"))\nanswer["content"] = 1' + READY)
-        result = resume(process, Scripted([last]), past=store, sub=Answering(str.upper))
+        result = resume(session, Scripted([last]), past=store, sub=Answering(str.upper))
         assert result.outcome is AnswerOutcome.ANSWERED
         past.forget("p1")
         assert kept(store, tmp_path) == []
@@ -679,13 +679,13 @@ def stopping(asked: str) -> str:
 
 def test_many_reads_and_calls_by_turns_cite_what_was_read_once() -> None:
     store = opened()
-    past = store.process("past")
+    past = store.session("past")
     for number in range(20):
         past.append({"role": "user", "content": f"page {number}"})
-    process = store.process("a")
+    session = store.session("a")
     code = "for n in range(1, 21):\n    memory.pages('past', n, n)\n    llm_query(str(n))\n"
-    ask(cell(code + 'answer["content"] = 1' + READY), text=None, past=store, process=process)
-    calls = process.branches.open("b1")
+    ask(cell(code + 'answer["content"] = 1' + READY), text=None, past=store, session=session)
+    calls = session.branches.open("b1")
     assert max(len(page.sources) + len(page.cites) for page, _ in calls.pages()) <= 4
     past.forget("p20")
     assert "3" in [calls.text(page.id) for page, state in calls.pages() if state.at is not Place.DROPPED]
@@ -695,39 +695,39 @@ def test_many_reads_and_calls_by_turns_cite_what_was_read_once() -> None:
 
 def test_the_past_of_another_store_is_not_cited_by_its_numbers() -> None:
     there, here = opened(), opened()
-    there.process("past").append({"role": "user", "content": CANARY})
-    here.process("mine").append({"role": "user", "content": "what I said"})
-    process = here.process("a")
-    result = ask(cell(f'answer["content"] = {READS[0]}' + READY), text=None, past=there, process=process)
+    there.session("past").append({"role": "user", "content": CANARY})
+    here.session("mine").append({"role": "user", "content": "what I said"})
+    session = here.session("a")
+    result = ask(cell(f'answer["content"] = {READS[0]}' + READY), text=None, past=there, session=session)
     assert result.content == CANARY
-    here.process("mine").forget("p1")
-    assert process.recall(result.address) == CANARY
+    here.session("mine").forget("p1")
+    assert session.recall(result.address) == CANARY
 
 
 def test_a_page_that_is_forgotten_while_the_root_thinks_is_not_in_its_code() -> None:
-    process = opened().process("a")
-    process.append({"role": "user", "content": CANARY})
+    session = opened().session("a")
+    session.append({"role": "user", "content": CANARY})
 
     def forget(_: Request) -> Message:
-        process.forget("p1")
+        session.forget("p1")
         return cell(f"print({CANARY!r})")
 
     with pytest.raises(Forgotten):
-        ask(forget, process=process)
-    assert "zanzibar" not in said(process)
+        ask(forget, session=session)
+    assert "zanzibar" not in said(session)
 
 
 def test_a_session_that_is_not_there_is_not_made() -> None:
     store = opened()
     code = "try:\n    memory.pages('nobody')\nexcept ValueError:\n    answer['content'] = len(memory.sessions())" + READY
-    process = store.process("a")
-    assert ask(cell(code), text=None, past=store, process=process).content == 0
+    session = store.session("a")
+    assert ask(cell(code), text=None, past=store, session=session).content == 0
 
 
 def test_code_reads_the_sessions_that_the_rights_name_and_finds_no_other() -> None:
     store = opened()
     for name in ("work", "private"):
-        store.process(name).append({"role": "user", "content": f"the parser of {name}"})
+        store.session(name).append({"role": "user", "content": f"the parser of {name}"})
     code = (
         'found = [[one["name"] for one in memory.sessions()], [hit["session"] for hit in memory.search("parser")]]\n'
         "for name in ('work', 'private', 'nobody'):\n"
@@ -737,24 +737,24 @@ def test_code_reads_the_sessions_that_the_rights_name_and_finds_no_other() -> No
     )
     named = Rights(privileges=(Privilege(sessions=("w*",)),))
     sessions, hits, work, private, nobody = ask(
-        cell(code + READY), text=None, past=store, process=store.process("a"), rights=named
+        cell(code + READY), text=None, past=store, session=store.session("a"), rights=named
     ).content
     assert (sessions, hits, work) == (["work"], ["work"], 1)
     assert private == nobody, "it does not tell what exists"
-    assert ask(cell(code + READY), text=None, past=store, process=store.process("a")).content[2:4] == [1, 1]
+    assert ask(cell(code + READY), text=None, past=store, session=store.session("a")).content[2:4] == [1, 1]
 
 
 def test_what_the_run_itself_says_is_not_past() -> None:
     store = opened()
-    process = store.process("a")
-    process.append({"role": "user", "content": "the parser drops the last line"})
+    session = store.session("a")
+    session.append({"role": "user", "content": "the parser drops the last line"})
     code = (
         'llm_query("the parser")\nanswer["content"] = [[hit["address"] for hit in memory.search("parser")], '
         '[page["address"] for page in memory.pages("a")], [one["name"] for one in memory.sessions()]]'
     )
-    for past in (store, process):
-        assert ask(cell(code + READY), text=None, past=past, process=store.process("a")).content[0][0] == "p1"
-    assert ask(cell(code + READY), text=None, past=store, process=store.process("b")).content[2] == ["a", "a/b1", "a/b2"]
+    for past in (store, session):
+        assert ask(cell(code + READY), text=None, past=past, session=store.session("a")).content[0][0] == "p1"
+    assert ask(cell(code + READY), text=None, past=store, session=store.session("b")).content[2] == ["a", "a/b1", "a/b2"]
 
 
 def test_a_model_that_raises_anything_fails_its_calls_only() -> None:
@@ -769,20 +769,20 @@ def test_a_model_that_raises_anything_fails_its_calls_only() -> None:
 
 
 def test_many_questions_in_one_session_pin_nothing_for_ever() -> None:
-    process = opened().process("a")
+    session = opened().session("a")
     for _ in range(12):
-        assert ask(cell('answer["content"] = 1' + READY), process=process).outcome is AnswerOutcome.ANSWERED
-    assert len(process.window.pins) <= 2
-    check_laws(process)
+        assert ask(cell('answer["content"] = 1' + READY), session=session).outcome is AnswerOutcome.ANSWERED
+    assert len(session.window.pins) <= 2
+    check_laws(session)
 
 
 def test_the_past_and_folders_need_no_full_python(tmp_path: Path) -> None:
     pytest.importorskip("pydantic_monty")
     (tmp_path / "a.txt").write_text("abc")
     store = opened()
-    store.process("past").append({"role": "user", "content": "the parser"})
+    store.session("past").append({"role": "user", "content": "the parser"})
     code = 'answer["content"] = [len(memory.pages("past")), context["a.txt"], llm_query("x")]' + READY
-    result = ask(cell(code), text=tmp_path, past=store, process=store.process("a"), sandbox="monty")
+    result = ask(cell(code), text=tmp_path, past=store, session=store.session("a"), sandbox="monty")
     assert (result.sandbox, result.content) == ("monty", [1, "abc", "X"])
     assert result.lacks
 
@@ -796,11 +796,11 @@ def test_the_watch_is_told_of_sub_calls() -> None:
 def test_numbers_that_mean_nothing() -> None:
     for options in ({"depth": -1}, {"parallel": 0}):
         with pytest.raises(KilburnError):
-            RecursiveModel(Scripted([]), opened().process("a"), **options)  # type: ignore[arg-type]
+            RecursiveModel(Scripted([]), opened().session("a"), **options)  # type: ignore[arg-type]
 
 
 def test_the_system_prompt_names_what_there_is() -> None:
     for depth, names in ((0, set()), (1, {"llm_query"}), (2, {"llm_query", "rlm_query"})):
-        process = opened().process("a")
-        ask(cell('answer["content"] = 1' + READY), depth=depth, process=process)
-        assert set(re.findall(r"\b[lr]lm_query\b", process.messages()[0]["content"])) == names
+        session = opened().session("a")
+        ask(cell('answer["content"] = 1' + READY), depth=depth, session=session)
+        assert set(re.findall(r"\b[lr]lm_query\b", session.messages()[0]["content"])) == names

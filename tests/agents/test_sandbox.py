@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kilburn.agents.sandbox import ONE_CALL, USUAL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
-from kilburn.agents.sandboxes import lockdown
-from kilburn.agents.sandboxes.cpython import Cpython
 from kilburn.errors import MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
+from kilburn.recursion.sandbox import ONE_CALL, USUAL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
+from kilburn.recursion.sandboxes import lockdown
+from kilburn.recursion.sandboxes.cpython import Cpython
 from waiting import until
 
 BOUNDS = Bounds(seconds=30, memory=64 << 20, output=1000)
@@ -540,8 +540,8 @@ def test_the_dangerous_system_calls_are_not_among_the_allowed() -> None:
 
 REFUSING = """
 import ctypes, struct
-from kilburn.agents.sandbox import open_sandbox
-from kilburn.agents.sandboxes.lockdown import ALLOW, EQUAL, LOAD, REFUSE, RETURN
+from kilburn.recursion.sandbox import open_sandbox
+from kilburn.recursion.sandboxes.lockdown import ALLOW, EQUAL, LOAD, REFUSE, RETURN
 from kilburn.errors import SandboxRefused
 lines = [(LOAD, 0, 0, 0), (EQUAL, 0, 1, 157), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
@@ -620,7 +620,7 @@ def ends(process: int) -> bool:
 def test_the_inside_dies_with_the_program(name: str, seconds: float) -> None:
     """Monty's worker may go on until the bound of its cell."""
     code = f"""
-from kilburn.agents.sandbox import Bounds, open_sandbox
+from kilburn.recursion.sandbox import Bounds, open_sandbox
 made = open_sandbox("{name}", calls={{"say": lambda: print("on", flush=True)}}, bounds=Bounds(seconds={seconds}))
 made.run("say()\\nwhile True: pass")
 """

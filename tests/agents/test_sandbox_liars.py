@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kilburn.agents.sandbox import ONE_CALL, Bounds, CellOutcome, Sandbox, open_sandbox
 from kilburn.errors import KilburnError, MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
+from kilburn.recursion.sandbox import ONE_CALL, Bounds, CellOutcome, Sandbox, open_sandbox
 from waiting import MINUTES, until
 
 BOTH = ["cpython", "monty"]
@@ -434,8 +434,8 @@ def test_what_is_batched_is_a_function_with_a_list() -> None:
 
 HERE = """
 import ctypes, errno, os, resource, struct, sys
-from kilburn.agents.sandbox import open_sandbox
-from kilburn.agents.sandboxes.lockdown import ALLOW, EQUAL, LOAD, RETURN
+from kilburn.recursion.sandbox import open_sandbox
+from kilburn.recursion.sandboxes.lockdown import ALLOW, EQUAL, LOAD, RETURN
 from kilburn.errors import KilburnError
 
 def forbid(code, *numbers):

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.agents.disciplines.fair_share import FairShare
-from kilburn.agents.disciplines.priority import Priority
-from kilburn.agents.disciplines.round_robin import RoundRobin
 from kilburn.agents.loop import Agent, Limits
-from kilburn.agents.queue import Job, Line, Queue, Share, Stage
-from kilburn.agents.scheduler import ScheduledModel, Scheduler
 from kilburn.errors import Cancelled, DeadlinePassed, SpecError, TokensSpent, Unavailable
 from kilburn.event import Act
 from kilburn.model import Delta, Reply, Request, complete
+from kilburn.models.disciplines.fair_share import FairShare
+from kilburn.models.disciplines.priority import Priority
+from kilburn.models.disciplines.round_robin import RoundRobin
+from kilburn.models.queue import Job, Line, Queue, Share, Stage
+from kilburn.models.scheduler import ScheduledModel, Scheduler
 from kilburn.testing import FakeClock, Scripted, check_model
 from kilburn_lab.evals.scheduling import Course, simulate, waits
 from waiting import until
@@ -298,7 +298,7 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
     gate = threading.Semaphore(0)
     model = Slow(4, gate)
     with Scheduler(model) as scheduler, kilburn.open(":memory:", window=2000, tokenizer="chars/4") as store:
-        agents = {name: Agent(scheduler.model(name), [], store.process(name), memory=False) for name in "abc"}
+        agents = {name: Agent(scheduler.model(name), [], store.session(name), memory=False) for name in "abc"}
         with ThreadPoolExecutor(3) as pool:
             runs = {}
             for number, name in enumerate("abc"):
@@ -317,8 +317,8 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
         assert scheduler.jobs() == []
         assert model.open == 0
         for name in "ab":
-            assert [message["role"] for message in store.process(name).messages()] == ["user"]
-            assert agents[name].process.use <= agents[name].process.capacity
+            assert [message["role"] for message in store.session(name).messages()] == ["user"]
+            assert agents[name].session.use <= agents[name].session.capacity
         gate.release(4)
         assert agents["b"].run().text == "b " * 4  # it can go on where it stands
 
@@ -330,7 +330,7 @@ async def test_a_cancelled_task_does_not_wait_for_its_turn() -> None:
     with ThreadPoolExecutor(1) as pool, kilburn.open(":memory:", window=2000, tokenizer="chars/4") as store:
         first = pool.submit(complete, scheduler.model("a"), ask("a"))
         until(lambda: model.open == 1)
-        agent = Agent(scheduler.model("b"), [], store.process("b"), memory=False)
+        agent = Agent(scheduler.model("b"), [], store.session("b"), memory=False)
         run = asyncio.create_task(agent.arun("b"))
         while len(scheduler.jobs()) < 2:
             await asyncio.sleep(0.001)
@@ -395,14 +395,14 @@ def test_a_tenant_without_tokens_is_refused_and_others_are_served() -> None:
 
 def test_an_agent_whose_prompt_exceeds_the_kv_budget_makes_its_window_smaller() -> None:
     with kilburn.open(":memory:", window=4000, tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         for number in range(40):
-            process.append({"role": "user" if number % 2 == 0 else "assistant", "content": f"{number} " + "words " * 60})
-        before = process.render("chat").tokens
+            session.append({"role": "user" if number % 2 == 0 else "assistant", "content": f"{number} " + "words " * 60})
+        before = session.render("chat").tokens
         model = Scripted(["Done."])
-        agent = Agent(Scheduler(model, kv=before).model("a"), [], process, memory=False, limits=Limits(reply=200))
+        agent = Agent(Scheduler(model, kv=before).model("a"), [], session, memory=False, limits=Limits(reply=200))
         assert agent.run("Go on.").text == "Done."
-        assert process.render("chat").tokens < before - 200
+        assert session.render("chat").tokens < before - 200
 
 
 def test_a_job_that_is_cancelled_before_it_gives_way_ends_at_once() -> None:
@@ -472,11 +472,11 @@ def test_a_closed_scheduler_refuses_and_lets_nobody_wait() -> None:
 
 def test_the_ledger_has_each_job() -> None:
     with kilburn.open(":memory:", window=2000, tokenizer="chars/4") as store:
-        process = store.process("pilot")
+        session = store.session("pilot")
         scheduler = Scheduler(Scripted(["Aye."]), Priority())
-        model: ScheduledModel = scheduler.model("pilot", tenant="harbour", process=process)
-        Agent(model, [], process, memory=False).run("Can we enter?")
-        notes = [event.data["job"] for event in process.events() if event.act is Act.NOTE and "job" in event.data]
+        model: ScheduledModel = scheduler.model("pilot", tenant="harbour", session=session)
+        Agent(model, [], session, memory=False).run("Can we enter?")
+        notes = [event.data["job"] for event in session.events() if event.act is Act.NOTE and "job" in event.data]
     assert [(note["stage"], note["tenant"], note["discipline"], note["slices"]) for note in notes] == [
         ("done", "harbour", "priority", 1)
     ]
@@ -487,8 +487,8 @@ def test_200_agents_in_threads_on_one_store_lose_no_page() -> None:
         scheduler = Scheduler(Slow(words=1), "round_robin", at_once=4)
 
         def work(name: str) -> list[str]:
-            process = store.process(name)
-            agent = Agent(scheduler.model(name, process=process), [], process, memory=False)
+            session = store.session(name)
+            agent = Agent(scheduler.model(name, session=session), [], session, memory=False)
             return [agent.run(f"{name} {step}").text for step in range(3)]
 
         with ThreadPoolExecutor(200) as pool:
@@ -496,5 +496,5 @@ def test_200_agents_in_threads_on_one_store_lose_no_page() -> None:
             texts = list(pool.map(work, names))
         assert texts == [[f"{name} {step} " for step in range(3)] for name in names]
         for name in names:
-            said = [message["content"] for message in store.process(name).messages()]
+            said = [message["content"] for message in store.session(name).messages()]
             assert said == [text for step in range(3) for text in (f"{name} {step}", f"{name} {step} ")]

@@ -16,7 +16,7 @@ import kilburn
 from kilburn.agents.branch import Branching, SubAgent
 from kilburn.agents.loop import UNLIMITED, Agent, Called, InBranch, Limits, Returned, Said, Stopped
 from kilburn.errors import SpecError, Unavailable
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request, Tokens
 from kilburn.prices import PRICES, Prices
@@ -24,8 +24,8 @@ from kilburn.testing import Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
 
-def opened(window: int = 20_000) -> Process:
-    return kilburn.open(":memory:", window=window, policy="fifo", tokenizer="chars/4", embedder=None).process("work")
+def opened(window: int = 20_000) -> Session:
+    return kilburn.open(":memory:", window=window, policy="fifo", tokenizer="chars/4", embedder=None).session("work")
 
 
 def look(path: str) -> str:
@@ -139,12 +139,12 @@ LIES = [
 def test_a_limit_of_tokens_holds_whatever_is_reported(usage: Any) -> None:
     """A run that is reported to cost nothing ends, and one that is reported to cost everything does not end at once."""
     model = Lying(usage)
-    process = opened()
-    result = Agent(model, [look], process, limits=Limits(steps=None, tokens=20_000)).run("go")
+    session = opened()
+    result = Agent(model, [look], session, limits=Limits(steps=None, tokens=20_000)).run("go")
     assert result.finish == "tokens"
     assert 3 < model.asked < 40
     assert 20_000 <= result.tokens < 30_000
-    check_laws(process)
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_a_limit_of_tokens_holds_whatever_is_reported(usage: Any) -> None:
     ],
 )
 def test_each_limit_ends_a_run_which_can_go_on(limits: Limits, finish: str, steps: int) -> None:
-    model, process = Lying(Tokens(prompt=900, reply=1000)), opened(window=2500)
-    agent = Agent(model, [look], process, limits=limits)
+    model, session = Lying(Tokens(prompt=900, reply=1000)), opened(window=2500)
+    agent = Agent(model, [look], session, limits=limits)
     for run in (1, 2):
         result = agent.run("go" if run == 1 else None)
         assert (result.finish, result.steps, result.calls, model.asked) == (finish, steps, steps, steps * run)
-        assert not process.window.waiting()
-        check_laws(process)
+        assert not session.window.waiting()
+        check_laws(session)
 
 
 # Branches
@@ -177,22 +177,22 @@ def test_steps_of_branches_are_counted_apart() -> None:
 
 def test_the_last_step_of_the_main_line_may_be_a_branch() -> None:
     scripted = by_task(go=[calls(branch("c1", "PART"))], PART=[calls(("d", "look", {"path": "x"})), returned("fine")])
-    process = opened()
-    result = Branching(scripted, [look], process, limits=Limits(steps=1)).run("go")
+    session = opened()
+    result = Branching(scripted, [look], session, limits=Limits(steps=1)).run("go")
     assert (result.finish, result.steps, result.calls) == ("steps", 1, 3)
-    assert "fine" in json.dumps(process.render())
+    assert "fine" in json.dumps(session.render())
 
 
 def test_a_limit_of_calls_holds_for_branches_at_once() -> None:
     forever = [calls((f"d{number}", "look", {"path": "x"})) for number in range(100)]
     scripted = by_task(go=[calls(*(branch(f"c{number}", "PART") for number in range(6)))], PART=forever)
-    process = opened()
-    result = Branching(scripted, [look], process, limits=Limits(calls=20)).run("go")
+    session = opened()
+    result = Branching(scripted, [look], session, limits=Limits(calls=20)).run("go")
     assert result.finish == "calls"
     assert 20 <= result.calls < 20 + 6 * 2
-    assert not process.window.waiting()
-    check_laws(process)
-    validate_chat(process.render())
+    assert not session.window.waiting()
+    check_laws(session)
+    validate_chat(session.render())
 
 
 def test_what_a_tool_runs_is_charged_to_the_run_that_called_it() -> None:
@@ -231,8 +231,8 @@ def test_a_stream_shows_what_happens_in_branches_at_once_each_in_its_order() -> 
         RIGHT=[calls(branch("e", "DEEPER")), waits],
         DEEPER=["nothing wrong here"],
     )
-    process = opened()
-    events = list(Branching(scripted, [look], process, depth=2).stream("go"))
+    session = opened()
+    events = list(Branching(scripted, [look], session, depth=2).stream("go"))
     for name in ("work/b1", "work/b2"):
         inside = shown(events, name)
         assert {event.depth for event in events if isinstance(event, InBranch) and event.branch == name} == {1}
@@ -283,8 +283,8 @@ class Endless:
             self.closed += 1
 
 
-def closes_early(process: Process, model: Any) -> None:
-    events = Branching(model, [look], process).stream("go")
+def closes_early(session: Session, model: Any) -> None:
+    events = Branching(model, [look], session).stream("go")
     for event in events:
         if isinstance(event, InBranch):
             break
@@ -292,30 +292,30 @@ def closes_early(process: Process, model: Any) -> None:
 
 
 def test_closing_the_stream_stops_the_branches_which_stay_open() -> None:
-    process, model = opened(), Endless()
-    closes_early(process, model)
+    session, model = opened(), Endless()
+    closes_early(session, model)
     pieces = model.pieces
     assert model.closed >= 1
-    assert len(process.window.open) == 2
-    for info, _ in process.branches.children():
-        below = process.branches.open(info.name.removeprefix("work/"))
+    assert len(session.window.open) == 2
+    for info, _ in session.branches.children():
+        below = session.branches.open(info.name.removeprefix("work/"))
         assert not below.branches.returned()
         check_laws(below)
     second = by_task(go=["done"], PART=[returned("one"), returned("two")])
-    result = Branching(second, [look], process).run()
+    result = Branching(second, [look], session).run()
     assert (result.text, model.pieces) == ("done", pieces)
-    validate_chat(process.render())
-    check_laws(process)
+    validate_chat(session.render())
+    check_laws(session)
 
 
 def test_cancelling_the_task_stops_the_branches() -> None:
-    process, model = opened(), Endless()
+    session, model = opened(), Endless()
 
     async def work() -> None:
         begun = asyncio.Event()
 
         async def read() -> None:
-            async for event in Branching(model, [look], process).astream("go"):
+            async for event in Branching(model, [look], session).astream("go"):
                 if isinstance(event, InBranch):
                     begun.set()
 
@@ -327,12 +327,12 @@ def test_cancelling_the_task_stops_the_branches() -> None:
 
     asyncio.run(work())
     assert model.closed >= 1
-    assert len(process.window.open) == 2
+    assert len(session.window.open) == 2
 
 
 @pytest.mark.parametrize("at", range(12))
 def test_a_stream_that_is_closed_at_any_event_goes_on(at: int) -> None:
-    process = opened()
+    session = opened()
 
     def script() -> Scripted:
         return by_task(
@@ -341,19 +341,19 @@ def test_a_stream_that_is_closed_at_any_event_goes_on(at: int) -> None:
             RIGHT=[calls(("d", "look", {"path": "y"})), returned("right")],
         )
 
-    events = Branching(script(), [look], process).stream("go")
+    events = Branching(script(), [look], session).stream("go")
     for number, _ in enumerate(events):
         if number == at:
             break
     events.close()  # type: ignore[attr-defined]
     again = by_task(go=["done"] * 3, LEFT=[returned("left")] * 3, RIGHT=[returned("right")] * 3)
-    assert Branching(again, [look], process).run().text == "done"
-    text = json.dumps(process.render())
-    assert not process.window.open
+    assert Branching(again, [look], session).run().text == "done"
+    text = json.dumps(session.render())
+    assert not session.window.open
     assert "left" in text
     assert "right" in text
-    check_laws(process)
-    validate_chat(process.render())
+    check_laws(session)
+    validate_chat(session.render())
 
 
 def test_one_branch_that_fails_does_not_hide_the_events_of_the_other() -> None:
@@ -368,11 +368,11 @@ def test_one_branch_that_fails_does_not_hide_the_events_of_the_other() -> None:
         return returned("right")
 
     scripted = by_task(go=[calls(branch("c1", "LEFT"), branch("c2", "RIGHT"))], LEFT=[fails], RIGHT=[after])
-    process = opened()
+    session = opened()
     with pytest.raises(Unavailable):
-        list(Branching(scripted, [look], process).stream("go"))
+        list(Branching(scripted, [look], session).stream("go"))
     again = by_task(go=["done"], LEFT=[returned("left")], RIGHT=[returned("right")])
-    assert Branching(again, [look], process).run().text == "done"
+    assert Branching(again, [look], session).run().text == "done"
 
 
 def test_a_forced_branch_is_shown_to_its_end() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import kilburn, program
-from kilburn.agents.sandbox import open_sandbox
 from kilburn.errors import SandboxRefused
+from kilburn.recursion.sandbox import open_sandbox
 
 CODE = '```repl\nanswer["content"] = sorted(context) if isinstance(context, dict) else len(context)\nanswer["ready"] = True\n```'
 

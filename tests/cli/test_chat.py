@@ -144,10 +144,10 @@ def test_an_endpoint_that_refuses_tools_answers_and_it_is_said_once(spec: str, t
 def test_a_session_whose_pins_exceed_the_window_is_mended_in_a_chat(tmp_path: Path) -> None:
     db = tmp_path / "agent.db"
     with open_store(db, window=4000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append({"role": "user", "content": "go"})
-        process.append({"role": "assistant", "content": "w" * 2000}, {"role": "assistant", "content": "v" * 2000})
-        process.pin("p2-p3")
+        session = store.session("a")
+        session.append({"role": "user", "content": "go"})
+        session.append({"role": "assistant", "content": "w" * 2000}, {"role": "assistant", "content": "v" * 2000})
+        session.pin("p2-p3")
     assert kilburn("ps", "--db", db).status == 0
     assert kilburn("show", "a", "--db", db).status == 0
     words = ("chat", "a", "--db", db, "--model", "scripted(['one', 'two'])", "--window", 1000, "--reply", 50)

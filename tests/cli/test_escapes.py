@@ -46,11 +46,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store, and with files of which names and contents are full of escapes."""
     with package.open(str(tmp_path / "agent.db"), window=700, policy="fifo", tenant=TENANT, tokenizer="chars/4") as store:
         for name in (SESSION, "copy" + EVIL):
-            process = store.process(name)
-            process.append(*TALK[:4])
+            session = store.session(name)
+            session.append(*TALK[:4])
             for message in TALK[4:]:
-                process.append(message)
-            process.render()
+                session.append(message)
+            session.render()
     (tmp_path / f"talk{FILE}.jsonl").write_text("".join(json.dumps(message) + "\n" for message in TALK))
     runs = [{"id": EVIL + str(number), "messages": TALK} for number in range(2)]
     (tmp_path / f"runs{FILE}.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))

@@ -10,11 +10,11 @@ import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
+from kilburn.backends.records import record_of_page, seal_of
+from kilburn.backends.sqlite import Sqlite
 from kilburn.message import Trust
 from kilburn.move import Add, Fold, Retire
 from kilburn.page import Page, digest_of
-from kilburn.stores.records import record_of_page, seal_of
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing import trace
 
 SECRET = "Hesper"
@@ -33,9 +33,9 @@ def change(path: Path, statement: str, *values: object) -> None:
 @pytest.fixture
 def folded(db: Path) -> Path:
     with package.open(str(db), window=20_000, policy="fifo") as store:
-        process = store.process("light")
-        process.append({"role": "assistant", "content": "".join(f"line {number}\n" for number in range(300))})
-        process.apply(Fold(pages=(7,), keep=((0, 7), (21, 28))))
+        session = store.session("light")
+        session.append({"role": "assistant", "content": "".join(f"line {number}\n" for number in range(300))})
+        session.apply(Fold(pages=(7,), keep=((0, 7), (21, 28))))
     return db
 
 
@@ -108,11 +108,11 @@ def test_a_page_that_is_gone_is_found(folded: Path) -> None:
 def test_an_ordinary_session_is_well_and_its_excerpts_are_made_again(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "agent.db"
     with package.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("run")
+        session = store.session("run")
         for message in trace(3, 60):
-            process.append(message)
-        process.forget(process.append({"role": "user", "content": "a last word"}))
-        page = next(page for page, state in process.pages() if page.parts and state.at != "dropped")
+            session.append(message)
+        session.forget(session.append({"role": "user", "content": "a last word"}))
+        page = next(page for page, state in session.pages() if page.parts and state.at != "dropped")
         assert page.kind == "excerpt"
     assert findings(path) == []
     with Sqlite(path) as sqlite:
@@ -161,7 +161,7 @@ def test_forget_asks_and_without_anybody_to_ask_does_nothing(db: Path) -> None:
 
 def test_forget_takes_the_page_and_its_folds_and_leaves_no_byte(folded: Path) -> None:
     with package.open(str(folded), window=20_000, policy="fifo") as store:
-        other = store.process("other")
+        other = store.session("other")
         other.append({"role": "user", "content": "line 0\n"})
     receipt = kilburn("forget", "light", "p7", "--yes", "--json", "--db", folded)
     assert receipt.status == 0
@@ -191,7 +191,7 @@ def test_forgetting_moves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with package.open(str(path), window=30_000, policy="fifo", tokenizer="chars/4") as store:
         for number in range(200):
-            store.process("s").append({"role": "user", "content": f"{number} " + "word " * 100})
+            store.session("s").append({"role": "user", "content": f"{number} " + "word " * 100})
     assert kilburn("forget", "s", "p9", "--yes", "--db", path).status == 0
     (row,) = kilburn("ps", "--json", "--db", path).json
     assert row["places"] == {"in": 199, "dropped": 1}
@@ -206,7 +206,7 @@ def test_forgetting_what_is_not_there_exits_2(db: Path, address: str) -> None:
 def remembered(db: Path) -> Path:
     """A user's memory: an original that is superseded, a fact from a session, and one that is proposed."""
     with package.open(str(db), window=20_000, policy="fifo") as store:
-        number = store.process("light").number
+        number = store.session("light").number
         memory = store.memory("ana")
         memory.add("Ana lives in Lisbon")
         memory.apply(Add(text="Ana lives in Porto", cites=((number, 2),)), Retire((1,), by=-1, until=7.0))
@@ -229,15 +229,15 @@ def test_the_state_of_a_fact_is_that_of_its_ledger_again(remembered: Path, state
     change(remembered, statement)
     assert [(item["kind"], item["page"], item["derived"]) for item in findings(remembered)] == [("state", page, True)]
     assert kilburn("fsck", "--repair", "--db", remembered).status == 0
-    with Sqlite(remembered) as store:
-        assert list(store.pages(2)) == before
+    with Sqlite(remembered) as backend:
+        assert list(backend.pages(2)) == before
     with package.open(str(remembered), window=20_000, policy="fifo") as again:
         assert not again.search("keys away")
 
 
 def test_a_fact_that_is_trusted_more_than_what_it_cites_is_found(remembered: Path) -> None:
-    with Sqlite(remembered) as store:
-        page = msgspec.structs.replace(store.read([(2, -1)])[2, -1][0], trust=Trust.OPERATOR)
+    with Sqlite(remembered) as backend:
+        page = msgspec.structs.replace(backend.read([(2, -1)])[2, -1][0], trust=Trust.OPERATOR)
     record = record_of_page(page)
     change(
         remembered,

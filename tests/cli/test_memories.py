@@ -21,7 +21,7 @@ def db(tmp_path: Path) -> Path:
     """A store with what ana said, what was learned from it, and what was proposed after an untrusted read."""
     path = tmp_path / "agent.db"
     with package.open(str(path), policy="fifo", tokenizer="chars/4") as store:
-        session = store.process("monday", user="ana")
+        session = store.session("monday", user="ana")
         session.append({"role": "user", "content": "I moved from Porto to Rome"})
         number, memory = session.number, store.memory("ana")
         memory.apply(Add(text="Ana lives in Porto", cites=((number, 1),)), policy="facts")
@@ -256,7 +256,7 @@ TOKEN = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
 def test_facts_are_learned_once_and_no_secret_with_them(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with package.open(str(path), policy="fifo", tokenizer="chars/4") as store:
-        store.process("monday", user="ana").append({"role": "user", "content": f"I live in Porto. My token is {TOKEN}."})
+        store.session("monday", user="ana").append({"role": "user", "content": f"I live in Porto. My token is {TOKEN}."})
     said = kilburn("learn", "monday", "--db", path)
     assert said.status == 0
     assert "The user lives in Porto." in said.out
@@ -272,7 +272,7 @@ def test_facts_are_learned_once_and_no_secret_with_them(tmp_path: Path) -> None:
 def test_a_quota_stops_learning(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with package.open(str(path), policy="fifo", tokenizer="chars/4") as store:
-        store.process("monday").append({"role": "user", "content": "I live in Porto. I prefer tea."})
+        store.session("monday").append({"role": "user", "content": "I live in Porto. I prefer tea."})
     said = kilburn("learn", "monday", "--quota", "1", "--db", path)
     assert (said.status, said.out) == (2, "")
     assert "1 are allowed" in said.err

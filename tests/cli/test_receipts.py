@@ -19,14 +19,14 @@ def db(tmp_path: Path) -> Path:
     """A store whose session `two words` was summarised, and whose session `cut off` had a model that failed."""
     path = tmp_path / "agent.db"
     with package.open(str(path), window=600, policy="summarize", tokenizer="chars/4") as store:
-        process = store.process("two words")
+        session = store.session("two words")
         for number in range(40):
-            process.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
+            session.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
     model = Scripted([Unavailable("no connection")] * 100)
     with package.open(str(path), window=600, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("cut off")
+        session = store.session("cut off")
         for number in range(12):
-            process.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
+            session.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
     return path
 
 
@@ -83,7 +83,7 @@ def test_only_what_was_asked_for(db: Path) -> None:
 
 def test_forgotten_pages_keep_their_receipts(db: Path) -> None:
     with package.open(str(db), window=600, policy="summarize", tokenizer="chars/4") as store:
-        store.process("two words").forget("p3")
+        store.session("two words").forget("p3")
     said = kilburn("receipts", "two words", "p3", "--db", db)
     assert said.status == 0
     assert "p2-" in said.out

@@ -16,8 +16,8 @@ from kilburn.budget import Budget
 from kilburn.cli.measurement import lost_bytes, recount, stream
 from kilburn.cli.sawtooth import thin, ticks
 from kilburn.errors import InvalidMessage
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.testing import Memory
+from kilburn.kernel.store import Store
+from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import RecordedRun, read_runs
 
 FIGURES = {
@@ -246,23 +246,23 @@ def test_a_pipe_reads_json_only(runs: Path, tmp_path: Path) -> None:
 
 def test_loss_is_found_where_the_store_loses() -> None:
     """A run is compared with what comes back: another run's session does not pass for it."""
-    with Hierarchy(Memory(), Budget(1000), "fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        measured = stream(process, RecordedRun("s", TALK))
+    with Store(MemoryBackend(), Budget(1000), "fifo", tokenizer="chars/4") as store:
+        session = store.session("s")
+        measured = stream(session, RecordedRun("s", TALK))
         assert measured.overflow == 0
-        assert lost_bytes(process, RecordedRun("s", TALK)) == 0
+        assert lost_bytes(session, RecordedRun("s", TALK)) == 0
         changed = [*TALK[:3], {**TALK[3], "content": TALK[3]["content"].upper()}, *TALK[4:]]
-        assert lost_bytes(process, RecordedRun("s", changed)) >= len(TALK[3]["content"])
-        assert lost_bytes(process, RecordedRun("s", [*TALK, {"role": "user", "content": "never admitted"}])) >= len(
+        assert lost_bytes(session, RecordedRun("s", changed)) >= len(TALK[3]["content"])
+        assert lost_bytes(session, RecordedRun("s", [*TALK, {"role": "user", "content": "never admitted"}])) >= len(
             "never admitted"
         )
 
 
 def test_overflow_is_found_by_counting_again() -> None:
     with package.open(":memory:", window=1000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        stream(process, RecordedRun("s", TALK))
-        prompt = process.render()
+        session = store.session("s")
+        stream(session, RecordedRun("s", TALK))
+        prompt = session.render()
         assert 0 < recount(prompt, store.counter) <= prompt.tokens
         longer = [*prompt, {"role": "user", "content": "x" * 4000}]
         assert recount(longer, store.counter) == recount(prompt, store.counter) + 1000
@@ -274,9 +274,9 @@ def test_the_judge_counts_a_call_as_it_is_sent(form: str) -> None:
     with package.open(":memory:", window=8000, policy="fifo", tokenizer="chars/4") as store:
         for named in range(1, 9):
             for numbered in range(1, 9):
-                process = store.process(f"{named}-{numbered}")
+                session = store.session(f"{named}-{numbered}")
                 call = {"id": "c" * numbered, "type": "function", "function": {"name": "n" * named, "arguments": "{}"}}
-                process.append({"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": [call]})
-                process.append({"role": "tool", "tool_call_id": "c" * numbered, "content": "done"})
-                prompt = process.render(form)
+                session.append({"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": [call]})
+                session.append({"role": "tool", "tool_call_id": "c" * numbered, "content": "done"})
+                prompt = session.render(form)
                 assert recount(prompt, store.counter) <= prompt.tokens, (named, numbered)

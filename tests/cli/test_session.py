@@ -14,8 +14,8 @@ import pytest
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.agents.loop import Agent
-from kilburn.agents.scheduler import Scheduler
 from kilburn.model import Request
+from kilburn.models.scheduler import Scheduler
 from kilburn.move import Fold
 from kilburn.testing import Scripted
 
@@ -49,7 +49,7 @@ def test_ps_lists_the_newest_of_many_forks(tmp_path: Path) -> None:
     path, clock = tmp_path / "agent.db", iter(range(1, 10_000))
     with package.open(str(path), window=300, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         for name in ("other", "chat", *(f"chat~{number}" for number in range(2, 31)), "chat~", "~2"):
-            store.process(name).append({"role": "user", "content": "go"}, time=float(next(clock)))
+            store.session(name).append({"role": "user", "content": "go"}, time=float(next(clock)))
     few = kilburn("ps", "--db", path)
     listed = [row.split()[0] for row in few.out.splitlines()[1:] if row.split()]
     assert listed == ["other", *(f"chat~{number}" for number in range(26, 31)), "chat~", "~2"]
@@ -61,10 +61,10 @@ def test_ps_lists_the_newest_of_many_forks(tmp_path: Path) -> None:
 def test_ps_tells_the_window_of_the_last_prompt(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with package.open(str(path), window=300, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
+        session = store.session("s")
         for number in range(20):
-            process.append({"role": "user", "content": f"{number} " + "word " * 30})
-            process.render()
+            session.append({"role": "user", "content": f"{number} " + "word " * 30})
+            session.render()
     (row,) = kilburn("ps", "--db", path, "--json").json
     assert row["window"] == 300
     assert 0 < row["tokens_in_window"] <= 300
@@ -82,9 +82,9 @@ def test_ps_and_top_show_who_waits_and_for_what(tmp_path: Path) -> None:
     with package.open(str(path), window=2000, tokenizer="chars/4") as store, ThreadPoolExecutor(3) as pool:
         scheduler = Scheduler(Scripted([slow] * 3), "priority(slice=16)")
         for number, name in enumerate(("first", "second", "third")):
-            process = store.process(name)
-            model = scheduler.model(name, process=process)
-            pool.submit(Agent(model, [], process, memory=False).run, "Go on.")
+            session = store.session(name)
+            model = scheduler.model(name, session=session)
+            pool.submit(Agent(model, [], session, memory=False).run, "Go on.")
             while len(scheduler.jobs()) <= number:
                 time.sleep(0.001)
         stages: dict[str, str] = {}
@@ -110,8 +110,8 @@ def test_ps_and_top_show_who_waits_and_for_what(tmp_path: Path) -> None:
 def test_looking_changes_nothing(db: Path) -> None:
     def state() -> list[object]:
         with package.open(str(db), policy="fifo", readonly=True) as store:
-            process = store.process("light")
-            return [list(process.events()), process.pages()]
+            session = store.session("light")
+            return [list(session.events()), session.pages()]
 
     before = state()
     for words in (
@@ -142,11 +142,11 @@ def test_show_lists_pages_and_says_all_of_one(db: Path) -> None:
 def test_show_tells_what_was_folded_from_what(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with package.open(str(path), window=10_000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        process.append({"role": "system", "content": "s"}, {"role": "user", "content": "task"})
+        session = store.session("s")
+        session.append({"role": "system", "content": "s"}, {"role": "user", "content": "task"})
         for number in range(4):
-            process.append({"role": "assistant", "content": f"{number} " + "step " * 50})
-        process.apply(Fold(pages=(3, 4), text="two steps"))
+            session.append({"role": "assistant", "content": f"{number} " + "step " * 50})
+        session.apply(Fold(pages=(3, 4), text="two steps"))
     fold = kilburn("show", "s", "f1", "--db", path, "--json").json["pages"][0]
     assert fold["sources"] == ["p3", "p4"]
     assert "two steps" in fold["text"]
@@ -228,7 +228,7 @@ def test_looking_works_while_an_agent_writes(db: Path) -> None:
     def work() -> None:
         with package.open(str(db), window=500, policy="fifo", tokenizer="chars/4") as store:
             while not stop.wait(0.001):
-                store.process("busy").append({"role": "user", "content": "word " * 40})
+                store.session("busy").append({"role": "user", "content": "word " * 40})
 
     agent = threading.Thread(target=work)
     agent.start()

@@ -27,10 +27,10 @@ from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import bounded_lines, read_lines
 
 ANTHROPIC: list[dict[str, Any]] = [
@@ -74,33 +74,33 @@ def test_a_session_comes_back_byte_for_byte(db: Path) -> None:
 def test_pins_marks_trust_times_and_sources_come_back(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with package.open(str(path), window=20_000, policy="fifo") as store:
-        process = store.process("a")
-        process.append(*TALK, *ANTHROPIC)
-        process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="from the web"),), trust=Trust.TOOL))
-        process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="you said: Logged."),), sources=(3,)))
-        process.pin("p4")
-        process.unpin("p1")
-        process.rate("p3", 0.25)
-        store.process("b").append({"role": "user", "content": "second"})
-        before = [(page, state.pinned, state.importance) for page, state in process.pages()]
-        messages = process.messages()
+        session = store.session("a")
+        session.append(*TALK, *ANTHROPIC)
+        session.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="from the web"),), trust=Trust.TOOL))
+        session.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="you said: Logged."),), sources=(3,)))
+        session.pin("p4")
+        session.unpin("p1")
+        session.rate("p3", 0.25)
+        store.session("b").append({"role": "user", "content": "second"})
+        before = [(page, state.pinned, state.importance) for page, state in session.pages()]
+        messages = session.messages()
     first, second = there_and_back(path)
     assert first == second
     with package.open(str(path.with_name("other.db")), window=20_000, policy="fifo", readonly=True) as store:
-        process = store.process("a")
-        assert process.messages() == messages
-        after = [(page, state.pinned, state.importance) for page, state in process.pages()]
+        session = store.session("a")
+        assert session.messages() == messages
+        after = [(page, state.pinned, state.importance) for page, state in session.pages()]
         assert after == before
 
 
 def test_what_was_retired_or_forgotten_stays_so_and_addresses_stay(db: Path) -> None:
     with package.open(str(db), window=20_000, policy="fifo") as store:
-        process = store.process("light")
-        process.append(*ANTHROPIC)
-        process.append({"role": "user", "content": "last words"})
-        process.apply(Retire(pages=(3,)))
-        process.forget("p2")
-        process.forget("p9")
+        session = store.session("light")
+        session.append(*ANTHROPIC)
+        session.append({"role": "user", "content": "last words"})
+        session.apply(Retire(pages=(3,)))
+        session.forget("p2")
+        session.forget("p9")
     first, second = there_and_back(db)
     assert first == second
     assert b"Hesper" not in first
@@ -123,12 +123,12 @@ def test_any_talk_comes_back(talk: list[tuple[str, str]], forgotten: set[int], p
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "agent.db")
         with package.open(str(path), window=100_000, policy="fifo") as store:
-            process = store.process("any")
-            process.append(*({"role": role, "content": text} for role, text in talk))
-            process.pin(f"p{pinned % len(talk) + 1}")
+            session = store.session("any")
+            session.append(*({"role": role, "content": text} for role, text in talk))
+            session.pin(f"p{pinned % len(talk) + 1}")
             for page in forgotten:
                 if page < len(talk):
-                    process.forget(f"p{page + 1}")
+                    session.forget(f"p{page + 1}")
         first, second = there_and_back(path)
         assert first == second
 
@@ -138,7 +138,7 @@ def test_a_window_that_let_go_loses_nothing(tmp_path: Path) -> None:
     said = [{"role": "user", "content": f"{number}: " + "word " * 40} for number in range(60)]
     with package.open(str(path), window=300, policy="fifo", tokenizer="chars/4") as store:
         for message in said:
-            store.process("s").append(message)
+            store.session("s").append(message)
     first, second = there_and_back(path)
     assert first == second
     assert [json.loads(line)["message"] for line in first.splitlines()[1:-1]] == said
@@ -168,7 +168,7 @@ def test_bare_messages_become_a_session_named_after_the_file(tmp_path: Path) -> 
     said = kilburn("import", talk, "--db", tmp_path / "agent.db", "--json")
     assert said.json["sessions"] == [{"session": "monday", "pages": 6, "tokens": said.json["sessions"][0]["tokens"]}]
     with package.open(str(tmp_path / "agent.db"), policy="fifo", readonly=True) as store:
-        assert store.process("monday").messages() == TALK
+        assert store.session("monday").messages() == TALK
 
 
 BAD: list[tuple[bytes, str]] = [
@@ -212,7 +212,7 @@ def test_an_import_does_not_mix_with_a_session_that_is_there(db: Path, tmp_path:
 
 def test_an_export_without_a_note_writes_nothing_into_the_store(db: Path, tmp_path: Path) -> None:
     with package.open(str(db), policy="fifo") as store:
-        agent = store.process("light")
+        agent = store.session("light")
         assert kilburn("export", "light", "--no-note", "--out", tmp_path / "out.jsonl", "--db", db).status == 0
         assert agent.append({"role": "user", "content": "still at work"}) == "p7"
     receipt = kilburn("forget", "light", "p3", "--yes", "--json", "--db", db).json
@@ -330,7 +330,7 @@ def odd_lines() -> Iterator[tuple[int, str]]:
 
 
 def brought(path: Path) -> None:
-    with Hierarchy(Memory(), Budget(1 << 40), "fifo") as store:
+    with Store(MemoryBackend(), Budget(1 << 40), "fifo") as store:
         for saved in gather(read_lines(path), "bad"):
             rebuild(store, Clock(0), saved)
 
@@ -418,16 +418,16 @@ def thinking(form: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("form", ["chat", "thinking", "redacted_thinking"])
 def test_whatever_is_forgotten_of_a_thinking_message_the_export_comes_back(tmp_path: Path, form: str) -> None:
     with package.open(":memory:", policy="fifo") as store:
-        store.process("n").append(*thinking(form))
-        pages = [page.id for page, _ in store.process("n").pages()]
+        store.session("n").append(*thinking(form))
+        pages = [page.id for page, _ in store.session("n").pages()]
     db = tmp_path / "agent.db"
     cases = [case for size in (1, 2) for case in combinations(pages, size)]
     with package.open(str(db), window=100_000, policy="fifo") as store:
         for case in cases:
-            process = store.process("-".join(map(str, case)))
-            process.append(*thinking(form))
+            session = store.session("-".join(map(str, case)))
+            session.append(*thinking(form))
             for page in case:
-                process.forget(f"p{page}")
+                session.forget(f"p{page}")
     first, second = there_and_back(db)
     assert first == second
     assert first.count(b'"kilburn"') == len(cases)
@@ -437,9 +437,9 @@ def test_whatever_is_forgotten_of_a_thinking_message_the_export_comes_back(tmp_p
 def test_an_export_says_what_becomes_of_branches(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("work")
-        process.append({"role": "user", "content": "hello"})
-        process.fork("look").fork("deeper")
+        session = store.session("work")
+        session.append({"role": "user", "content": "hello"})
+        session.fork("look").fork("deeper")
     assert "branches of 'work': 2" in kilburn("export", "work", "--db", db).err
     assert "branches among them: 2" in kilburn("export", "--db", db).err
     nested = kilburn("export", "work/b1/b1", "--db", db).err
@@ -452,9 +452,9 @@ def forty(folder: Path) -> Path:
     db, copy = folder / "forty.db", folder / "forty.jsonl"
     with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         for number in range(40):
-            process = store.process(f"s{number:02}")
-            process.append(*({"role": "user", "content": f"message {number} {at} " + "words " * 40} for at in range(30)))
-        process.forget("p3")
+            session = store.session(f"s{number:02}")
+            session.append(*({"role": "user", "content": f"message {number} {at} " + "words " * 40} for at in range(30)))
+        session.forget("p3")
     copy.write_bytes(kilburn("export", "--db", db).raw)
     return copy
 
@@ -490,7 +490,7 @@ def test_an_import_that_is_killed_has_brought_all_or_nothing_and_can_be_repeated
 def test_an_import_that_fails_in_the_middle_brings_nothing(tmp_path: Path) -> None:
     copy, db = forty(tmp_path), tmp_path / "agent.db"
     with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        store.process("s39").append({"role": "user", "content": "I was here before."})
+        store.session("s39").append({"role": "user", "content": "I was here before."})
     before = kilburn("export", "--db", db, "--no-note").raw
     done = kilburn("import", copy, "--db", db)
     assert (done.status, done.out) == (2, "")

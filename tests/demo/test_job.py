@@ -55,7 +55,7 @@ def test_the_rivals_had_the_same_window_and_lost_most(performed: JobResult) -> N
 def test_an_address_that_was_given_can_be_recalled_afterwards(performed: JobResult) -> None:
     asked = next(asked for asked in performed.asked if asked.kind == "line")
     with kilburn.open(performed.plan.db, window=100_000, policy="fifo", readonly=True) as store:
-        assert asked.answer in store.process(performed.session).recall(asked.address)
+        assert asked.answer in store.session(performed.session).recall(asked.address)
 
 
 @pytest.mark.parametrize("policy", ["lru", "chain(preprocess, mask, fifo)", "summarize(ask=False)"])
@@ -108,7 +108,7 @@ def test_a_page_that_does_not_come_back_is_counted_as_lost(shared_tree: Path, tm
     plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=1)
     results = perform(plan)
     with kilburn.open(plan.db, window=4000, policy="fifo", readonly=True) as store:
-        given = list(store.process(results.session).recall(f"p1-p{results.stats.pages}").parts)
+        given = list(store.session(results.session).recall(f"p1-p{results.stats.pages}").parts)
     check(given, results)
     assert (results.checked, results.lost) == (results.stats.pages, 0)
     check([*given[:-1], given[-1] + "x", "gone"], results)
@@ -117,11 +117,11 @@ def test_a_page_that_does_not_come_back_is_counted_as_lost(shared_tree: Path, tm
 
 def test_a_model_answers_from_what_one_search_brings_and_is_not_believed() -> None:
     with kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        process = store.process("s")
-        process.append({"role": "user", "content": "The relay of boculemi listens on port 31245."})
+        session = store.session("s")
+        session.append({"role": "user", "content": "The relay of boculemi listens on port 31245."})
         model = Scripted(["It is\n31245.", "It is 31245."])
-        right = phrase(model, process, "Which port has boculemi?", "31245")
-        wrong = phrase(model, process, "Which port has boculemi?", "99")
+        right = phrase(model, session, "Which port has boculemi?", "31245")
+        wrong = phrase(model, session, "Which port has boculemi?", "99")
     assert (right.said, right.found, right.holds) == ("It is 31245.", True, True)
     assert (wrong.found, wrong.holds) == (False, False)
     assert "listens on port 31245" in model.requests[0].messages[-1]["content"]
@@ -140,4 +140,4 @@ def test_the_embedded_model_folds_and_phrases(shared_tree: Path, tmp_path: Path)
     assert results.model_folds[0].tokens > 1000
     assert [bool(phrase.said) for phrase in results.phrases] == [True]
     with kilburn.open(plan.db, window=8000, policy="fifo", readonly=True) as store:
-        assert store.process("folds by smollm2").stats().asks == 1
+        assert store.session("folds by smollm2").stats().asks == 1

@@ -15,12 +15,12 @@ from kilburn.demo.rivals import Transcript, summarised, truncated
 ALL = 10**9
 
 
-def transcript(root: Path) -> tuple[Transcript, dict[str, int], kilburn.Hierarchy]:
+def transcript(root: Path) -> tuple[Transcript, dict[str, int], kilburn.Store]:
     store = kilburn.open(":memory:", window=8000, policy="lru")
-    process = store.process("s")
+    session = store.session("s")
     library = Library(root)
-    Agent(Explorer(), library.tools(), process, limits=Limits(steps=None, reply=0)).run(TASK)
-    said = [(page, process.text(page.id)) for page, _ in process.pages() if page.id > 0]
+    Agent(Explorer(), library.tools(), session, limits=Limits(steps=None, reply=0)).run(TASK)
+    said = [(page, session.text(page.id)) for page, _ in session.pages() if page.id > 0]
     return said, library.covered, store
 
 
@@ -29,7 +29,7 @@ def test_with_room_for_everything_both_answer_everything(shared_tree: Path) -> N
     with store:
         asked = questions(shared_tree, covered, number=30, seed=2)
         for name, keep in (("truncation", truncated), ("summarisation", summarised)):
-            memory = store.process(name)
+            memory = store.session(name)
             memory.append(*({"role": "user", "content": text} for text in keep(said, ALL, store.counter.count)))
             assert [question for question in asked if answer(question.question, memory).text != question.expected] == []
 

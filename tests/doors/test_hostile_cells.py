@@ -22,14 +22,14 @@ import pytest
 
 import kilburn
 from doors.visit import Broken, Json, Trial, check, folder_of_memory, held, run
-from kilburn.agents.answer import AnswerOutcome
 from kilburn.agents.loop import Limits
-from kilburn.agents.rlm import RecursiveModel
-from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, Sandbox, open_sandbox
 from kilburn.errors import KilburnError
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.models.scripted import Scripted
+from kilburn.recursion.answer import AnswerOutcome
+from kilburn.recursion.rlm import RecursiveModel
+from kilburn.recursion.sandbox import Bounds, Cell, CellOutcome, Sandbox, open_sandbox
 
 REST = 0.05
 """Seconds that each call takes at least."""
@@ -327,7 +327,7 @@ def recursive(rng: random.Random, *, name: str) -> None:
                 given: Json = {"steps": 8, "calls": most}
                 limits = {"limits": Limits(**given)}
             root = Scripted([repl(code) for code in (*hostile, *[last] * 8)])
-            agent = RecursiveModel(root, store.process("run"), sub=sub, sandbox=name, bounds=bounds_of(rng), **limits)
+            agent = RecursiveModel(root, store.session("run"), sub=sub, sandbox=name, bounds=bounds_of(rng), **limits)
             try:
                 result = agent.ask("What is six times seven?", "A text with six and seven.", kind=Any)
             except Exception as error:

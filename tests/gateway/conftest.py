@@ -15,7 +15,7 @@ import kilburn
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.limits import RequestBounds
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.testing.upstream import Upstream
 from kilburn.testing.upstream import serving as served
 
@@ -33,7 +33,7 @@ class Setup:
         raw = self.openai.chat.completions.with_raw_response.create(model="m", messages=messages, **more)
         return raw.parse(), raw.headers
 
-    def store(self, window: int = 1_000_000) -> Hierarchy:
+    def store(self, window: int = 1_000_000) -> Store:
         """The store, opened a second time."""
         return kilburn.open(str(self.db), window=window, policy="fifo", embedder=None)
 

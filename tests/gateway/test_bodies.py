@@ -192,8 +192,8 @@ def steps(path: str, body: bytes, folder: Path) -> int:
             if form.unread(body):
                 return count
             asked = form.open(body)
-            session = histories.take(form, asked, None, "", link=False)
-            form.splice(asked, to_send(session.process.render(form.rendered)), ())
+            conversation = histories.take(form, asked, None, "", link=False)
+            form.splice(asked, to_send(conversation.session.render(form.rendered)), ())
         except kilburn.errors.KilburnError:
             pass  # it is refused; that too takes steps
         finally:
@@ -205,7 +205,7 @@ def steps(path: str, body: bytes, folder: Path) -> int:
 @pytest.mark.parametrize("name", [name for name, body in ARRAYS.items() if body.path in FORMS])
 def test_the_steps_for_every_array_that_becomes_messages_grow_with_the_body_alone(tmp_path: Path, name: str) -> None:
     array = ARRAYS[name]
-    few, many = array.sized(SIZE // 8), array.sized(SIZE // 2)
+    few, many = array.sized(SIZE // 4), array.sized(SIZE // 2)
     assert steps(array.path, many, tmp_path) <= 1.5 * len(many) / len(few) * steps(array.path, few, tmp_path)
 
 
@@ -306,9 +306,9 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
         messages = [{"role": "user", "content": f"{number} {at}"} for at in range(500)]
         body = json.dumps({"model": "m", "messages": messages, "tools": [{"n": number, "x": "x" * 100_000}]}).encode()
         asked = form.open(body)
-        session = histories.take(form, asked, None, "", link=False)
-        session.cost(asked.beside[0])
-        histories.give(session)
+        conversation = histories.take(form, asked, None, "", link=False)
+        conversation.cost(asked.beside[0])
+        histories.give(conversation)
 
     with kilburn.open(str(tmp_path / "g.db"), window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         histories = Histories(store, pages=600)
@@ -323,7 +323,7 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
             assert tracemalloc.get_traced_memory()[0] - before < 500 * 2000 + 8 * 500 * 500
         # What was put away is found again.
         ask(histories, 0)
-        assert len(store.processes()) == 16
+        assert len(store.sessions()) == 16
 
 
 def test_refused_bodies_leave_nothing(door: Callable[..., int]) -> None:

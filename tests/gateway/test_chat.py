@@ -50,8 +50,8 @@ def test_a_short_conversation_goes_through_byte_for_byte(gateway: Any) -> None:
     assert first.headers["authorization"] == "Bearer client-key"
     assert not any(name.startswith("x-kilburn") for name in first.headers)
     with setup.store() as store:
-        assert [info.name for info in store.processes()] == [headers["x-kilburn-session"]]
-        said = [m["content"] for m in store.process(headers["x-kilburn-session"]).messages()]
+        assert [info.name for info in store.sessions()] == [headers["x-kilburn-session"]]
+        said = [m["content"] for m in store.session(headers["x-kilburn-session"]).messages()]
         assert said == ["Hi", "Hello.", "More", "Again."]
 
 
@@ -76,8 +76,8 @@ def test_what_does_not_fit_leaves_the_prompt_and_stays_in_the_store(gateway: Any
     assert last["messages"][-1] == messages[-2]
     assert [tool["function"]["name"] for tool in last["tools"]] == ["recall", "search_memory"]
     with setup.store() as store:
-        (info,) = store.processes()
-        kept = [m["content"] for m in store.process(info.name).messages()]
+        (info,) = store.sessions()
+        kept = [m["content"] for m in store.session(info.name).messages()]
         assert kept == [m["content"] for m in messages[1:]]
 
 
@@ -117,7 +117,7 @@ def test_a_page_fault_is_answered_within_the_request(gateway: Any, streamed: boo
     setup.chat(messages)
     assert not setup.upstream.refused
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -197,7 +197,7 @@ def test_what_the_provider_refuses_is_told_as_it_was(gateway: Any, status: int, 
     reply, _ = setup.chat(messages)
     assert reply.choices[0].message.content == "Now."
     with setup.store() as store:
-        (info,) = store.processes()
+        (info,) = store.sessions()
         assert info.pages == 2
 
 
@@ -222,8 +222,8 @@ def test_a_reply_that_breaks_leaves_a_valid_session(gateway: Any, how: Any, stre
     reply, headers = setup.chat(messages)
     assert reply.choices[0].message.content == "Whole."
     with setup.store() as store:
-        (info,) = store.processes()
-        assert [m["content"] for m in store.process(headers["x-kilburn-session"]).messages()] == ["Hi", "Whole."]
+        (info,) = store.sessions()
+        assert [m["content"] for m in store.session(headers["x-kilburn-session"]).messages()] == ["Hi", "Whole."]
         assert info.pages == 2
 
 
@@ -254,7 +254,7 @@ def test_a_client_that_goes_away_ends_the_work_upstream(gateway: Any) -> None:
     reply, _ = setup.chat(messages)
     assert reply.choices[0].message.content == "Back."
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 def test_an_upstream_that_is_silent_is_given_up(gateway: Any) -> None:
@@ -298,7 +298,7 @@ def test_a_local_model_answers(gateway: Any) -> None:
     assert reply.choices[0].message.content == "Done."
     assert len(model.requests) == 3
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 def test_lists_and_embeddings_go_through(gateway: Any) -> None:

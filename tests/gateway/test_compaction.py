@@ -12,10 +12,10 @@ import pytest
 import kilburn
 from gateway.talk import TALK, TOPICS, Talk, said, user, work
 from kilburn.gateway.chat import ChatForm
+from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.faults import answered
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
-from kilburn.gateway.sessions import OpenSession
 from kilburn.message import Kind, Part
 from kilburn.wire.form import parse
 
@@ -46,24 +46,24 @@ class Gateway:
         self.store.close()
         self.start()
 
-    def take(self, talk: Talk, *, form: Any = CHAT, of: str = "", **more: Any) -> OpenSession:
+    def take(self, talk: Talk, *, form: Any = CHAT, of: str = "", **more: Any) -> Conversation:
         body = msgspec.json.encode({"model": "m", "max_tokens": 9, "messages": talk, **more})
-        session = self.histories.take(form, form.open(body), None, of)
-        self.histories.give(session)
-        return session
+        conversation = self.histories.take(form, form.open(body), None, of)
+        self.histories.give(conversation)
+        return conversation
 
-    def turn(self, talk: Talk, reply: dict[str, Any], **more: Any) -> OpenSession:
-        session = self.take(talk, **more)
-        session.busy = True
-        self.histories.said(session, parse(reply))
-        self.histories.give(session)
-        return session
+    def turn(self, talk: Talk, reply: dict[str, Any], **more: Any) -> Conversation:
+        conversation = self.take(talk, **more)
+        conversation.busy = True
+        self.histories.said(conversation, parse(reply))
+        self.histories.give(conversation)
+        return conversation
 
-    def hold(self, talk: Talk, **more: Any) -> OpenSession:
+    def hold(self, talk: Talk, **more: Any) -> Conversation:
         """The conversation as it was, turn by turn; the last message is the assistant's."""
         for end in range(1, len(talk), 2):
-            session = self.turn(talk[:end], talk[end], **more)
-        return session
+            conversation = self.turn(talk[:end], talk[end], **more)
+        return conversation
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_a_client_that_compacts_by_itself_is_recognised(gateway: Gateway, case: 
     gateway.hold(work("another"))
     if restart:
         gateway.again()
-    session = gateway.take(compacted, **more)
-    assert (session.name != old.name, session.earlier) == (True, (old.number,))
+    conversation = gateway.take(compacted, **more)
+    assert (conversation.name != old.name, conversation.earlier) == (True, (old.number,))
     gateway.again()
     assert gateway.take([*compacted, said("Fine."), user("On.")], **more).earlier == (old.number,)
 
@@ -172,23 +172,23 @@ def test_another_users_session_is_never_linked(gateway: Gateway) -> None:
 def test_a_window_that_slides_stays_linked_and_the_list_of_earlier_sessions_bounded(gateway: Gateway) -> None:
     talk = work(turns=60)
     for end in range(1, len(talk), 2):
-        session = gateway.turn(talk[max(0, end - 11) : end], talk[end])
-    assert 4 <= len(session.earlier) <= 16
-    held = [gateway.histories.hierarchy.processes()[number - 1] for number in session.earlier]
-    texts = {message["content"] for info in held for message in gateway.store.process(info.name).messages()}
+        conversation = gateway.turn(talk[max(0, end - 11) : end], talk[end])
+    assert 4 <= len(conversation.earlier) <= 16
+    held = [gateway.histories.store.sessions()[number - 1] for number in conversation.earlier]
+    texts = {message["content"] for info in held for message in gateway.store.session(info.name).messages()}
     assert {message["content"] for message in talk[-60:-12]} <= texts, "what the client left out is in a linked session"
 
 
 def test_all_earlier_sessions_together_bring_half_of_the_window(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=1000, policy="hybrid", tokenizer="chars/4") as store:
-        now, *others = [store.process(f"s{number}") for number in range(6)]
-        for process in (now, *others):
+        now, *others = [store.session(f"s{number}") for number in range(6)]
+        for session in (now, *others):
             for number in range(20):
-                process.append(user(f"{process.name}: the zebra number {number} has {number * 7} stripes\n" * 4))
-        session = OpenSession(now, "s", [process.number for process in others])
+                session.append(user(f"{session.name}: the zebra number {number} has {number * 7} stripes\n" * 4))
+        conversation = Conversation(now, "s", [session.number for session in others])
         call = Part(kind=Kind.CALL, name="search_memory", text='{"query": "zebra stripes"}', call="c")
-        (found,) = answered(store, session, [call], over=False)
-        assert {number for number, _ in found.cites} == {session.earlier[0]}, "the newest first"
+        (found,) = answered(store, conversation, [call], over=False)
+        assert {number for number, _ in found.cites} == {conversation.earlier[0]}, "the newest first"
         assert found.sources
         # The passages take half; their headings come on top.
         assert now.counter.count(found.parts[0].text) < 600
@@ -196,13 +196,13 @@ def test_all_earlier_sessions_together_bring_half_of_the_window(tmp_path: Path) 
 
 def test_what_a_search_brings_from_branches_is_forgotten_with_them(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=4000, policy="hybrid", tokenizer="chars/4") as store:
-        now, old = store.process("now"), store.process("old")
-        for process in (now, old):
-            process.append(user("Hello."))
-            process.fork("look").append(user(f"{process.name}: a canary"))
+        now, old = store.session("now"), store.session("old")
+        for session in (now, old):
+            session.append(user("Hello."))
+            session.fork("look").append(user(f"{session.name}: a canary"))
         call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": "{}"}}
         now.append({"role": "assistant", "content": None, "tool_calls": [call]})
         part = Part(kind=Kind.CALL, name="search_memory", text='{"query": "canary"}', call="c")
-        (found,) = answered(store, OpenSession(now, "now", [old.number]), [part], over=False)
+        (found,) = answered(store, Conversation(now, "now", [old.number]), [part], over=False)
         assert found.parts[0].text.count("a canary") == 2
-        assert {number for number, _ in found.cites} >= {process.branches.open("b1").number for process in (now, old)}
+        assert {number for number, _ in found.cites} >= {session.branches.open("b1").number for session in (now, old)}

@@ -124,9 +124,9 @@ class Setup:
         """What the client knows of each session."""
         with kilburn.open(str(self.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
             found = {}
-            for info in store.processes():
+            for info in store.sessions():
                 texts: list[str] = []
-                for message in store.process(info.name).originals():
+                for message in store.session(info.name).originals():
                     told = "".join(part.text for part in message.parts if part.kind == "text")
                     if told:
                         texts.append(told)

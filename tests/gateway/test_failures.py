@@ -22,7 +22,7 @@ import kilburn
 from kilburn.errors import Overlong, Unavailable
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.events import Events
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.models.scripted import Scripted
 from kilburn.testing.upstream import Break, Refusal, Upstream, calling, serving
 
@@ -103,7 +103,7 @@ class Near:
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0, timeout=600)
         self.anthropic = anthropic.Anthropic(base_url=url, api_key="key", max_retries=0, timeout=600)
 
-    def store(self) -> Hierarchy:
+    def store(self) -> Store:
         """The store, opened a second time."""
         return kilburn.open(str(self.db), window=1_000_000, policy="fifo", embedder=None)
 
@@ -226,7 +226,7 @@ def test_statuses_and_their_words_are_told_as_they_were(gateway: Any, form: str,
     assert caught.value.response.headers["retry-after"] == "7"
     assert "Not now." in caught.value.message
     with setup.store() as store:
-        (info,) = store.processes()
+        (info,) = store.sessions()
         assert info.pages == 3
 
 
@@ -238,8 +238,8 @@ def test_a_hidden_round_is_asked_again_where_the_client_cannot(gateway: Any, for
     assert ask(setup, form, talk(12), streamed=True) == "Found."
     assert [sent.status for sent in upstream.sent] == [200, 429, 529, 200, 200]
     with setup.store() as store:
-        (info,) = store.processes()
-        assert store.process(info.name).recall("p1").startswith("q0")
+        (info,) = store.sessions()
+        assert store.session(info.name).recall("p1").startswith("q0")
 
 
 @pytest.mark.parametrize(("pause", "asked"), [(0, 5), (3600, 2)])
@@ -285,7 +285,7 @@ def test_a_stream_that_breaks_ends_with_an_error_of_the_form(gateway: Any, form:
         assert last["type"] == "error"
     assert ask(setup, form) == "Whole."
     with setup.store() as store:
-        (info,) = store.processes()
+        (info,) = store.sessions()
         assert info.pages == 4
 
 
@@ -316,8 +316,8 @@ def test_what_is_no_reply_goes_through_as_it_is(far: Any, form: str) -> None:
     made.say = lambda _: (200, JSON, [json.dumps(BODIES[form]).encode()])
     assert ask(near, form) == "Fine."
     with near.store() as store:
-        (info,) = store.processes()
-        assert store.process(info.name).messages()[-1]["role"] == "assistant"
+        (info,) = store.sessions()
+        assert store.session(info.name).messages()[-1]["role"] == "assistant"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -540,7 +540,7 @@ def test_what_a_provider_keeps_is_not_to_be_had_from_a_model_here(gateway: Any, 
     with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
         setup.openai.responses.create(model="m", input=given, **more)
     with setup.store() as store:
-        assert not store.processes()
+        assert not store.sessions()
 
 
 def test_items_that_are_only_named_go_to_the_provider_who_has_them(gateway: Any) -> None:

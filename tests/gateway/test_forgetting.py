@@ -74,7 +74,7 @@ def test_an_earlier_session_that_is_forgotten_whole(gateway: Any) -> None:
     assert headers["x-kilburn-session"] == f"{name}~2"
     assert "canary" not in setup.upstream.sent[-1].raw.decode()
     with setup.store() as store:
-        assert [info.name for info in store.processes()] == [f"{name}~2"], "nobody made the forgotten session again"
+        assert [info.name for info in store.sessions()] == [f"{name}~2"], "nobody made the forgotten session again"
 
 
 def test_a_copy_in_a_fork_goes_with_the_page(gateway: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_client_that_still_sends_what_was_forgotten_goes_on(gateway: Any, rest
         talk.append(said("OK."))
     assert not in_files(setup, "canary")
     with setup.store() as store:
-        assert len(store.process(name).messages()) == len(talk) - 1
+        assert len(store.session(name).messages()) == len(talk) - 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -123,10 +123,10 @@ def test_a_session_that_is_forgotten_while_its_reply_is_on_the_way(gateway: Any,
     assert '"error"' in answer.text
     assert not in_files(setup, "canary")
     with setup.store() as store:
-        assert not store.processes()
+        assert not store.sessions()
     setup.chat([user("Hello."), said("OK."), user("Again.")])
     with setup.store() as store:
-        assert [len(store.process(info.name).messages()) for info in store.processes()] == [4]
+        assert [len(store.session(info.name).messages()) for info in store.sessions()] == [4]
 
 
 def test_a_session_of_which_all_is_forgotten_sends_nothing_and_goes_on(gateway: Any) -> None:
@@ -184,7 +184,7 @@ def test_a_providers_compaction_goes_with_what_it_was_made_from(gateway: Any, fo
     with setup.store() as store:
         gone = store.forget(session=name, address="p1").pages[name]
         assert len(gone) == 2, "the page, and the compaction alone: what was said beside it stays"
-        assert "Here I am." in str(store.process(name).messages())
+        assert "Here I am." in str(store.session(name).messages())
     assert not in_files(setup, "canary")
     answer = ask(history)
     assert answer.headers["x-kilburn-session"] == name

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import OrphanResult
 from kilburn.gateway.chat import ChatForm
+from kilburn.gateway.conversations import Conversation, chained, seed_of
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
-from kilburn.gateway.sessions import OpenSession, chained, seed_of
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN, canonical
 from kilburn.wire.form import parse
@@ -36,36 +36,36 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def take(histories: Histories, messages: list[Any], *, form: Any = CHAT, name: str | None = None, of: str = "") -> OpenSession:
+def take(histories: Histories, messages: list[Any], *, form: Any = CHAT, name: str | None = None, of: str = "") -> Conversation:
     body = msgspec.json.encode({"model": "m", "max_tokens": 9, "messages": messages})
     return histories.take(form, form.open(body), name, of)
 
 
 def turn(histories: Histories, messages: list[Any], reply: str, **more: Any) -> str:
     """One request with its reply; returns the session's name."""
-    session = take(histories, messages, **more)
-    histories.said(session, parse(assistant(reply)))
-    histories.give(session)
-    return session.name
+    conversation = take(histories, messages, **more)
+    histories.said(conversation, parse(assistant(reply)))
+    histories.give(conversation)
+    return conversation.name
 
 
 def hidden_turn(histories: Histories, messages: list[Any], reply: str) -> str:
     """One request in which the model recalled something before it answered."""
-    session = take(histories, messages)
+    conversation = take(histories, messages)
     call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{len(messages)}", name="recall")
     result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
     said = [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))]
-    histories.said(session, said, more=True)
-    histories.said(session, parse(assistant(reply)))
-    histories.give(session)
-    return session.name
+    histories.said(conversation, said, more=True)
+    histories.said(conversation, parse(assistant(reply)))
+    histories.give(conversation)
+    return conversation.name
 
 
-def visible(store: kilburn.Hierarchy, name: str) -> list[str]:
+def visible(store: kilburn.Store, name: str) -> list[str]:
     """The texts of a session that the client knows."""
     return [
         part.text
-        for message in store.process(name).originals()
+        for message in store.session(name).originals()
         for part in message.parts
         if not (part.call or "").startswith(HIDDEN)
     ]
@@ -133,11 +133,11 @@ class Client(RuleBasedStateMachine):
         """The upstream fails after the message was taken in; the client sends it again."""
         talk = self.talks[at % len(self.talks)]
         self.number += 1
-        session = take(self.histories, [*talk, user(f"again {self.number}")])
-        self.histories.give(session)
+        conversation = take(self.histories, [*talk, user(f"again {self.number}")])
+        self.histories.give(conversation)
         talk.append(user(f"again {self.number}"))
         name = turn(self.histories, talk, f"reply {self.number}")
-        assert name == session.name
+        assert name == conversation.name
         talk.append(assistant(f"reply {self.number}"))
         self.held[name] = [message["content"] for message in talk]
 
@@ -151,7 +151,7 @@ class Client(RuleBasedStateMachine):
         if hasattr(self, "held"):
             for name, said in self.held.items():
                 assert visible(self.store, name) == said
-            assert {info.name for info in self.store.processes()} == self.held.keys()
+            assert {info.name for info in self.store.sessions()} == self.held.keys()
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -208,7 +208,7 @@ def test_ids_that_are_counted_from_zero_in_every_reply(histories: Histories) -> 
         talk += step(number)
         name = take(histories, talk)
         histories.give(name)
-    prompt = name.process.render()
+    prompt = name.session.render()
     ids = [message["tool_call_id"] for message in prompt if message["role"] == "tool"]
     assert ids == ["call_0", "call_0_2", "call_0_3"]
     assert [message["content"] for message in prompt if message["role"] == "tool"] == ["result 0", "result 1", "result 2"]
@@ -224,18 +224,18 @@ def test_a_client_gives_calls_ids_of_its_own(histories: Histories, own: str, aga
 
     talk = [user("go")]
     for number in range(3):
-        session = take(histories, talk)
-        histories.said(session, parse(*step(number, f"theirs{number}", "")))
-        histories.give(session)
+        conversation = take(histories, talk)
+        histories.said(conversation, parse(*step(number, f"theirs{number}", "")))
+        histories.give(conversation)
         talk = [*talk, *step(number, own.format(number), "10")]
-        histories = Histories(histories.hierarchy) if again else histories
+        histories = Histories(histories.store) if again else histories
         name = take(histories, talk)
         histories.give(name)
         talk.append(assistant("next"))
         histories.give(take(histories, talk))
         talk.append(user("go on"))
-    assert name.name == session.name
-    prompt = name.process.render()
+    assert name.name == conversation.name
+    prompt = name.session.render()
     for number in range(3):
         for n in "01":
             [result] = [each for each in prompt if each.get("tool_call_id") == f"theirs{number}{n}"]
@@ -251,21 +251,21 @@ def test_the_same_request_at_once_is_one_session_as_long_as_the_replies_are_the_
     name = turn(histories, before[:1], "hello") if known else ""
     talk = [*before, user("how?")]
     asked = [take(histories, talk) for _ in replies]
-    assert len({session.name for session in asked}) == 1
-    for session, reply in zip(asked, replies, strict=True):
+    assert len({conversation.name for conversation in asked}) == 1
+    for conversation, reply in zip(asked, replies, strict=True):
         if reply != " ":
-            histories.said(session, parse(assistant(reply)))
-    for session in asked:
-        histories.give(session)
+            histories.said(conversation, parse(assistant(reply)))
+    for conversation in asked:
+        histories.give(conversation)
     words = dict.fromkeys(replies.replace(" ", ""))
-    names = [info.name for info in histories.hierarchy.processes()]
+    names = [info.name for info in histories.store.sessions()]
     assert len(names) == len(words)
-    for again in (histories, Histories(histories.hierarchy)):
+    for again in (histories, Histories(histories.store)):
         went = [take(again, [*talk, assistant(reply), user("on")]) for reply in words]
-        assert sorted(session.name for session in went) == sorted(names)
+        assert sorted(conversation.name for conversation in went) == sorted(names)
         assert not known or name in names
-        for session in went:
-            again.give(session)
+        for conversation in went:
+            again.give(conversation)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["known", "restarted"])
@@ -273,14 +273,14 @@ def test_a_client_that_did_not_hear_the_reply_asks_again(histories: Histories, a
     talk = [user("one"), assistant("1"), user("two")]
     name = turn(histories, talk[:1], "1")
     assert turn(histories, talk, "2") == name
-    histories = Histories(histories.hierarchy) if again else histories
+    histories = Histories(histories.store) if again else histories
     assert turn(histories, talk, "2") == name
     assert turn(histories, [*talk, assistant("2"), user("three")], "3") == name
-    assert visible(histories.hierarchy, name) == ["one", "1", "two", "2", "three", "3"]
+    assert visible(histories.store, name) == ["one", "1", "two", "2", "three", "3"]
     assert turn(histories, [*talk, assistant("2"), user("three")], "another 3") == f"{name}~2"
-    assert visible(histories.hierarchy, f"{name}~2") == ["one", "1", "two", "2", "three", "another 3"]
+    assert visible(histories.store, f"{name}~2") == ["one", "1", "two", "2", "three", "another 3"]
     assert turn(histories, [*talk, assistant("2"), user("three"), assistant("3"), user("four")], "4") == name
-    assert len(histories.hierarchy.processes()) == 2
+    assert len(histories.store.sessions()) == 2
 
 
 def test_many_threads_with_one_request_make_one_session(histories: Histories) -> None:
@@ -289,8 +289,8 @@ def test_many_threads_with_one_request_make_one_session(histories: Histories) ->
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(ask, range(40)))) == 1
-    [info] = histories.hierarchy.processes()
-    assert visible(histories.hierarchy, info.name) == ["hi", "hello", "what?", "that"]
+    [info] = histories.store.sessions()
+    assert visible(histories.store, info.name) == ["hi", "hello", "what?", "that"]
 
 
 def test_users_of_a_tenant_do_not_share_sessions(histories: Histories) -> None:
@@ -301,9 +301,9 @@ def test_a_session_in_which_the_model_recalled_is_forked(histories: Histories) -
     talk = [user("one"), assistant("1"), user("two")]
     hidden_turn(histories, talk, "2")
     turn(histories, [*talk, assistant("2"), user("three")], "3")
-    session = take(histories, [*talk, assistant("2"), user("edited")])
-    assert session.name.endswith("~2")
-    [result] = [page for page in session.process.window.pages.values() if page.kind is Kind.RESULT]
+    conversation = take(histories, [*talk, assistant("2"), user("edited")])
+    assert conversation.name.endswith("~2")
+    [result] = [page for page in conversation.session.window.pages.values() if page.kind is Kind.RESULT]
     assert result.sources == (1,)
 
 
@@ -330,7 +330,7 @@ def test_an_error_leaves_the_session_as_it_was(histories: Histories) -> None:
     with pytest.raises(OrphanResult):
         take(histories, [user("hi"), assistant("a"), {"role": "tool", "tool_call_id": "none", "content": "x"}])
     assert turn(histories, [user("hi"), assistant("a"), user("b")], "c") == name
-    assert visible(histories.hierarchy, name) == ["hi", "a", "b", "c"]
+    assert visible(histories.store, name) == ["hi", "a", "b", "c"]
 
 
 def test_a_fork_of_a_fork(histories: Histories) -> None:
@@ -343,7 +343,7 @@ def test_a_fork_of_a_fork(histories: Histories) -> None:
     assert turn(histories, again, "4") == f"{name}~2"
     assert turn(histories, [*again[:-1], user("other c")], "5") == f"{name}~3"
     assert turn(histories, [*base, user("d")], "6") == name
-    store = histories.hierarchy
+    store = histories.store
     assert visible(store, name) == ["a", "1", "b", "2", "d", "6"]
     assert visible(store, f"{name}~2") == ["a", "1", "other b", "3", "c", "4"]
     assert visible(store, f"{name}~3") == ["a", "1", "other b", "3", "other c", "5"]
@@ -367,10 +367,10 @@ def test_many_forks_of_one_beginning_are_each_found_again(tmp_path: Path) -> Non
             more = [*head, user(f"try {number}"), assistant(f"reply {number}"), user("go on"), assistant("yes"), user("and on")]
             more = more if number == 7 else more[:5]
             assert turn(histories, more, "yes") == names[number], "those that were used last are found after a restart"
-        assert len(store.processes()) == count
+        assert len(store.sessions()) == count
 
 
-def opened(path: Path) -> kilburn.Hierarchy:
+def opened(path: Path) -> kilburn.Store:
     return kilburn.open(str(path), window=100_000, policy="fifo", tokenizer="chars/4", embedder=None)
 
 
@@ -388,7 +388,7 @@ def test_gateways_on_one_file_go_on_with_each_others_sessions(tmp_path: Path) ->
         assert turn(both[0], [*talk[:5], user("another way"), assistant("yes"), user("on")], "so") == f"{name}~2"
         assert turn(both[0], [*talk[:3], user("a third way")], "no") == f"{name}~3"
         assert turn(both[1], talk, "last") == name
-        assert {info.name for info in one.processes()} == {name, f"{name}~2", f"{name}~3"}
+        assert {info.name for info in one.sessions()} == {name, f"{name}~2", f"{name}~3"}
 
 
 def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_on(tmp_path: Path) -> None:
@@ -400,13 +400,13 @@ def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_o
         name = turn(histories, talk[:1], "1")
         assert turn(histories, [*talk[:2], user("c")], "3") == name
         assert turn(histories, talk, "2") == f"{name}~2"
-        assert store.store.unkept(name, "", 9) == []
+        assert store.backend.unkept(name, "", 9) == []
     with Sqlite(path) as file:
         assert file.repair() == []
     with opened(path) as store:
-        assert set(store.store.unkept(name, "", 9)) == {name, f"{name}~2"}
+        assert set(store.backend.unkept(name, "", 9)) == {name, f"{name}~2"}
         assert turn(Histories(store), [*talk, assistant("2"), user("on")], "4") == f"{name}~2"
-        assert store.store.unkept(name, "", 9) == []
+        assert store.backend.unkept(name, "", 9) == []
         assert turn(Histories(store), [*talk[:2], user("c"), assistant("3"), user("on")], "5") == name
 
 
@@ -418,19 +418,19 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         histories = Histories(store)
         name = turn(histories, talk[:1], "1")
         turn(histories, talk[:3], "2")
-        session = take(histories, talk) if late else None
+        conversation = take(histories, talk) if late else None
         digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
-        assert store.store.said_by(digests[2], 9)
+        assert store.backend.said_by(digests[2], 9)
         store.forget(session=name, address="p3")
-        if session is not None:
-            histories.said(session, parse(assistant("3")))
-            histories.give(session)
+        if conversation is not None:
+            histories.said(conversation, parse(assistant("3")))
+            histories.give(conversation)
             talk += [assistant("3"), user("and on")]
         for again in (histories, Histories(store)):
             assert turn(again, talk, "4") == name, "a client that still sends it goes on"
             talk += [assistant("4"), user("and on")]
             digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
-            assert not any(store.store.said_by(digest, 9) for digest in digests)
+            assert not any(store.backend.said_by(digest, 9) for digest in digests)
     assert not any(digest in file.read_bytes() for file in tmp_path.iterdir() for digest in digests)
 
 
@@ -443,10 +443,10 @@ def test_nobody_elses_session_is_found_by_the_same_words(histories: Histories) -
             went = turn(histories, talk, "2", name=name, of=who)
             names.discard(went)
     assert not names
-    assert len(histories.hierarchy.processes()) == 4
+    assert len(histories.store.sessions()) == 4
 
 
-def small(path: str) -> kilburn.Hierarchy:
+def small(path: str) -> kilburn.Store:
     """A store with a window in which a few of these messages fit."""
     return kilburn.open(path, window=1_000, policy="fifo", tokenizer="chars/4", embedder=None)
 
@@ -461,9 +461,9 @@ def over_the_window(histories: Histories) -> tuple[list[dict[str, Any]], str]:
     return talk[:-1], name
 
 
-def words_of(session: OpenSession) -> str:
+def words_of(conversation: Conversation) -> str:
     """The texts of the prompt for the request that goes on now."""
-    return "\n".join(str(message["content"]) for message in session.render("chat"))
+    return "\n".join(str(message["content"]) for message in conversation.render("chat"))
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["known", "restarted"])
@@ -477,19 +477,19 @@ def test_a_request_that_is_made_again_over_the_window_is_no_branch(tmp_path: Pat
             talk = [*talk, assistant(last), user("and then?")]
             last = "then it is gold"
             assert hidden_turn(histories, talk, last) == name
-        assert not store.process(name).window.whole
-        before = store.process(name).window.last
+        assert not store.session(name).window.whole
+        before = store.session(name).window.last
         histories = Histories(store) if again else histories
-        session = take(histories, talk)
-        assert session.name == name
-        assert last not in words_of(session)
-        assert talk[-1]["content"] in words_of(session)
-        assert session.render("chat").tokens <= 1_000
-        histories.said(session, parse(assistant(last)))
-        histories.give(session)
+        conversation = take(histories, talk)
+        assert conversation.name == name
+        assert last not in words_of(conversation)
+        assert talk[-1]["content"] in words_of(conversation)
+        assert conversation.render("chat").tokens <= 1_000
+        histories.said(conversation, parse(assistant(last)))
+        histories.give(conversation)
         assert hidden_turn(histories, talk, last) == name, "with or without a recall"
-        assert store.process(name).window.last == before, "nothing was written"
-        assert [info.name for info in store.processes()] == [name]
+        assert store.session(name).window.last == before, "nothing was written"
+        assert [info.name for info in store.sessions()] == [name]
         talk += [assistant(last), user("on")]
         assert turn(histories, talk, "yes") == name
         assert visible(store, name)[-3:] == [last, "on", "yes"]
@@ -505,12 +505,12 @@ def test_other_words_over_the_window_are_a_branch(tmp_path: Path, recalls: bool)
         assert visible(store, name) == said
         assert visible(store, f"{name}~2") == [*said[:-1], "something else"]
         if recalls:
-            pages = store.process(f"{name}~2").window.pages.originals()
+            pages = store.session(f"{name}~2").window.pages.originals()
             [result] = [page for page in pages if page.kind is Kind.RESULT]
             assert result.sources == (1,)
-            assert result.cites == ((store.process(name).number, 1),)
+            assert result.cites == ((store.session(name).number, 1),)
         for path in (name, f"{name}~2"):
-            check_laws(store.process(path))
+            check_laws(store.session(path))
 
 
 @pytest.mark.parametrize("replies", ["aa", "ab", "ba"])
@@ -521,19 +521,19 @@ def test_the_same_request_at_once_with_recalls_in_both(tmp_path: Path, replies: 
         talk = [*talk, assistant("answer 7 " + "gold " * 40), user("and then?")]
         both = [take(histories, talk) for _ in replies]
         for round in "12":
-            for at, session in enumerate(both):
+            for at, conversation in enumerate(both):
                 call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{round}{at}", name="recall")
                 result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
                 said = [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))]
-                histories.said(session, said, more=True)
-                assert session.render("chat").tokens <= 1_000
-        for session, reply in zip(both, replies, strict=True):
-            histories.said(session, parse(assistant(reply)))
-        for session in both:
-            histories.give(session)
-        names = [info.name for info in store.processes()]
+                histories.said(conversation, said, more=True)
+                assert conversation.render("chat").tokens <= 1_000
+        for conversation, reply in zip(both, replies, strict=True):
+            histories.said(conversation, parse(assistant(reply)))
+        for conversation in both:
+            histories.give(conversation)
+        names = [info.name for info in store.sessions()]
         assert len(names) == len(set(replies))
         for reply in set(replies):
             assert turn(histories, [*talk, assistant(reply), user("on")], "yes") in names
         for each in names:
-            check_laws(store.process(each))
+            check_laws(store.session(each))

@@ -228,7 +228,7 @@ def test_a_chain_of_ids_goes_on_after_a_restart(gateway: Any, window: int) -> No
     assert ("previous_response_id" in last) == (window > 2000), "what left the window is not read from the provider's copy"
     assert last["instructions"] == "Be brief."
     with setup.store() as store:
-        roles = [message["role"] for message in store.process(names.pop()).messages()]
+        roles = [message["role"] for message in store.session(names.pop()).messages()]
     assert roles == ["user", "assistant"] * 12
 
 
@@ -250,7 +250,7 @@ def test_two_ways_on_from_one_reply(gateway: Any, window: int) -> None:
     assert following(setup, "Question 8.", replies[-1].id)[1] == names[0]
     assert not setup.upstream.refused
     with setup.store() as store:
-        said = [message["content"] for message in store.process(branch).messages() if message["role"] == "user"]
+        said = [message["content"] for message in store.session(branch).messages() if message["role"] == "user"]
     assert [words.split(".")[0] for words in said] == ["Question 0", "Question 1", "Question 2", "Another way?", "And on?"]
 
 
@@ -265,7 +265,7 @@ def test_what_else_a_provider_keeps_goes_through_as_it_is(gateway: Any) -> None:
     assert following(setup, "Go on", reply.id, extra_headers={"x-kilburn-session": "another"})[1] == "none"
     assert following(setup, "Go on", reply.id, extra_headers={"x-kilburn-session": name})[1] == name
     with setup.store() as store:
-        assert [info.name for info in store.processes()] == [name]
+        assert [info.name for info in store.sessions()] == [name]
 
 
 def test_a_chain_whose_session_was_forgotten_is_the_providers(gateway: Any) -> None:
@@ -288,7 +288,7 @@ def test_an_id_that_was_streamed_before_a_recall_can_be_gone_on_from(gateway: An
     assert not setup.upstream.refused
     assert "River 0." in str(setup.upstream.sent[-1].body["input"])
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 def test_reasoning_goes_with_the_words_that_came_of_it(gateway: Any) -> None:
@@ -350,8 +350,8 @@ def test_a_client_that_leaves_and_asks_again_at_once(gateway: Any) -> None:
         talk += [item.model_dump(exclude_unset=True) for item in reply.output]
     assert len(names) == 1, names
     with setup.store() as store:
-        [info] = store.processes()
-        said = [message["role"] for message in store.process(info.name).messages()]
+        [info] = store.sessions()
+        said = [message["role"] for message in store.session(info.name).messages()]
     assert said == ["user", "assistant"] * 8
 
 
@@ -374,7 +374,7 @@ def test_a_request_that_is_sent_many_times_at_once(gateway: Any, form: str) -> N
         names = set(pool.map(ask, [2] * 24))
     assert len(names) == 1, names
     with setup.store() as store:
-        assert [info.name for info in store.processes()] == [*names]
+        assert [info.name for info in store.sessions()] == [*names]
 
 
 def test_a_request_after_errors_of_the_upstream_is_the_same_session(gateway: Any) -> None:
@@ -388,4 +388,4 @@ def test_a_request_after_errors_of_the_upstream_is_the_same_session(gateway: Any
         assert setup.openai.responses.create(model="m", input=talk).output_text == words
         talk += [{"role": "assistant", "content": words}, {"role": "user", "content": "On"}]
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1

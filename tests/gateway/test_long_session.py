@@ -77,7 +77,7 @@ def test_the_gateway_may_restart_in_the_middle_of_a_session(
     assert max(sent.tokens for sent in upstream.prompts) <= 3000
     assert lost(str(db), history) == 0
     with kilburn.open(str(db), tokenizer="chars/4", embedder=None) as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
     called = [block["name"] for message in history for block in message["content"] if block["type"] == "tool_use"]  # type: ignore[attr-defined, index]
     assert set(called) == {"shell"}
 

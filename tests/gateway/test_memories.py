@@ -59,7 +59,7 @@ def test_a_fact_of_one_session_is_offered_in_another(gateway: Any) -> None:
     assert second["x-kilburn-session"] == first["x-kilburn-session"]
     assert setup.upstream.sent[-1].body["messages"] == more
     with setup.store() as store:
-        kept = [m["content"] for m in store.process(first["x-kilburn-session"]).messages()]
+        kept = [m["content"] for m in store.session(first["x-kilburn-session"]).messages()]
     assert kept == [ASKED, "Noted.", "Thank you. Bye.", "Noted."]
     # And nothing of it is learned as if it had been said again.
     time.sleep(0.2)
@@ -207,41 +207,41 @@ def test_a_document_cannot_end_its_quotation_or_be_believed(gateway: Any, tmp_pa
     assert lines.count(lines[-1]) == 1
     assert "handbook" in said(setup)
     with setup.store() as store:
-        process = store.process(headers["x-kilburn-session"])
-        page = process.window.pages[process.window.last]
+        session = store.session(headers["x-kilburn-session"])
+        page = session.window.pages[session.window.last]
         assert page.trust < Trust.AGENT
 
 
 def test_learning_stops_with_the_gateway_and_goes_on_the_next_time(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=100_000, embedder=None, tokenizer="chars/4") as store:
-        process = store.process("talk", "ana")
+        session = store.session("talk", "ana")
         for turn in range(200):
-            process.append(user(f"Please remember that locker {turn} is green."), {"role": "assistant", "content": "Noted."})
+            session.append(user(f"Please remember that locker {turn} is green."), {"role": "assistant", "content": "Noted."})
         first = Learners()
-        first.learn(store, process, "ana")
+        first.learn(store, session, "ana")
         until(lambda: list(store.memory("ana").pages()))
         first.close()
         learned = len(list(store.memory("ana").pages()))
         assert learned < 200
         time.sleep(0.1)
         assert len(list(store.memory("ana").pages())) == learned
-        first.learn(store, process, "ana")
+        first.learn(store, session, "ana")
         second = Learners()
-        second.learn(store, process, "ana")
+        second.learn(store, session, "ana")
         until(lambda: len(list(store.memory("ana").pages())) == 200)
         second.close()
 
 
 def test_learning_that_fails_is_logged_and_the_next_one_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=1000, embedder=None, tokenizer="chars/4") as store:
-        process = store.process("talk", "ana")
-        process.append(user(SAID), {"role": "assistant", "content": "Noted."})
+        session = store.session("talk", "ana")
+        session.append(user(SAID), {"role": "assistant", "content": "Noted."})
         learners = Learners()
         with kilburn.open(str(tmp_path / "b.db"), window=1000, embedder=None, tokenizer="chars/4") as other:
-            closed = other.process("talk", "ana")
+            closed = other.session("talk", "ana")
         learners.learn(other, closed, "ana")
         until(lambda: "nothing was learned" in caplog.text)
-        learners.learn(store, process, "ana")
+        learners.learn(store, session, "ana")
         until(lambda: list(store.memory("ana").pages()))
         learners.close()
     assert "Porto" not in caplog.text
@@ -325,9 +325,9 @@ def in_force(setup: Any) -> list[str]:
 def learned(setup: Any, session: str) -> bool:
     """Whether all of a session was learned from."""
     with kilburn.open(str(setup.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
-        process, memory = store.process(session), store.memory("")
-        notes = [event.data for event in memory.events() if event.data.get("learned") == process.number]
-        return bool(notes) and notes[-1]["upto"] == process.window.last
+        opened, memory = store.session(session), store.memory("")
+        notes = [event.data for event in memory.events() if event.data.get("learned") == opened.number]
+        return bool(notes) and notes[-1]["upto"] == opened.window.last
 
 
 BRAGA, REX = "The user lives in Braga.", "The name of the user's cat is Rex."

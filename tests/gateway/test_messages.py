@@ -57,8 +57,8 @@ def test_a_short_conversation_goes_through_byte_for_byte(claude: Any, streamed: 
     assert (sent["system"], sent["tools"], sent["x_unknown"]) == (system, [READ], [1])
     assert setup.upstream.sent[0].headers["authorization"] == "Bearer client-key"
     with setup.store() as store:
-        (info,) = store.processes()
-        kept = store.process(info.name).messages()
+        (info,) = store.sessions()
+        kept = store.session(info.name).messages()
         assert [message["role"] for message in kept] == ["user", "assistant", "user", "assistant"]
         assert [block["type"] for block in kept[1]["content"]] == ["thinking", "text", "tool_use"]
 
@@ -91,7 +91,7 @@ def test_page_faults_with_thinking(claude: Any, streamed: bool) -> None:
         >= 3
     )
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 def test_a_long_session_keeps_the_cache_warm(claude: Any) -> None:
@@ -109,8 +109,8 @@ def test_a_long_session_keeps_the_cache_warm(claude: Any) -> None:
     late = setup.upstream.sent[20:]
     assert sum(sent.cached for sent in late) > 0.6 * sum(sent.tokens for sent in late)
     with setup.store() as store:
-        (info,) = store.processes()
-        assert len(store.process(info.name).messages()) == 80
+        (info,) = store.sessions()
+        assert len(store.session(info.name).messages()) == 80
 
 
 def test_a_prompt_that_is_too_long_is_made_shorter_once(claude: Any) -> None:
@@ -133,7 +133,7 @@ def test_errors_have_anthropics_form(claude: Any) -> None:
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert body["request_id"].startswith("req_")
     with setup.store() as store:
-        (info,) = store.processes()
+        (info,) = store.sessions()
         assert info.pages == 1
 
 
@@ -196,7 +196,7 @@ def test_system_messages_in_the_conversation_are_kept(claude: Any, shape: str) -
     assert [message for message in last["messages"] if message["role"] == "system"][-1] == bare
     assert ruled in str(last["messages"])
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 def test_a_system_message_in_front_stays_there(claude: Any) -> None:

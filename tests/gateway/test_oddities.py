@@ -249,8 +249,8 @@ def kept(near: Any) -> list[Any]:
     """Of each session, what the assistant says at its end: a text, or names of calls; None if the user spoke last."""
     out = []
     with near.store() as store:
-        for info in store.processes():
-            last = store.process(info.name).originals()[-1]
+        for info in store.sessions():
+            last = store.session(info.name).originals()[-1]
             calls = [part.name for part in last.parts if part.kind == "call"]
             texts = "".join(part.text for part in last.parts if part.kind == "text")
             out.append(None if last.role != "assistant" else calls or texts)
@@ -504,7 +504,7 @@ def test_a_request_without_a_conversation_is_the_providers_to_answer(far: Any, f
     got = httpx2.post(f"{near.url}/v1/{path}", json={"model": "m", "prompt": {"id": "pmpt_1"}}, timeout=600)
     assert got.json() == BODIES[form]
     with near.store() as store:
-        assert not store.processes()
+        assert not store.sessions()
 
 
 def test_functions_and_tools_are_not_sent_together(far: Any) -> None:
@@ -603,8 +603,8 @@ def test_any_odd_reply_goes_through(far: Any, form: str) -> None:
         given += [{"role": "assistant", "content": "Fine."}, {"role": "user", "content": "Go on."}]
         assert post(near, form, given).status_code == 200, number
     with near.store() as store:
-        for info in store.processes():
-            store.process(info.name).render()
+        for info in store.sessions():
+            store.session(info.name).render()
 
 
 @pytest.mark.slow

@@ -486,7 +486,7 @@ def test_whose_an_id_is_waits_for_a_store_that_cannot_be_written(tmp_path: Path)
         kept = Kept(lambda: store, known=5)
         kept.claim([_digest_of("resp_first")], ana)
         kept.write()
-        with other.store.together():
+        with other.backend.together():
             for number in range(400):
                 kept.claim([_digest_of(f"resp_{number:08d}")], ana)
             with pytest.raises(StoreError):

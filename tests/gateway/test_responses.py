@@ -48,12 +48,12 @@ def test_a_short_conversation_goes_through(gateway: Any, streamed: bool) -> None
     assert setup.upstream.sent[0].body["x_unknown"] == 1
     assert setup.upstream.sent[1].body["input"] == given
     with setup.store() as store:
-        (info,) = store.processes()
-        assert [m["role"] for m in store.process(info.name).messages()] == ["user", "assistant", "tool", "assistant"]
+        (info,) = store.sessions()
+        assert [m["role"] for m in store.session(info.name).messages()] == ["user", "assistant", "tool", "assistant"]
     more = setup.openai.responses.create(model="m", input="And?", previous_response_id=done.id)
     assert more.output_text == "Kept."
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -75,7 +75,7 @@ def test_page_faults(gateway: Any, streamed: bool) -> None:
     assert not setup.upstream.refused
     assert [item["type"] for item in setup.upstream.sent[-1].body["input"]].count("function_call_output") == 3
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1
 
 
 def test_a_reply_with_page_faults_is_continued_by_its_id(gateway: Any) -> None:
@@ -105,4 +105,4 @@ def test_a_local_model_answers(gateway: Any, streamed: bool) -> None:
     given.append({"type": "function_call_output", "call_id": "c1", "output": "file"})
     assert ask(setup, given, streamed=streamed, tools=[READ]).output_text == "Done."
     with setup.store() as store:
-        assert len(store.processes()) == 1
+        assert len(store.sessions()) == 1

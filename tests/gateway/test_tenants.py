@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RequestBounds
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.scripted import Scripted
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.upstream import Refusal, Sent, Upstream, calling, serving
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -175,7 +175,7 @@ def test_the_figures_of_real_requests(house: Callable[..., House]) -> None:
         assert it.ask("ana", CHAT, talk("ana", turns, same=True), **{"x-kilburn-session": "s"}).status_code == 200
     [row] = it.http.get("/sessions", headers={"x-api-key": it.keys["ana"]}).json()["sessions"]
     with kilburn.open(str(it.db), window=700, policy="fifo", tenant="tenant-ana", tokenizer="chars/4", embedder=None) as store:
-        stats = store.process("s").stats()
+        stats = store.session("s").stats()
         said = sum(len(str(message["content"])) for message in talk("ana", 9, same=True)) / 4
     assert row["requests"] == 4
     assert row["new"] == stats.tokens_seen
@@ -320,5 +320,5 @@ def test_fuzzed_bodies_never_break_the_gateway(house: Callable[..., House], loca
 
     fuzz()
     assert it.ask("ana", CHAT, talk("ana", 1, same=True)).status_code == 200
-    with Sqlite(str(it.db), tenant="tenant-ana") as store:
-        assert not store.findings()
+    with Sqlite(str(it.db), tenant="tenant-ana") as backend:
+        assert not backend.findings()

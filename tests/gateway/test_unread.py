@@ -70,8 +70,8 @@ class House:
     def sessions(self) -> dict[str, list[str]]:
         with kilburn.open(str(self.db), readonly=True, embedder=None, tokenizer="chars/4", window=9000, policy="fifo") as store:
             return {
-                info.name: ["".join(part.text for part in each.parts) for each in store.process(info.name).originals()]
-                for info in store.processes()
+                info.name: ["".join(part.text for part in each.parts) for each in store.session(info.name).originals()]
+                for info in store.sessions()
                 if not info.name.startswith("@")
             }
 
@@ -296,7 +296,7 @@ def test_what_was_forgotten_is_not_sent_on_because_it_is_unread(house: Callable[
     it.ask(CHAT, [user("My secret is 12345.")])
     [name] = it.sessions()
     with kilburn.open(str(it.db), embedder=None, tokenizer="chars/4", window=9000, policy="fifo") as store:
-        store.process(name).forget("p1")
+        store.session(name).forget("p1")
     answer = it.ask(CHAT, [user("My secret is 12345.")])
     assert answer.status_code == 400
     assert len(it.upstream.sent) == 1
@@ -457,7 +457,8 @@ def test_no_error_names_a_file_of_the_machine_or_a_session_of_somebody_else(
         since = len(it.upstream.sent)
         others = [{"x_api_key": keys["bob"]}, {"x_api_key": keys["app"], "x_kilburn_user": "bob"}, {"x_api_key": keys["far"]}]
 
-        def provoke() -> None:
+        def provoke(*replies: Any) -> None:
+            """With replies of the provider, where a request reaches it at all."""
             for who in others:
                 for path in (CHAT, MESSAGES, RESPONSES):
                     for body in ODD:
@@ -466,9 +467,9 @@ def test_no_error_names_a_file_of_the_machine_or_a_session_of_somebody_else(
                         it.ask(path, [user("Hi")], stream=stream, **who)
                         it.ask(path, [user("Hi")], stream=stream, x_kilburn_session="@memory", **who)
                         it.ask(path, [user("Hi")], stream=stream, x_kilburn_session="\x07" if stream else "x" * 300, **who)
-                        it.upstream.enqueue(recalls)
+                        it.upstream.enqueue(*replies[:1])
                         it.ask(path, [*long, user("What of the locker?")], stream=stream, **who)
-                        it.upstream.enqueue(Break(how="cut", after=2))
+                        it.upstream.enqueue(*replies[1:])
                         it.ask(path, [*long, user("cut")], **who)
                 for path in (
                     "/health",
@@ -482,7 +483,7 @@ def test_no_error_names_a_file_of_the_machine_or_a_session_of_somebody_else(
                     it.get(path, **who)
                 it.get("/sessions", **{**who, "x_kilburn_user": "bob"})
 
-        provoke()
+        provoke(recalls, Break(how="cut", after=2))
         sent = b"".join(each.raw for each in it.upstream.sent[since:])
         bodies = [each.body for each in it.upstream.sent[since:]]
         holder = held(it.db)

@@ -19,7 +19,7 @@ from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.keys import Key, Link, add_key, read_keys
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.users import below, told
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -73,7 +73,7 @@ class House:
         given = {"x-api-key": self.secret, **{f"x-kilburn-{name}": value for name, value in headers.items()}}
         return self.http.post(self.url + path, json={"model": "m", **body}, headers=given)
 
-    def store(self) -> Hierarchy:
+    def store(self) -> Store:
         return kilburn.open(str(self.db), window=1000, policy="fifo", tenant=self.tenant, tokenizer="chars/4", embedder=None)
 
 
@@ -131,8 +131,8 @@ def compacted(it: House, path: str = CHAT, /, **headers: str) -> tuple[int, ...]
     answer = it.ask(path, {"messages": [*talked[-4:], open_("Go on.")]}, **headers)
     assert answer.status_code == 200, answer.text
     with it.store() as store:
-        process = store.process(answer.headers["x-kilburn-session"], store_user(headers))
-        return tuple(process.branches.origin().get("continues", ()))
+        session = store.session(answer.headers["x-kilburn-session"], store_user(headers))
+        return tuple(session.branches.origin().get("continues", ()))
 
 
 def store_user(headers: Json) -> str:
@@ -166,7 +166,7 @@ def test_a_named_session_goes_on_from_itself_alone(house: Callable[..., House]) 
     for name in ({"session": "other"}, {}):
         answer = it.ask(CHAT, {"messages": [*talked[-2:], open_("Go on.")]}, **name)
         with it.store() as store:
-            assert store.process(answer.headers["x-kilburn-session"]).branches.origin().get("continues", []) == []
+            assert store.session(answer.headers["x-kilburn-session"]).branches.origin().get("continues", []) == []
 
 
 def test_links_that_are_switched_off_later_are_not_followed(house: Callable[..., House]) -> None:
@@ -411,7 +411,7 @@ def test_no_user_gets_anything_of_another(house: Callable[..., House], seed: int
     assert found
     assert untold or refused
     with it.store() as store:
-        linked = [info.name for info in store.processes() if store.process(info.name).branches.origin().get("continues")]
+        linked = [info.name for info in store.sessions() if store.session(info.name).branches.origin().get("continues")]
         assert bool(linked) is not untold
         facts = [collection.user for collection in store.collections() if collection.info.pages]
         assert untold or len(facts) > 1

@@ -142,15 +142,15 @@ def test_every_turn_of_a_long_talk_is_answered(
     assert "the ferry on the Besos costs 12 pence" in asked, "what has left the window is searched for the user's words"
     assert "tools" not in upstream.prompts[-1].body
     with setup.store() as store:
-        assert len(store.processes()) == 1
-        process = store.process(store.processes()[0].name)
-        last = process.window.pages[process.window.last]
-        found = [page for page in last.sources if "Besos" in process.text(page)]
+        assert len(store.sessions()) == 1
+        session = store.session(store.sessions()[0].name)
+        last = session.window.pages[session.window.last]
+        found = [page for page in last.sources if "Besos" in session.text(page)]
         assert found, "the answer cites what it was answered from"
-        assert "Noted." in [hit.text for hit in process.search("Noted", 500)], "and is found like any other"
-        counted = [event.data["counted"] for event in process.events() if event.act is Act.USAGE]
+        assert "Noted." in [hit.text for hit in session.search("Noted", 500)], "and is found like any other"
+        counted = [event.data["counted"] for event in session.events() if event.act is Act.USAGE]
         assert all(tokens <= 1200 for tokens in counted), "what is brought counts, and fits"
-        assert process.stats().overflow == 0
+        assert session.stats().overflow == 0
 
 
 @pytest.mark.parametrize(("status", "words"), REFUSALS, ids=[words[:24] for _, words in REFUSALS])
@@ -260,10 +260,10 @@ def test_what_was_brought_is_named_and_forgotten_with_what_it_is_from(gateway: C
     assert "p3" in headers["x-kilburn-brought"].split(", ")
     history.append({"role": "assistant", "content": reply.choices[0].message.content})
     with setup.store() as store:
-        process = store.process(store.processes()[0].name)
-        answer = process.window.last
-        assert f"p{answer}" in process.forget("p3")
-        assert process.window.at(answer) is Place.DROPPED
+        session = store.session(store.sessions()[0].name)
+        answer = session.window.last
+        assert f"p{answer}" in session.forget("p3")
+        assert session.window.at(answer) is Place.DROPPED
     history.append({"role": "user", "content": "And on the Besos today?"})
     setup.chat(history)
     assert "12 pence" not in texts(setup.upstream.prompts[-1])
@@ -275,16 +275,16 @@ def test_a_source_that_is_forgotten_while_the_model_speaks_takes_the_answer_alon
 
     def forget(sent: Any) -> str:
         with setup.store() as store:
-            store.process(store.processes()[0].name).forget("p3")
+            store.session(store.sessions()[0].name).forget("p3")
         return "It cost 12 pence."
 
     setup.upstream.enqueue(forget)
     history.append({"role": "user", "content": "What did the ferry on the Besos cost?"})
     setup.chat(history)
     with setup.store() as store:
-        for info in store.processes():
-            process = store.process(info.name)
-            assert not [message for message in process.messages() if "It cost 12" in json.dumps(message)]
+        for info in store.sessions():
+            session = store.session(info.name)
+            assert not [message for message in session.messages() if "It cost 12" in json.dumps(message)]
 
 
 def test_what_an_earlier_session_said_is_brought_too(gateway: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Seeded conversations in every form a user may append, odd ones included, ways to weigh a prompt, and to disturb a process.
+"""Seeded conversations in every form a user may append, odd ones included, ways to weigh a prompt, and to disturb a session.
 
 It refuses to use the wire code that is tested: the shapes come from the providers' references.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kilburn.errors import KilburnError
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Load
 
@@ -161,15 +161,15 @@ def weight(value: Any) -> int:
     return sum(len(string) // 4 for string in leaves(value))
 
 
-def meddle(process: Process, rng: random.Random) -> None:
+def meddle(session: Session, rng: random.Random) -> None:
     """Load or pin a page at random, or unpin all but the first."""
-    page = rng.randint(1, process.window.last)
+    page = rng.randint(1, session.window.last)
     with contextlib.suppress(KilburnError):  # too much is pinned, or a call is open
         match rng.randint(0, 3):
             case 0:
-                process.apply(Load((page,)))
+                session.apply(Load((page,)))
             case 1:
-                process.pin(f"p{page}")
+                session.pin(f"p{page}")
             case 2:
-                for pin in sorted(process.window.pins - {1}):
-                    process.unpin(f"p{pin}")
+                for pin in sorted(session.window.pins - {1}):
+                    session.unpin(f"p{pin}")

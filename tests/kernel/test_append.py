@@ -15,18 +15,18 @@ import pytest
 import kilburn
 from kilburn.budget import Budget
 from kilburn.errors import StoreStale
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 
 MOST = 110
 """Functions that an append with room may enter."""
 
 
-def entered(process: Process, text: str) -> Counter[tuple[str, str]]:
+def entered(session: Session, text: str) -> Counter[tuple[str, str]]:
     """The functions of Kilburn that one append enters, with their calls; comprehensions are none."""
     found: Counter[tuple[str, str]] = Counter()
     home = str(Path(kilburn.__file__).parent)
@@ -39,28 +39,28 @@ def entered(process: Process, text: str) -> Counter[tuple[str, str]]:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        process.append({"role": "user", "content": text})
+        session.append({"role": "user", "content": text})
     finally:
         sys.setprofile(before)
     return found
 
 
-def talk(process: Process, messages: int) -> None:
+def talk(session: Session, messages: int) -> None:
     for number in range(messages // 2):
-        process.append({"role": "user", "content": f"question {number:04d} about things"})
-        process.append({"role": "assistant", "content": f"answer {number:04d}"})
+        session.append({"role": "user", "content": f"question {number:04d} about things"})
+        session.append({"role": "assistant", "content": f"answer {number:04d}"})
 
 
 @pytest.mark.parametrize("policy", ["fifo", "hybrid", "cost"])
 def test_an_append_with_room_enters_few_functions(policy: str, tmp_path: Path) -> None:
     with kilburn.open(tmp_path / "a.db", window=100_000, policy=policy, tokenizer="chars/4", embedder=None) as store:
-        process = store.process("s")
-        talk(process, 20)
-        found = entered(process, "question 0010 about things")
+        session = store.session("s")
+        talk(session, 20)
+        found = entered(session, "question 0010 about things")
         assert len(found) <= MOST, sorted(found)
-        talk(process, 40)
+        talk(session, 40)
         # It looks through nothing that grows with the session.
-        assert entered(process, "question 0011 about things").total() < found.total() + 20
+        assert entered(session, "question 0011 about things").total() < found.total() + 20
 
 
 @dataclass
@@ -103,36 +103,36 @@ class Anew(Full):
         return super().plan(view)
 
 
-def opened(policy: Asked, window: int) -> Process:
-    return Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/1").process("s")
+def opened(policy: Asked, window: int) -> Session:
+    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/1").session("s")
 
 
 @pytest.mark.parametrize(("policy", "asked"), [(Always, 3), (Odd, 3), (Anew, 3), (Full, 0), (Folded, 0)])
 def test_a_policy_that_has_nothing_to_do_with_room_is_not_asked(policy: type[Asked], asked: int) -> None:
     one = policy()
-    process = opened(one, 10_000)
+    session = opened(one, 10_000)
     for number in range(3):
-        process.append({"role": "user", "content": f"message {number}"})
+        session.append({"role": "user", "content": f"message {number}"})
     assert len(one.views) == asked
 
 
 @pytest.mark.parametrize("policy", [Always, Full, Folded])
 def test_in_a_full_window_each_is_asked(policy: type[Asked]) -> None:
     one = policy()
-    process = opened(one, 200)
+    session = opened(one, 200)
     for number in range(4):
-        process.append({"role": "user", "content": f"message {number} " + "x" * 60})
+        session.append({"role": "user", "content": f"message {number} " + "x" * 60})
     assert any(view.excess for view in one.views)
 
 
 def test_one_that_acts_on_folds_is_asked_where_there_is_one() -> None:
     one = Folded()
-    process = opened(one, 400)
-    process.append({"role": "user", "content": "the task"})
-    process.append({"role": "assistant", "content": "y" * 700})
-    assert process.window.last_derived, "the answer is larger than the window, so an excerpt stands for it"
+    session = opened(one, 400)
+    session.append({"role": "user", "content": "the task"})
+    session.append({"role": "assistant", "content": "y" * 700})
+    assert session.window.last_derived, "the answer is larger than the window, so an excerpt stands for it"
     before = len(one.views)
-    process.append({"role": "user", "content": "and now?"})
+    session.append({"role": "user", "content": "and now?"})
     assert len(one.views) > before
 
 
@@ -142,9 +142,9 @@ def test_what_is_wrong_only_in_an_old_state_says_that_the_state_is_old(tmp_path:
         kilburn.open(tmp_path / "a.db", window=10_000, policy=Fifo()) as one,
         kilburn.open(tmp_path / "a.db", window=10_000) as other,
     ):
-        first = one.process("s")
+        first = one.session("s")
         first.append({"role": "user", "content": "go"})
-        other.process("s").append({"role": "assistant", "content": None, "tool_calls": [call]})
+        other.session("s").append({"role": "assistant", "content": None, "tool_calls": [call]})
         with pytest.raises(StoreStale):
             first.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
         with pytest.raises(StoreStale):

@@ -15,7 +15,7 @@ from kernel.talk import user
 from kilburn.effect import Ask, Deferred, Later
 from kilburn.errors import PinsExceedWindow, StoreStale
 from kilburn.event import Act
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.model import Request
 from kilburn.move import Fold
 from kilburn.policies.chain import Chain
@@ -63,9 +63,9 @@ class Gate:
         return "in short"
 
 
-def settled(process: Process) -> None:
+def settled(session: Session) -> None:
     """Wait until the answer is there."""
-    background = process._planner.background
+    background = session._planner.background
     until(lambda: (errand := background._errand) is None or errand.answer is not None)
 
 
@@ -80,22 +80,22 @@ def words(number: int) -> dict[str, str]:
 def test_exactly_the_snapshot_is_swapped_whatever_came_meanwhile() -> None:
     gate, policy = Gate(), Swap()
     with opened(policy, gate) as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(8)]
-        process.append(*given[:4])
+        session.append(*given[:4])
         assert gate.asked.wait(600)
         for message in given[4:7]:
-            process.append(message)
+            session.append(message)
         assert all(deferred.answer is None for deferred in policy.seen)
         gate.go_on.set()
-        settled(process)
-        process.append(given[7])
-        fold = process.pages()[-1][0]
+        settled(session)
+        session.append(given[7])
+        fold = session.pages()[-1][0]
         assert fold.sources == (2, 3, 4)
-        assert [page.id for page in process.window.resident()] == [1, -1, 5, 6, 7, 8]
-        check_laws(process, given)
+        assert [page.id for page in session.window.resident()] == [1, -1, 5, 6, 7, 8]
+        check_laws(session, given)
         assert policy.started == ["started"]
-        assert [receipt.outcome for receipt in process.receipts()] == ["started", "done"]
+        assert [receipt.outcome for receipt in session.receipts()] == ["started", "done"]
 
 
 def test_the_question_quotes_the_pages_exactly() -> None:
@@ -106,9 +106,9 @@ def test_the_question_quotes_the_pages_exactly() -> None:
         return "in short"
 
     with opened(Swap(), listen) as store:
-        process = store.process("a")
-        process.append(*(words(number) for number in range(4)))
-        settled(process)
+        session = store.session("a")
+        session.append(*(words(number) for number in range(4)))
+        settled(session)
         assert heard == [" ".join(words(number)["content"] for number in range(1, 4))]
 
 
@@ -122,7 +122,7 @@ def test_a_second_question_is_refused_while_one_is_on_its_way() -> None:
 
     gate, policy = Gate(), Twice()
     with opened(policy, gate) as store:
-        store.process("a").append(words(1))
+        store.session("a").append(words(1))
         gate.go_on.set()
     assert policy.started == ["started", "busy"]
 
@@ -130,7 +130,7 @@ def test_a_second_question_is_refused_while_one_is_on_its_way() -> None:
 def test_without_a_model_nothing_is_asked() -> None:
     policy = Swap()
     with kilburn.open(":memory:", window=2000, policy=policy, tokenizer="chars/4") as store:
-        store.process("a").append(*(words(number) for number in range(4)))
+        store.session("a").append(*(words(number) for number in range(4)))
     assert policy.started == ["none"]
 
 
@@ -138,30 +138,30 @@ def test_an_answer_after_the_end_of_the_session_comes_too_late(tmp_path: Any) ->
     gate = Gate()
     path = str(tmp_path / "a.db")
     with kilburn.open(path, window=2000, policy=Swap(), tokenizer="chars/4", model=Scripted([gate])) as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(4)]
-        process.append(*given)
+        session.append(*given)
         assert gate.asked.wait(600)
     gate.go_on.set()
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        assert process.receipts()[-1].outcome == "late"
-        check_laws(process, given)
+        session = store.session("a")
+        assert session.receipts()[-1].outcome == "late"
+        check_laws(session, given)
 
 
 def test_what_was_forgotten_meanwhile_is_not_brought_back_by_a_summary() -> None:
     gate, policy = Gate(), Swap()
     with opened(policy, gate) as store:
-        process = store.process("a")
-        process.append(*(words(number) for number in range(4)))
+        session = store.session("a")
+        session.append(*(words(number) for number in range(4)))
         assert gate.asked.wait(600)
-        process.forget("p2")
+        session.forget("p2")
         gate.go_on.set()
-        settled(process)
-        process.append(words(9))
+        settled(session)
+        session.append(words(9))
         answered = [deferred for deferred in policy.seen if deferred.answer is not None]
         assert [deferred.answer.outcome for deferred in answered if deferred.answer] == ["failed"]
-        assert not any(page.depth for page, _ in process.pages())
+        assert not any(page.depth for page, _ in session.pages())
 
 
 def test_a_question_of_a_batch_that_failed_was_never_asked() -> None:
@@ -175,17 +175,17 @@ def test_a_question_of_a_batch_that_failed_was_never_asked() -> None:
 
     policy = Eager()
     with opened(policy, "one", "two", window=300) as store:
-        process = store.process("a")
-        process.append({"role": "system", "content": "word " * 150})
-        settled(process)
-        process.append(user("go on"))
+        session = store.session("a")
+        session.append({"role": "system", "content": "word " * 150})
+        settled(session)
+        session.append(user("go on"))
         calls = [{"id": f"c{n}", "type": "function", "function": {"name": "x" * 200, "arguments": "{}"}} for n in range(8)]
         with pytest.raises(PinsExceedWindow):
-            process.append({"role": "assistant", "content": None, "tool_calls": calls})
-        process.append(user("go on"))
-        settled(process)
-        process.append(user("go on"))
-        assert all(page in process.window.pages for deferred in policy.seen for page in deferred.pages)
+            session.append({"role": "assistant", "content": None, "tool_calls": calls})
+        session.append(user("go on"))
+        settled(session)
+        session.append(user("go on"))
+        assert all(page in session.window.pages for deferred in policy.seen for page in deferred.pages)
 
 
 def test_a_mistake_in_the_question_is_a_failed_answer() -> None:
@@ -199,11 +199,11 @@ def test_a_mistake_in_the_question_is_a_failed_answer() -> None:
 
     policy = Wrong()
     with opened(policy, "never asked") as store:
-        process = store.process("a")
-        process.append(words(1))
-        settled(process)
-        process.append(words(2))
-        asks = [event for event in process.events() if event.act is Act.ASK]
+        session = store.session("a")
+        session.append(words(1))
+        settled(session)
+        session.append(words(2))
+        asks = [event for event in session.events() if event.act is Act.ASK]
         assert [event.data["outcome"] for event in asks] == ["failed"]
         assert "UnknownAddress" in asks[0].data["detail"]
 
@@ -226,27 +226,27 @@ class Trio(Swap):
         return []
 
 
-def outcomes(process: Process) -> list[str]:
-    return [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+def outcomes(session: Session) -> list[str]:
+    return [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
 
 
 def test_each_of_two_policies_knows_its_own_answer() -> None:
     first, second = Trio("first"), Trio("second")
     with opened(Chain(first, second), "in short", "shorter") as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(8)]
-        process.append(*given[:4])
-        settled(process)
-        process.append(given[4])
+        session.append(*given[:4])
+        settled(session)
+        session.append(given[4])
         assert (len(first.own), len(second.own)) == (1, 0)
         assert first.started == ["started"]
         assert second.started == ["busy"]
-        assert process.pages()[-1][0].sources == (2, 3, 4)
+        assert session.pages()[-1][0].sources == (2, 3, 4)
         for message in given[5:]:
-            settled(process)
-            process.append(message)
+            settled(session)
+            session.append(message)
         assert (len(first.own), len(second.own)) == (1, 1)
-        check_laws(process, given)
+        check_laws(session, given)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -265,13 +265,13 @@ def test_whatever_ends_the_thread_the_next_question_is_asked(where: str) -> None
 
     policy = Leaving()
     with opened(policy, *([leave if where == "model" else "in short"] * 3)) as store:
-        process = store.process("a")
+        session = store.session("a")
         for number in range(3):
-            process.append(words(number))
-            settled(process)
+            session.append(words(number))
+            settled(session)
         assert policy.started == ["started", "started"]
-        assert outcomes(process) == ["failed"]
-        detail = [event.data["detail"] for event in process.events() if event.act is Act.ASK]
+        assert outcomes(session) == ["failed"]
+        detail = [event.data["detail"] for event in session.events() if event.act is Act.ASK]
         assert detail == ["its thread ended without an answer"]
 
 
@@ -288,10 +288,10 @@ def test_a_model_that_hangs_is_left_behind_when_the_time_of_its_question_is_over
 
     policy = Hurried()
     with opened(policy, gate) as store:
-        process = store.process("a")
-        process.append(words(1))
-        settled(process)
-        process.append(words(2))
+        session = store.session("a")
+        session.append(words(1))
+        settled(session)
+        session.append(words(2))
         gate.go_on.set()
         assert [answer.outcome for answer in policy.own] == ["failed"]
         assert "no answer within 0.05 s" in policy.own[0].detail
@@ -300,12 +300,12 @@ def test_a_model_that_hangs_is_left_behind_when_the_time_of_its_question_is_over
 def test_a_question_without_a_purpose_comes_too_late_too() -> None:
     gate = Gate()
     with opened(Trio(), gate) as store:
-        process = store.process("a")
-        process.append(*(words(number) for number in range(4)))
+        session = store.session("a")
+        session.append(*(words(number) for number in range(4)))
         assert gate.asked.wait(600)
-        process.close()
+        session.close()
         gate.go_on.set()
-        assert process.receipts()[-1].outcome == "late"
+        assert session.receipts()[-1].outcome == "late"
 
 
 def test_sessions_of_one_store_do_not_mix_their_answers() -> None:
@@ -315,12 +315,12 @@ def test_sessions_of_one_store_do_not_mix_their_answers() -> None:
     names = ["a", "b", "c"]
     with opened(Swap(), *[echo] * 3) as store:
         for at, name in enumerate(names):
-            store.process(name).append(*(words(10 * at + number) for number in range(4)))
+            store.session(name).append(*(words(10 * at + number) for number in range(4)))
         for name in names:
-            settled(store.process(name))
+            settled(store.session(name))
         for name in names:
-            store.process(name).append(words(99))
-        folded = [str(store.process(name).recall("f1")).split()[-1] for name in names]
+            store.session(name).append(words(99))
+        folded = [str(store.session(name).recall("f1")).split()[-1] for name in names]
         assert folded == ["1", "11", "21"]
 
 
@@ -332,15 +332,15 @@ def test_two_that_write_one_session_lose_nothing(tmp_path: Any) -> None:
         kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4") as other,
     ):
         given = [words(number) for number in range(6)]
-        behind = one.process("a")
+        behind = one.session("a")
         behind.append(*given[:4])
         assert gate.asked.wait(600)
-        other.process("a").append(given[4])
+        other.session("a").append(given[4])
         gate.go_on.set()
         settled(behind)
         with pytest.raises(StoreStale):
             behind.append(words(77))
-        again = one.process("a")
+        again = one.session("a")
         again.append(given[5])
         assert again.messages() == given
         check_laws(again, given)
@@ -350,17 +350,17 @@ def test_many_threads_and_a_forget_beside_the_questions(tmp_path: Any) -> None:
     policy = "comem(every=1, to=60)"
     model = Scripted([lambda request: "the words of all messages, in short"] * 500)
     with kilburn.open(tmp_path / "a.db", window=1200, policy=policy, tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        process.append(user("task"))
+        session = store.session("a")
+        session.append(user("task"))
         errors: list[BaseException] = []
 
         def write(which: int) -> None:
             try:
                 for number in range(12):
-                    process.append({"role": "assistant", "content": f"{which} {number} " + "word " * 20})
+                    session.append({"role": "assistant", "content": f"{which} {number} " + "word " * 20})
                     if which == 0 and number % 4 == 3:
-                        process.forget(f"p{number}")
-                    process.render()
+                        session.forget(f"p{number}")
+                    session.render()
             except BaseException as error:
                 errors.append(error)
 
@@ -370,10 +370,10 @@ def test_many_threads_and_a_forget_beside_the_questions(tmp_path: Any) -> None:
         for thread in threads:
             thread.join()
         assert errors == []
-        settled(process)
-        process.append(user("the end"))
-        check_laws(process)
-        assert len(process.pages()) >= 50
+        settled(session)
+        session.append(user("the end"))
+        check_laws(session)
+        assert len(session.pages()) >= 50
 
 
 def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_thread() -> None:
@@ -394,33 +394,33 @@ def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_th
 
     policy = Further()
     with opened(policy, "one", gate, "said to the other", "three") as store:
-        process = store.process("a")
-        process.append(*(words(number) for number in range(4)))
-        settled(process)
-        waiting = threading.Thread(target=process.append, args=(words(5),))
+        session = store.session("a")
+        session.append(*(words(number) for number in range(4)))
+        settled(session)
+        waiting = threading.Thread(target=session.append, args=(words(5),))
         waiting.start()
         assert gate.asked.wait(600)
-        process.append(words(6))
+        session.append(words(6))
         gate.go_on.set()
         waiting.join(600)
         assert not waiting.is_alive()
         assert policy.started == ["started"]
-        settled(process)
-        process.append(words(7))
+        settled(session)
+        session.append(words(7))
         assert [answer.text for answer in policy.own] == ["one", "one", "three"]
-        late = [event for event in process.events() if event.act is Act.COMPACT and event.data["outcome"] == "late"]
+        late = [event for event in session.events() if event.act is Act.COMPACT and event.data["outcome"] == "late"]
         assert len(late) == 1
 
 
 def test_async_appends_drive_the_same_questions() -> None:
-    async def drive(process: Process, given: list[dict[str, str]]) -> None:
-        await process.aappend(*given[:4])
-        await asyncio.to_thread(settled, process)
-        await asyncio.gather(*(process.aappend(message) for message in given[4:]))
+    async def drive(session: Session, given: list[dict[str, str]]) -> None:
+        await session.aappend(*given[:4])
+        await asyncio.to_thread(settled, session)
+        await asyncio.gather(*(session.aappend(message) for message in given[4:]))
 
     with opened(Swap(), "in short") as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(7)]
-        asyncio.run(drive(process, given))
-        assert process.pages()[-1][0].sources == (2, 3, 4)
-        check_laws(process, given)
+        asyncio.run(drive(session, given))
+        assert session.pages()[-1][0].sources == (2, 3, 4)
+        check_laws(session, given)

@@ -8,10 +8,10 @@ import pytest
 
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.move import Evict, Fold
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, weight
 
@@ -23,71 +23,71 @@ HIDDEN = {"type": "redacted_thinking", "data": "EoZZ" * 20}
 SAID = {"type": "text", "text": "I read it."}
 
 
-def opened(window: int = 20_000, tokenizer: str = "chars/1") -> Process:
-    return Hierarchy(Memory(), Budget(window), "fifo", tokenizer=tokenizer, clock=FakeClock()).process("s")
+def opened(window: int = 20_000, tokenizer: str = "chars/1") -> Session:
+    return Store(MemoryBackend(), Budget(window), "fifo", tokenizer=tokenizer, clock=FakeClock()).session("s")
 
 
-def loop(process: Process, number: int, *thoughts: Dicts) -> list[Dicts]:
+def loop(session: Session, number: int, *thoughts: Dicts) -> list[Dicts]:
     """One step of a tool loop: thinking, text, a call, its result."""
     use = {"type": "tool_use", "id": f"t{number}", "name": "read", "input": {"path": "a"}}
     result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": f"output {number}"}
     made = [{"role": "assistant", "content": [*thoughts, SAID, use]}, {"role": "user", "content": [result]}]
-    process.append(*made)
+    session.append(*made)
     return made
 
 
 @pytest.mark.parametrize("thought", [SIGNED, HIDDEN])
 def test_parts_of_a_thinking_message_leave_together(thought: Dicts) -> None:
-    process = opened()
-    process.append(USER)
-    made = loop(process, 1, thought)
+    session = opened()
+    session.append(USER)
+    made = loop(session, 1, thought)
     for alone in (2, 3, 4):
         with pytest.raises(LawBroken):
-            process.apply(Evict((alone,)))
+            session.apply(Evict((alone,)))
     for keep in (Fold((2,), keep=((0, 2),)), Fold((2,), text="thought"), Fold((3,), text="said")):
         with pytest.raises(LawBroken):
-            process.apply(keep)
-    check_messages(process.render("messages"), None, made)
-    process.apply(Evict((2, 3, 4, 5)))
-    assert len(process.render("messages")) == 1
+            session.apply(keep)
+    check_messages(session.render("messages"), None, made)
+    session.apply(Evict((2, 3, 4, 5)))
+    assert len(session.render("messages")) == 1
 
 
 def test_thinking_leaves_alone_once_the_turn_is_over_all_of_it() -> None:
-    process = opened()
-    process.append(USER)
-    made = loop(process, 1, SIGNED, HIDDEN)
-    process.append({"role": "assistant", "content": "Done."}, {"role": "user", "content": "And now?"})
+    session = opened()
+    session.append(USER)
+    made = loop(session, 1, SIGNED, HIDDEN)
+    session.append({"role": "assistant", "content": "Done."}, {"role": "user", "content": "And now?"})
     with pytest.raises(LawBroken):
-        process.apply(Evict((2,)))
-    process.apply(Evict((2, 3)))
-    prompt = process.render("messages")
+        session.apply(Evict((2,)))
+    session.apply(Evict((2, 3)))
+    prompt = session.render("messages")
     check_messages(prompt, None, made)
     assert [block["type"] for block in prompt[1]["content"]] == ["text", "tool_use"]
 
 
 def test_thinking_that_does_not_fit_leaves_before_the_append_is_refused() -> None:
-    process = opened(window=600)
-    process.append(USER)
+    session = opened(window=600)
+    session.append(USER)
     use = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
-    process.append({"role": "assistant", "content": [{**SIGNED, "thinking": "hm " * 400}, use]})
-    assert [block["type"] for block in process.render("messages")[1]["content"]] == ["tool_use"]
+    session.append({"role": "assistant", "content": [{**SIGNED, "thinking": "hm " * 400}, use]})
+    assert [block["type"] for block in session.render("messages")[1]["content"]] == ["tool_use"]
 
 
 def test_thinking_begins_what_two_messages_of_the_assistant_become() -> None:
-    process = opened()
-    process.append(USER, {"role": "assistant", "content": "First of all,"})
-    made = loop(process, 1, SIGNED)
-    check_messages(process.render("messages"), None, made)
+    session = opened()
+    session.append(USER, {"role": "assistant", "content": "First of all,"})
+    made = loop(session, 1, SIGNED)
+    check_messages(session.render("messages"), None, made)
 
 
 def test_a_message_keeps_its_form_when_its_first_part_has_left() -> None:
-    process = opened()
+    session = opened()
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
-    process.append(USER, {"role": "user", "content": [{"type": "text", "text": "see"}, document]})
-    process.append({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."})
-    process.apply(Evict((2,)))
-    assert document in process.render("messages")[0]["content"]
-    assert weight(list(process.render("messages"))) <= process.render().tokens
+    session.append(USER, {"role": "user", "content": [{"type": "text", "text": "see"}, document]})
+    session.append({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."})
+    session.apply(Evict((2,)))
+    assert document in session.render("messages")[0]["content"]
+    assert weight(list(session.render("messages"))) <= session.render().tokens
 
 
 CITED = {"type": "char_location", "cited_text": "c" * 60, "document_index": 0, "start_char_index": 1, "end_char_index": 61}
@@ -107,25 +107,25 @@ CASES: list[tuple[str, list[Dicts]]] = [
 
 @pytest.mark.parametrize(("form", "messages"), CASES)
 def test_what_is_sent_is_counted_once_and_nothing_else(form: str, messages: list[Dicts]) -> None:
-    process = opened()
-    process.append(*messages)
-    prompt = process.render(form)
+    session = opened()
+    session.append(*messages)
+    prompt = session.render(form)
     sent = weight(list(prompt))
     opening = len("(conversation continues)") if messages[0]["role"] == "assistant" else 0
     # Words of leftovers are counted with a space between.
     assert sent <= prompt.tokens - opening <= sent + 12
-    check_chat(process.render())
+    check_chat(session.render())
 
 
 @pytest.mark.parametrize("call", ["c1", "a b", "x" * 90])
 def test_ids_and_errors_are_counted_as_they_are_sent(call: str) -> None:
-    process = opened()
+    session = opened()
     use = {"type": "tool_use", "id": call, "name": "read", "input": {"path": "a"}}
     failed = {"type": "tool_result", "tool_use_id": call, "is_error": True}
-    process.append(USER, {"role": "assistant", "content": [use]})
-    assert weight(list(process.render("messages"))) <= process.render().tokens
-    process.append({"role": "user", "content": [failed]})
-    sent = max(weight(list(process.render(form))) for form in ("chat", "messages"))
-    assert sent <= process.render().tokens <= sent + 12
-    process.apply(Evict((3,)))
-    assert weight(list(process.render("messages"))) <= process.render().tokens
+    session.append(USER, {"role": "assistant", "content": [use]})
+    assert weight(list(session.render("messages"))) <= session.render().tokens
+    session.append({"role": "user", "content": [failed]})
+    sent = max(weight(list(session.render(form))) for form in ("chat", "messages"))
+    assert sent <= session.render().tokens <= sent + 12
+    session.apply(Evict((3,)))
+    assert weight(list(session.render("messages"))) <= session.render().tokens

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backend import Batch, SegmentInfo
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import (
     Forgotten,
@@ -35,28 +37,26 @@ from kilburn.errors import (
 )
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
-from kilburn.kernel.found import DamageWarning
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Evict
-from kilburn.store import Batch, ProcessInfo
-from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import FakeClock, Memory, check_laws
+from kilburn.search.found import DamageWarning
+from kilburn.testing import FakeClock, MemoryBackend, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
-Opener = Callable[..., Hierarchy]
+Opener = Callable[..., Store]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same store, again and again."""
-    kept, made = Memory(), list[Hierarchy]()
+    kept, made = MemoryBackend(), list[Store]()
 
-    def open_it(window: int = 600, policy: str = "hybrid") -> Hierarchy:
+    def open_it(window: int = 600, policy: str = "hybrid") -> Store:
         if request.param == "memory":
-            return Hierarchy(kept, Budget(window), policy, tokenizer="chars/4", clock=FakeClock())
+            return Store(kept, Budget(window), policy, tokenizer="chars/4", clock=FakeClock())
         made.append(kilburn.open(str(tmp_path / "a.db"), window=window, policy=policy, tokenizer="chars/4"))
         return made[-1]
 
@@ -65,16 +65,16 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         each.close()
 
 
-def reads(process: Process, first: int, last: int, words: str = "line") -> None:
+def reads(session: Session, first: int, last: int, words: str = "line") -> None:
     for number in range(first, last):
-        process.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", f"{words} {number}\n" * 20))
+        session.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", f"{words} {number}\n" * 20))
 
 
-def begun(store: Hierarchy, name: str = "work") -> Process:
-    process = store.process(name)
-    process.append({"role": "system", "content": "You fix bugs."}, user("Fix the parser."))
-    reads(process, 0, 12)
-    return process
+def begun(store: Store, name: str = "work") -> Session:
+    session = store.session(name)
+    session.append({"role": "system", "content": "You fix bugs."}, user("Fix the parser."))
+    reads(session, 0, 12)
+    return session
 
 
 def test_a_branch_sees_what_its_parent_saw_and_the_parent_does_not_notice(opener: Opener) -> None:
@@ -99,9 +99,9 @@ def test_a_branch_sees_what_its_parent_saw_and_the_parent_does_not_notice(opener
 def test_nothing_is_copied(opener: Opener) -> None:
     store = opener()
     parent = begun(store)
-    rows = {info.name: info.pages for info in store.processes()}
+    rows = {info.name: info.pages for info in store.sessions()}
     parent.fork("look")
-    assert {info.name: info.pages for info in store.processes()} == rows | {"work/b1": 1}
+    assert {info.name: info.pages for info in store.sessions()} == rows | {"work/b1": 1}
 
 
 def test_a_branch_is_the_same_after_reopening(opener: Opener) -> None:
@@ -112,7 +112,7 @@ def test_a_branch_is_the_same_after_reopening(opener: Opener) -> None:
     nested = branch.fork("deeper")
     reads(nested, 40, 50, "deep")
     reads(parent, 60, 80, "later")
-    again = opener().process("work").branches.open("b1/b1")
+    again = opener().session("work").branches.open("b1/b1")
     assert again.render() == nested.render()
     assert again.window.states == nested.window.states
     check_laws(again)
@@ -134,7 +134,7 @@ def test_the_return_stands_for_the_branch_and_can_be_opened(opener: Opener) -> N
     assert branch.branches.returned() == address
     page = parent.window.pages[parent.window.last]
     assert page.trust is Trust.TOOL
-    assert {process for process, _ in page.cites} == {branch.number}
+    assert {segment for segment, _ in page.cites} == {branch.number}
     assert parent.render()[-1]["content"] == "the lexer drops a line\n[b1: b1/p28-p37]"
     assert "canary 21" in parent.recall("b1/p28-p37")
     hits = parent.search("canary 22")
@@ -204,7 +204,7 @@ def test_forgetting_reaches_branches(opener: Opener) -> None:
     nested.exit("it is fine")
     branch.exit("all is fine")
     assert "work/b1" in store.forget(session="work").whole
-    assert not store.processes()
+    assert not store.sessions()
     with pytest.raises(KilburnError):
         branch.append(user("still here"))
 
@@ -286,33 +286,33 @@ def test_what_cannot_be_forked_leaves_nothing_behind(opener: Opener) -> None:
         parent.fork("look", inherit="everything")
     with pytest.raises(UnknownAddress):
         parent.branches.open("b1")
-    store.process("work/b1").append(user("another session, which is no branch"))
+    store.session("work/b1").append(user("another session, which is no branch"))
     for path in ("b1", "../work", "b1/p1", ""):
         with pytest.raises(UnknownAddress):
             parent.branches.open(path)
     assert parent.fork("look").name == "work/b2"
     with pytest.raises(KernelError):
         parent.exit("it is no branch")
-    assert [info.name for info in store.processes()] == ["work", "work/b1", "work/b2"]
+    assert [info.name for info in store.sessions()] == ["work", "work/b1", "work/b2"]
 
 
 def test_a_branch_that_does_not_fit_is_not_begun(opener: Opener) -> None:
     store = opener(window=100)
-    parent = store.process("work")
+    parent = store.session("work")
     parent.append(user("go"), user("x" * 300))
     parent.pin("p2")
     parent.append(user("and now?"))
     before = parent.render()
     with pytest.raises(PinsExceedWindow):
         parent.fork("y" * 96)
-    assert [info.name for info in store.processes()] == ["work"]
+    assert [info.name for info in store.sessions()] == ["work"]
     assert parent.render() == before
     parent.fork("look")
 
 
 def test_threads_fork_at_once(opener: Opener) -> None:
     parent = begun(opener())
-    made: list[Process] = []
+    made: list[Session] = []
     threads = [threading.Thread(target=lambda number=number: made.append(parent.fork(f"part {number}"))) for number in range(8)]
     for thread in threads:
         thread.start()
@@ -331,38 +331,38 @@ STEPS = st.lists(
 @settings(max_examples=60)
 @given(steps=STEPS, policy=st.sampled_from(["fifo", "hybrid", "summarize"]))
 def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], policy: str) -> None:
-    kept, clock = Memory(), FakeClock()
+    kept, clock = MemoryBackend(), FakeClock()
 
-    def opened() -> Hierarchy:
-        return Hierarchy(kept, Budget(300), policy, tokenizer="chars/4", clock=clock)
+    def opened() -> Store:
+        return Store(kept, Budget(300), policy, tokenizer="chars/4", clock=clock)
 
     store = opened()
-    store.process("work").append(user("begin"))
+    store.session("work").append(user("begin"))
     for said, (what, number) in enumerate(steps):
-        names = [info.name for info in store.processes()]
-        process = store.process(names[number % len(names)])
+        names = [info.name for info in store.sessions()]
+        session = store.session(names[number % len(names)])
         if what == "say":
-            process.append(user(f"{said} " + "word " * number))
+            session.append(user(f"{said} " + "word " * number))
         elif what == "read":
-            process.append(assistant(None, call_of(f"c{said}")), tool(f"c{said}", f"line {said}\n" * number))
+            session.append(assistant(None, call_of(f"c{said}")), tool(f"c{said}", f"line {said}\n" * number))
         elif what == "fork" and len(names) < 6:
-            process.fork(f"part {said}", inherit=["history", "history", "task", "nothing"][number % 4])
-        elif what == "exit" and process.branches.forked is not None and process.branches.returned() is None:
-            process.exit(f"result {said}")
+            session.fork(f"part {said}", inherit=["history", "history", "task", "nothing"][number % 4])
+        elif what == "exit" and session.branches.forked is not None and session.branches.returned() is None:
+            session.exit(f"result {said}")
         elif what == "pin":
             with suppress(Forgotten, LawBroken):
-                process.pin(f"p{1 + number % process.window.last}")
+                session.pin(f"p{1 + number % session.window.last}")
         elif what == "forget":
             with suppress(Forgotten, LawBroken):
-                process.forget(f"p{1 + number % process.window.last}")
+                session.forget(f"p{1 + number % session.window.last}")
         elif what == "reopen":
             store = opened()
-    for info in store.processes():
-        check_laws(store.process(info.name))
-        check_laws(opened().process(info.name))
+    for info in store.sessions():
+        check_laws(store.session(info.name))
+        check_laws(opened().session(info.name))
 
 
-class Meeting(Memory):
+class Meeting(MemoryBackend):
     """A store in which another program does something right before the next commit or session, or the next erasure."""
 
     def __init__(self) -> None:
@@ -375,44 +375,44 @@ class Meeting(Memory):
         if meanwhile is not None:
             meanwhile()
 
-    def commit(self, process: int, batch: Batch) -> None:
+    def commit(self, segment: int, batch: Batch) -> None:
         self._meet()
-        super().commit(process, batch)
+        super().commit(segment, batch)
 
-    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> ProcessInfo:
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
         self._meet()
         return super().begin(name, batch, time=time, user=user)
 
-    def erase(self, process: int) -> None:
+    def erase(self, segment: int) -> None:
         meanwhile, self.before_erase = self.before_erase, None
         if meanwhile is not None:
             meanwhile()
-        super().erase(process)
+        super().erase(segment)
 
 
-def two_programs() -> tuple[Meeting, Hierarchy, Hierarchy]:
+def two_programs() -> tuple[Meeting, Store, Store]:
     kept = Meeting()
-    first, second = (Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()) for _ in range(2))
+    first, second = (Store(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()) for _ in range(2))
     begun(first)._kernel.flush()
     return kept, first, second
 
 
 def test_a_page_that_goes_while_a_branch_begins_is_gone_in_the_branch() -> None:
     kept, first, second = two_programs()
-    kept.before_commit = lambda: second.process("work").forget("p4")
-    branch = first.process("work").fork("look")
+    kept.before_commit = lambda: second.session("work").forget("p4")
+    branch = first.session("work").fork("look")
     with pytest.raises(Forgotten):
         branch.recall("p4")
     check_laws(branch)
-    assert [info.number for info, _ in first.process("work").branches.children()] == [branch.number]
+    assert [info.number for info, _ in first.session("work").branches.children()] == [branch.number]
 
 
 def test_a_branch_that_begins_while_a_page_goes_loses_it_too() -> None:
     kept, first, second = two_programs()
-    kept.before_commit = lambda: second.process("work").fork("look")
-    first.process("work").forget("p4")
-    for store in (first, second, Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())):
-        branch = store.process("work").branches.open("b1")
+    kept.before_commit = lambda: second.session("work").fork("look")
+    first.session("work").forget("p4")
+    for store in (first, second, Store(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())):
+        branch = store.session("work").branches.open("b1")
         with pytest.raises(Forgotten):
             branch.recall("p4")
         check_laws(branch)
@@ -420,10 +420,10 @@ def test_a_branch_that_begins_while_a_page_goes_loses_it_too() -> None:
 
 def test_what_a_crash_left_in_a_branch_is_forgotten_when_it_is_opened() -> None:
     kept, first, second = two_programs()
-    kept.before_commit = lambda: second.process("work").fork("look")
+    kept.before_commit = lambda: second.session("work").fork("look")
     # The second half of the forgetting never comes.
-    first.process("work").drop([4])
-    branch = Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()).process("work/b1")
+    first.session("work").drop([4])
+    branch = Store(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()).session("work/b1")
     with pytest.raises(Forgotten):
         branch.recall("p4")
     check_laws(branch)
@@ -431,41 +431,41 @@ def test_what_a_crash_left_in_a_branch_is_forgotten_when_it_is_opened() -> None:
 
 def test_what_a_branch_returned_goes_when_it_is_opened_if_it_was_made_from_what_is_gone() -> None:
     kept, first, second = two_programs()
-    branch = second.process("work").fork("look")
+    branch = second.session("work").fork("look")
     branch.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="line 0 it is"),), sources=(4,)))
     branch.exit("it is fine")
     # Only a crash leaves it so: the parent has let go of the page, and the branch has not.
-    first.process("work").drop([4])
-    again = Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())
-    assert len(again.process("work/b1").render()) > 20
+    first.session("work").drop([4])
+    again = Store(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())
+    assert len(again.session("work/b1").render()) > 20
     for name in ("work", "work/b1"):
-        assert "line 0 it is" not in json.dumps(again.process(name).messages())
-        check_laws(again.process(name))
+        assert "line 0 it is" not in json.dumps(again.session(name).messages())
+        check_laws(again.session(name))
 
 
 def test_a_branch_takes_the_next_name_if_another_program_took_its_own() -> None:
     kept, first, second = two_programs()
-    kept.before_commit = lambda: second.process("work/b1").append(user("mine"))
-    assert first.process("work").fork("look").name == "work/b2"
-    assert [info.name for info, _ in second.process("work").branches.children()] == ["work/b2"]
+    kept.before_commit = lambda: second.session("work/b1").append(user("mine"))
+    assert first.session("work").fork("look").name == "work/b2"
+    assert [info.name for info, _ in second.session("work").branches.children()] == ["work/b2"]
 
 
 def test_a_branch_begins_however_often_other_programs_take_its_name() -> None:
     kept, first, second = two_programs()
 
     def fork_first() -> None:
-        taken = len(second.process("work").branches.children())
-        second.process("work").fork("mine")
+        taken = len(second.session("work").branches.children())
+        second.session("work").fork("mine")
         kept.before_commit = fork_first if taken < 9 else None
 
     kept.before_commit = fork_first
-    assert first.process("work").fork("look").name == "work/b11"
-    assert len(second.process("work").branches.children()) == 11
+    assert first.session("work").fork("look").name == "work/b11"
+    assert len(second.session("work").branches.children()) == 11
 
 
 def test_no_cache_keeps_what_was_forgotten() -> None:
     _, first, second = two_programs()
-    parent = first.process("work")
+    parent = first.session("work")
     branch = parent.fork("look")
     digests = []
     for text in ("forgotten here", "forgotten by another program"):
@@ -475,12 +475,12 @@ def test_no_cache_keeps_what_was_forgotten() -> None:
     parent._kernel.contents._limit = 0
     parent.append(user("and now?"))
     parent.forget(f"p{parent.window.last - 2}")
-    second.process("work").forget(f"p{parent.window.last - 1}")
+    second.session("work").forget(f"p{parent.window.last - 1}")
     parent.refresh()
-    for process in (branch, parent):
+    for session in (branch, parent):
         for digest in digests:
             with pytest.raises(StoreCorrupt):
-                process._kernel.contents.get(digest)
+                session._kernel.contents.get(digest)
 
 
 def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
@@ -490,13 +490,13 @@ def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
     kept, first, second = two_programs()
     kept.before_commit = interrupt
     with pytest.raises(KeyboardInterrupt):
-        first.process("work").fork("look")
-    assert [info.name for info in second.processes()] == ["work"]
-    assert first.process("work").fork("look").name == "work/b1"
+        first.session("work").fork("look")
+    assert [info.name for info in second.sessions()] == ["work"]
+    assert first.session("work").fork("look").name == "work/b1"
 
 
 def test_what_was_begun_and_let_go_is_freed_at_once() -> None:
-    store = Hierarchy(Memory(), Budget(600), "fifo", tokenizer="chars/4")
+    store = Store(MemoryBackend(), Budget(600), "fifo", tokenizer="chars/4")
     branch = begun(store).fork("look")
     branch.exit("fine")
     kernel = weakref.ref(branch._kernel)
@@ -512,14 +512,14 @@ def test_what_was_begun_and_let_go_is_freed_at_once() -> None:
 @pytest.mark.parametrize("inherit", ["history", "nothing"])
 def test_no_branch_outlives_the_forgetting_of_what_it_forks_from(when: str, inherit: str) -> None:
     kept, first, second = two_programs()
-    setattr(kept, when, lambda: second.process("work").fork("look", inherit=inherit))
+    setattr(kept, when, lambda: second.session("work").fork("look", inherit=inherit))
     first.forget(session="work")
-    assert not first.processes()
+    assert not first.sessions()
     kept, first, second = two_programs()
     kept.before_commit = lambda: second.forget(session="work")
     with pytest.raises(StoreStale):
-        first.process("work").fork("look", inherit=inherit)
-    assert not first.processes()
+        first.session("work").fork("look", inherit=inherit)
+    assert not first.sessions()
 
 
 def test_forgetting_a_session_spares_what_only_has_a_name_like_its_branches(opener: Opener) -> None:
@@ -527,9 +527,9 @@ def test_forgetting_a_session_spares_what_only_has_a_name_like_its_branches(open
     begun(store).fork("look").fork("deeper")
     others = ("work/backup", "work/b7", "work/b1/notes", "work/bob/b1")
     for name in others:
-        store.process(name).append(user("another matter"))
+        store.session(name).append(user("another matter"))
     assert set(store.forget(session="work").whole) == {"work", "work/b1", "work/b1/b1"}
-    assert [info.name for info in store.processes()] == list(others)
+    assert [info.name for info in store.sessions()] == list(others)
 
 
 def test_branches_are_found_beside_one_that_is_gone(opener: Opener) -> None:
@@ -540,7 +540,7 @@ def test_branches_are_found_beside_one_that_is_gone(opener: Opener) -> None:
     store.forget(session="work/b1")
     assert [info.name for info, _ in parent.branches.children()] == ["work/b2", "work/b3"]
     assert {hit.session for hit in parent.search("heron")} == {"work/b2", "work/b3"}
-    assert {info.name for info in opener().process("work").branches.below()} == {"work/b2", "work/b3"}
+    assert {info.name for info in opener().session("work").branches.below()} == {"work/b2", "work/b3"}
 
 
 def test_a_branch_returns_once_even_if_its_first_page_is_gone(opener: Opener) -> None:
@@ -559,7 +559,7 @@ def test_a_branch_returns_without_what_another_program_forgot(opener: Opener) ->
     branch = parent.fork("look")
     reads(branch, 20, 22, "heron")
     gone = branch.window.last
-    opener().process("work/b1").forget(f"p{gone}")
+    opener().session("work/b1").forget(f"p{gone}")
     branch.exit("it is fine")
     assert gone not in {page for _, page in parent.window.pages[parent.window.last].cites}
 
@@ -573,11 +573,11 @@ def test_no_ledger_quotes_what_a_branch_inherited_and_is_forgotten(tmp_path: Pat
     nested.record(Act.NOTE, [4], policy="user", why="it says heronry", quoted=parent.window.pages[4].digest)
     store.close()
     store = kilburn.open(str(tmp_path / "a.db"), window=4000, policy="fifo", tokenizer="chars/4")
-    digest = store.process("work").window.pages[4].digest
-    store.process("work/b1").forget("p4")
+    digest = store.session("work").window.pages[4].digest
+    store.session("work/b1").forget("p4")
     for each in ("work", "work/b1", "work/b1/b1"):
-        assert not any("heronry" in event.why or digest in str(event.data) for event in store.process(each).events())
-        check_laws(store.process(each))
+        assert not any("heronry" in event.why or digest in str(event.data) for event in store.session(each).events())
+        check_laws(store.session(each))
     store.close()
     assert b"heronry" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
@@ -595,7 +595,7 @@ def test_the_receipt_names_the_places_and_the_exports_of_branches_too(opener: Op
 
 
 def test_the_task_has_the_whole_system_prompt_of_which_the_parent_shows_an_excerpt(opener: Opener) -> None:
-    parent = opener().process("work")
+    parent = opener().session("work")
     parent.append({"role": "system", "content": "You fix bugs. " * 200}, user("Fix the parser."))
     branch = parent.fork("look", inherit="task")
     assert branch.recall("p1") == "You fix bugs. " * 200
@@ -609,7 +609,7 @@ def test_a_fact_that_is_learned_in_a_branch_cites_what_was_said_before_it(opener
             return [Add(text="The user is Ana.", cites=tuple(said.cite for said in (*view.earlier, *view.new)))]
 
     store = opener()
-    parent = store.process("work", user="ana")
+    parent = store.session("work", user="ana")
     parent.append(user("I am Ana."), assistant("Hello."))
     branch = parent.fork("Where do I live?")
     branch.append(assistant("You did not say."))
@@ -629,11 +629,11 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
     damage.close()
     with kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4") as store:
         with pytest.warns(DamageWarning, match="work/b1"):
-            assert store.process("work").search("line 7")
+            assert store.session("work").search("line 7")
         with pytest.raises(StoreCorrupt, match="work/b1"):
             # It may have inherited the page, and nobody can say.
-            store.process("work").forget("p4")
-        assert store.process("other").forget("p4") == ["p4"]
+            store.session("work").forget("p4")
+        assert store.session("other").forget("p4") == ["p4"]
         assert store.forget(session="other").whole == ("other",)
     with Sqlite(path) as raw:
         # A note instead of it would make the branch a session without what it inherited.
@@ -642,14 +642,14 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
 
 
 def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:
-    kept = Memory()
-    store = Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
+    kept = MemoryBackend()
+    store = Store(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
     parent = begun(store)
     parent.fork("look")
     kept.commit(parent.number, Batch(head=parent.head, erase=[*parent.window.pages]))
     kept.erase(parent.number)
     with pytest.raises(StoreCorrupt, match="what session 'work/b1' forked from is gone"):
-        Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock()).process("work/b1")
+        Store(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("work/b1")
 
 
 CANARY, LOST = "heronry", "p27"
@@ -660,12 +660,12 @@ class Dying(Sqlite):
 
     left = sys.maxsize
 
-    def commit(self, process: int, batch: Batch) -> None:
-        super().commit(process, batch)
+    def commit(self, segment: int, batch: Batch) -> None:
+        super().commit(segment, batch)
         self._one_less()
 
-    def erase(self, process: int) -> None:
-        super().erase(process)
+    def erase(self, segment: int) -> None:
+        super().erase(segment)
         self._one_less()
 
     def _one_less(self) -> None:
@@ -674,8 +674,8 @@ class Dying(Sqlite):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_file(path: Path) -> Hierarchy:
-    return Hierarchy(Dying(path), Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
+def in_file(path: Path) -> Store:
+    return Store(Dying(path), Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
 
 
 def talked(path: Path) -> None:
@@ -693,14 +693,14 @@ def talked(path: Path) -> None:
         assert page == int(LOST.removeprefix("p"))
 
 
-def die_in(work: Callable[[Hierarchy], object], path: Path, commits: int) -> bool:
+def die_in(work: Callable[[Store], object], path: Path, commits: int) -> bool:
     """Do it in a program of its own, which is killed after so many commits; whether it was."""
     child = os.fork()
     if not child:
         try:
             store = in_file(path)
-            assert isinstance(store.store, Dying)
-            store.store.left = commits
+            assert isinstance(store.backend, Dying)
+            store.backend.left = commits
             work(store)
         finally:
             os._exit(0)
@@ -712,13 +712,13 @@ def test_a_forgetting_that_was_killed_is_finished_when_asked_again(tmp_path: Pat
     for commits in range(1, 20):
         path = tmp_path / f"{commits}.db"
         talked(path)
-        if not die_in(lambda store: store.process(asked).forget(LOST), path, commits):
+        if not die_in(lambda store: store.session(asked).forget(LOST), path, commits):
             break
         with in_file(path) as store:
             with suppress(Forgotten):
                 store.forget(session=asked, address=LOST)
-            for info in store.processes():
-                check_laws(store.process(info.name))
+            for info in store.sessions():
+                check_laws(store.session(info.name))
         assert CANARY.encode() not in b"".join(each.read_bytes() for each in tmp_path.glob(f"{commits}.db*")), commits
     assert commits > 3
 
@@ -728,18 +728,18 @@ def test_what_was_forgotten_above_and_not_in_its_branches_is_finished(tmp_path: 
     path = tmp_path / "a.db"
     talked(path)
 
-    assert die_in(lambda store: store.process("work").drop([27]), path, 1)
+    assert die_in(lambda store: store.session("work").drop([27]), path, 1)
     with in_file(path) as store:
         if again == "work":
             with suppress(Forgotten):
                 store.forget(session="work", address=LOST)
         else:
-            store.process(again)
-        for info in store.processes():
-            check_laws(store.process(info.name))
+            store.session(again)
+        for info in store.sessions():
+            check_laws(store.session(info.name))
     assert CANARY.encode() not in path.read_bytes()
     with in_file(path) as store, pytest.raises(Forgotten):
-        store.process("work").forget(LOST)
+        store.session("work").forget(LOST)
 
 
 def test_when_forgetting_returns_no_byte_is_left_beside_the_file_either(tmp_path: Path) -> None:
@@ -750,18 +750,18 @@ def test_when_forgetting_returns_no_byte_is_left_beside_the_file_either(tmp_path
 
 
 def test_the_model_finds_what_another_program_has_just_added_to_a_branch(opener: Opener) -> None:
-    process = begun(opener())
-    process.fork("look")
-    opener().process("work/b1").append(user("a zebra crossing"))
-    said = memory_tools.call(process, "search_memory", json.dumps({"query": "zebra crossing"}))
+    session = begun(opener())
+    session.fork("look")
+    opener().session("work/b1").append(user("a zebra crossing"))
+    said = memory_tools.call(session, "search_memory", json.dumps({"query": "zebra crossing"}))
     assert "a zebra crossing" in said.text
     assert said.cites
 
 
 def test_a_branch_finds_what_it_inherited_whatever_its_parent_says_later(opener: Opener) -> None:
-    process = opener(2000, "fifo").process("work")
-    process.append(user("nginx took port 8471"))
-    branch = process.fork("look")
-    process.append(*[user("nginx took port 8471")] * 150)
+    session = opener(2000, "fifo").session("work")
+    session.append(user("nginx took port 8471"))
+    branch = session.fork("look")
+    session.append(*[user("nginx took port 8471")] * 150)
     assert branch.search("which port did nginx take?")[0].address == "p1"
     assert {hit.address for hit in branch.search("nginx", 5000, 200)} <= {"p1", "p2"}

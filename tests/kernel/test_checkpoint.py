@@ -11,12 +11,12 @@ import apsw
 import pytest
 
 import kilburn
+from kilburn.backend import State
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import Forgotten
 from kilburn.event import Act, Event
 from kilburn.kernel.kernel import LONG, SHARE, SHORT
 from kilburn.page import Page
-from kilburn.store import State
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.laws import check_laws
 
 POLICIES = ["fifo", "lru", "hybrid", "importance", "tiered", "mask"]
@@ -30,8 +30,8 @@ class Counting(Sqlite):
         self.events_read = self.pages_read = self.whole = 0
         super().__init__(path, **options)
 
-    def events(self, process: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
-        for event in super().events(process, after, act):
+    def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        for event in super().events(segment, after, act):
             self.events_read += 1
             yield event
 
@@ -40,14 +40,14 @@ class Counting(Sqlite):
         self.pages_read += len(found)
         return found
 
-    def pages(self, process: int) -> Iterator[tuple[Page, State]]:
+    def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         self.whole += 1
-        yield from super().pages(process)
+        yield from super().pages(segment)
 
 
-def opened(store: Sqlite, policy: str = "fifo") -> kilburn.Hierarchy:
+def opened(backend: Sqlite, policy: str = "fifo") -> kilburn.Store:
     budget = kilburn.Budget(700)
-    return kilburn.Hierarchy(store, budget, policy, tokenizer="chars/4")
+    return kilburn.Store(backend, budget, policy, tokenizer="chars/4")
 
 
 def talk(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def turn(at: int, words: str) -> dict[str, Any]:
 def fill(path: Path, count: int, policy: str = "fifo", at_once: int = 1) -> None:
     messages = talk(count)
     with opened(Sqlite(path, synchronous="OFF"), policy) as store:
-        p = store.process("s")
+        p = store.session("s")
         for at in range(0, count, at_once):
             p.append(*messages[at : at + at_once])
 
@@ -74,10 +74,10 @@ def test_opening_reads_what_is_in_the_window_and_not_what_is_in_the_session(tmp_
         path = tmp_path / f"{count}.db"
         fill(path, count, policy, at_once=2)
         with opened(Counting(path), policy) as store:
-            p = store.process("s")
+            p = store.session("s")
             assert str(p.recall("p1")).startswith("0: ")
             p.render()
-            counting = store.store
+            counting = store.backend
             assert isinstance(counting, Counting)
             assert counting.whole == 0, "every page was read"
             assert counting.events_read <= SHORT + 40
@@ -89,17 +89,17 @@ def test_opening_reads_what_is_in_the_window_and_not_what_is_in_the_session(tmp_
 def test_a_killed_writer_leaves_a_short_rest_to_replay(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     store = opened(Sqlite(path, synchronous="OFF"))
-    p = store.process("s")
+    p = store.session("s")
     for message in talk(1500):
         p.append(message)
     # Nobody closes it: another program opens the file as it is.
     with opened(Counting(path)) as other:
-        assert other.process("s").messages() == talk(1500)
-        counting = other.store
+        assert other.session("s").messages() == talk(1500)
+        counting = other.backend
         assert isinstance(counting, Counting)
         assert counting.events_read <= 2 * (LONG + 1500 // SHARE)
-        check_laws(other.process("s"), talk(1500))
-    store.store.close()
+        check_laws(other.session("s"), talk(1500))
+    store.backend.close()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -118,20 +118,20 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
             db.execute(change)
         db.close()
         with opened(Sqlite(path), "hybrid") as store:
-            check_laws(store.process("s"), talk(300))
+            check_laws(store.session("s"), talk(300))
 
 
 def test_a_checkpoint_has_no_word_and_forgetting_leaves_none(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     call = {"id": "call-canary-7", "type": "function", "function": {"name": "read", "arguments": '{"path": "canary"}'}}
     with opened(Sqlite(path), "hybrid") as store:
-        p = store.process("s")
+        p = store.session("s")
         p.append({"role": "user", "content": "read canary"}, {"role": "assistant", "content": None, "tool_calls": [call]})
         p.append({"role": "tool", "tool_call_id": "call-canary-7", "content": "canary " * 40})
         for message in talk(200):
             p.append(message)
     with opened(Sqlite(path), "hybrid") as store:
-        p = store.process("s")
+        p = store.session("s")
         assert "call-canary-7" in p.window.calls
         p.forget("p1-p3")
         assert "call-canary-7" not in p.window.calls
@@ -146,8 +146,8 @@ def test_another_counter_replays_everything_once(tmp_path: Path) -> None:
     budget = kilburn.Budget(700)
     for first in (True, False):
         store = Counting(path)
-        with kilburn.Hierarchy(store, budget, "fifo", tokenizer="chars/3") as other:
-            p = other.process("s")
+        with kilburn.Store(store, budget, "fifo", tokenizer="chars/3") as other:
+            p = other.session("s")
             assert (store.whole > 0) is first
             check_laws(p, talk(200))
 
@@ -155,7 +155,7 @@ def test_another_counter_replays_everything_once(tmp_path: Path) -> None:
 def test_branches_begin_at_their_parents_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     with opened(Sqlite(path, synchronous="OFF"), "hybrid") as store:
-        p = store.process("s")
+        p = store.session("s")
         for at, message in enumerate(talk(400)):
             p.append(message)
             if at in (150, 300):
@@ -164,7 +164,7 @@ def test_branches_begin_at_their_parents_checkpoint(tmp_path: Path) -> None:
     for name in ("s/b1", "s/b2"):
         store = Counting(path)
         with opened(store, "hybrid") as other:
-            branch = other.process(name)
+            branch = other.session(name)
             assert store.events_read <= 2 * SHORT
             check_laws(branch)
             assert str(branch.recall("p1")).startswith("0: ")
@@ -177,7 +177,7 @@ def test_forgetting_reads_what_names_the_page_and_not_the_ledger(tmp_path: Path)
         fill(path, count, "fifo", at_once=2)
         store = Counting(path)
         with opened(store) as other:
-            p = other.process("s")
+            p = other.session("s")
             before = store.events_read, store.pages_read
             p.forget(f"p{count // 2}")
             read[count] = store.events_read - before[0], store.pages_read - before[1]
@@ -193,7 +193,7 @@ def test_a_session_opened_again_and_again_is_the_same_session(tmp_path: Path, se
     again, once = tmp_path / "again.db", opened(Sqlite(tmp_path / "once.db", synchronous="OFF"), "hybrid")
     for step in range(12):
         with opened(Sqlite(again, synchronous="OFF"), "hybrid") as store:
-            for p in (store.process("s"), once.process("s")):
+            for p in (store.session("s"), once.session("s")):
                 mine = random.Random(f"{seed} {step}")
                 for message in talk(40, mine.randrange(999)):
                     p.append(message)
@@ -201,8 +201,8 @@ def test_a_session_opened_again_and_again_is_the_same_session(tmp_path: Path, se
                     number = mine.randrange(1, p.window.last)
                     if p.window.at(number) != "dropped":
                         mine.choice([p.recall, p.pin, p.unpin, p.recall, p.forget])(f"p{number}")
-            assert store.process("s").render() == once.process("s").render()
-            assert store.process("s").window.states == once.process("s").window.states
-            check_laws(store.process("s"))
+            assert store.session("s").render() == once.session("s").render()
+            assert store.session("s").window.states == once.session("s").window.states
+            check_laws(store.session("s"))
         rng.random()
     once.close()

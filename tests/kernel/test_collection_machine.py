@@ -1,4 +1,4 @@
-"""Collections beside sessions against a dict: random changes, two writers, crashes, undo, and forgetting across processes."""
+"""Collections beside sessions against a dict: random changes, two writers, crashes, undo, and forgetting across sessions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
+from kilburn.collections.collection import Collection
 from kilburn.errors import Forgotten, KernelError, StoreFull
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Place, address_of, parse_address
-from kilburn.store import Batch
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_collection, check_laws
 
@@ -44,10 +44,10 @@ class Failing(Sqlite):
 
     full = False
 
-    def commit(self, process: int, batch: Batch) -> None:
+    def commit(self, segment: int, batch: Batch) -> None:
         if self.full:
             raise StoreFull("no space left", advice="make room")
-        super().commit(process, batch)
+        super().commit(segment, batch)
 
 
 class Memories(RuleBasedStateMachine):
@@ -58,22 +58,22 @@ class Memories(RuleBasedStateMachine):
         self.said = 0
         self.model: dict[Key, Fact] = {}
         self.writers = [self._open(), self._open()]
-        self.lost: list[Hierarchy] = []
+        self.lost: list[Store] = []
         for user in USERS:
             self.writers[0].memory(user)
-        self.writers[0].process("s")
+        self.writers[0].session("s")
 
     def teardown(self) -> None:
         for writer in (*getattr(self, "writers", ()), *getattr(self, "lost", ())):
             writer.close()
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
 
-    def _open(self) -> Hierarchy:
+    def _open(self) -> Store:
         store = Failing(str(Path(self.folder) / "m.db"), synchronous="OFF")
-        return Hierarchy(store, Budget(2000), "fifo", tokenizer="chars/4", clock=self.clock)
+        return Store(store, Budget(2000), "fifo", tokenizer="chars/4", clock=self.clock)
 
-    def _some(self, places: tuple[Place, ...], pick: int, process: str | None = None) -> Key | None:
-        keys = sorted(key for key, fact in self.model.items() if fact.place in places and process in (None, key[0]))
+    def _some(self, places: tuple[Place, ...], pick: int, session: str | None = None) -> Key | None:
+        keys = sorted(key for key, fact in self.model.items() if fact.place in places and session in (None, key[0]))
         return keys[pick % len(keys)] if keys else None
 
     def _text(self) -> str:
@@ -81,7 +81,7 @@ class Memories(RuleBasedStateMachine):
         return f"word{self.said}"
 
     def _number(self, name: str) -> int:
-        info = self.writers[0].store.process(name, time=0.0, create=False)
+        info = self.writers[0].backend.segment(name, time=0.0, create=False)
         assert info is not None
         return info.number
 
@@ -89,19 +89,19 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, trusted=st.booleans())
     def say(self, writer: int, trusted: bool) -> None:
-        text, process = self._text(), self.writers[writer].process("s")
-        process.refresh()
+        text, session = self._text(), self.writers[writer].session("s")
+        session.refresh()
         message: dict[str, Any] = {"role": "user" if trusted else "assistant", "content": text}
-        address = process.append(message)
+        address = session.append(message)
         trust = Trust.USER if trusted else Trust.AGENT
         self.model["s", parse_address(address)[0]] = Fact(text, 0.0, set(), trust)
 
     @rule(writer=WRITERS)
     def read_the_web(self, writer: int) -> None:
-        text, process = self._text(), self.writers[writer].process("s")
-        process.refresh()
+        text, session = self._text(), self.writers[writer].session("s")
+        session.refresh()
         call = {"id": text, "type": "function", "function": {"name": "web", "arguments": "{}"}}
-        address = process.append(
+        address = session.append(
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": text, "content": text},
         )
@@ -132,10 +132,10 @@ class Memories(RuleBasedStateMachine):
                 memory.apply(add, *retires, policy=policy)
             return
         if full:
-            memory.store.full = True  # type: ignore[attr-defined]
+            memory.backend.full = True  # type: ignore[attr-defined]
             with pytest.raises(StoreFull):
                 memory.apply(add, *retires, policy=policy, tainted=tainted)
-            memory.store.full = False  # type: ignore[attr-defined]
+            memory.backend.full = False  # type: ignore[attr-defined]
             return
         (address,) = memory.apply(add, *retires, policy=policy, tainted=tainted)
         page, _ = memory.read(parse_address(address)[0])
@@ -203,7 +203,7 @@ class Memories(RuleBasedStateMachine):
             gone |= more
             grown = bool(more)
         store = self.writers[writer]
-        holder = store.process("s") if key[0] == "s" else store.memory(key[0].partition("/")[2])
+        holder = store.session("s") if key[0] == "s" else store.memory(key[0].partition("/")[2])
         shown = holder.forget(address_of(key[1]))
         assert len(shown) == len(gone)
         for one in gone:
@@ -255,9 +255,9 @@ class Memories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model) > 0)
     @invariant()
     def nothing_forgotten_is_found(self) -> None:
-        store = self.writers[0].store
+        backend = self.writers[0].backend
         for (name, page), fact in self.model.items():
-            hits = {(hit.process, hit.page) for hit in store.search(fact.text)}
+            hits = {(hit.segment, hit.page) for hit in backend.search(fact.text)}
             if fact.place in (Place.DROPPED, Place.PROPOSED):
                 assert (self._number(name), page) not in hits
             elif name != "s":
@@ -266,9 +266,9 @@ class Memories(RuleBasedStateMachine):
     @invariant()
     def the_session_keeps_its_laws(self) -> None:
         if getattr(self, "writers", None):
-            process = self.writers[0].process("s")
-            process.refresh()
-            check_laws(process)
+            session = self.writers[0].session("s")
+            session.refresh()
+            check_laws(session)
 
 
 Memories.TestCase.settings = settings(

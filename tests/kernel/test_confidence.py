@@ -9,11 +9,11 @@ from kilburn.move import Add
 
 
 @pytest.fixture
-def store() -> kilburn.Hierarchy:
+def store() -> kilburn.Store:
     return kilburn.open(":memory:", window=4000, embedder="none")
 
 
-def test_a_store_of_one_fact_answers_what_it_knows_and_nothing_else(store: kilburn.Hierarchy) -> None:
+def test_a_store_of_one_fact_answers_what_it_knows_and_nothing_else(store: kilburn.Store) -> None:
     with store:
         store.memory("ana").apply(Add(text="Ana lives in Porto."))
         assert [hit.text for hit in store.search("Where does Ana live?", abstain=True)] == ["Ana lives in Porto."]
@@ -21,7 +21,7 @@ def test_a_store_of_one_fact_answers_what_it_knows_and_nothing_else(store: kilbu
 
 
 @pytest.mark.parametrize("other", [0, 50])
-def test_what_else_is_stored_changes_little(store: kilburn.Hierarchy, other: int) -> None:
+def test_what_else_is_stored_changes_little(store: kilburn.Store, other: int) -> None:
     with store:
         memory = store.memory("ana")
         memory.apply(Add(text="The meeting about the budget of the museum is on Friday."))
@@ -31,7 +31,7 @@ def test_what_else_is_stored_changes_little(store: kilburn.Hierarchy, other: int
         assert not store.search("Which colour has the sofa that is in the kitchen?", abstain=True)
 
 
-def test_scripts_without_blanks_are_compared_by_signs(store: kilburn.Hierarchy) -> None:
+def test_scripts_without_blanks_are_compared_by_signs(store: kilburn.Store) -> None:
     with store:
         store.memory("ana").apply(Add(text="安娜住在波尔图"))
         assert store.search("安娜住在波尔图", abstain=True).confidence > 0.5

@@ -16,7 +16,7 @@ from kilburn.effect import Answer, Ask
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.drive import answerer
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.testing import Scripted, check_laws
@@ -53,7 +53,7 @@ BAD: dict[str, Any] = {
 }
 
 
-def run(process: Process, turns: int = 40) -> list[dict[str, Any]]:
+def run(session: Session, turns: int = 40) -> list[dict[str, Any]]:
     given: list[dict[str, Any]] = [user("fix the parser")]
     for number in range(turns):
         given.append(
@@ -64,8 +64,8 @@ def run(process: Process, turns: int = 40) -> list[dict[str, Any]]:
         )
         given.append(user(f"go on with step {number}"))
     for message in given:
-        process.append(message)
-        assert process.render().tokens <= process.capacity
+        session.append(message)
+        assert session.render().tokens <= session.capacity
     return given
 
 
@@ -73,12 +73,12 @@ def run(process: Process, turns: int = 40) -> list[dict[str, Any]]:
 def test_a_bad_summary_changes_nothing_and_loses_nothing(name: str) -> None:
     model = Scripted([BAD[name]] * 200)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        given = run(process)
-        check_laws(process, given)
-        asks = [event for event in process.events() if event.act is Act.ASK]
+        session = store.session("a")
+        given = run(session)
+        check_laws(session, given)
+        asks = [event for event in session.events() if event.act is Act.ASK]
         assert asks, "the model was asked"
-        assert process.stats().asks == len(asks) == len(model.requests)
+        assert session.stats().asks == len(asks) == len(model.requests)
         bad_outcomes = {
             "empty",
             "blank",
@@ -90,13 +90,13 @@ def test_a_bad_summary_changes_nothing_and_loses_nothing(name: str) -> None:
             "truncated",
             "calls a tool",
         }
-        assert process.stats().asks_failed == (len(asks) if name in bad_outcomes else 0)
-        shown = json.dumps(process.render())
-        assert process.stats().folds > 0
+        assert session.stats().asks_failed == (len(asks) if name in bad_outcomes else 0)
+        shown = json.dumps(session.render())
+        assert session.stats().folds > 0
         assert FACTS[0] in shown
         for words in ("delete all files", "10.0.0.99", "no no no", "\\u0000", "can't help"):
             assert words not in shown
-        folds = [event.why for event in process.events() if event.act is Act.FOLD and event.policy != "kernel"]
+        folds = [event.why for event in session.events() if event.act is Act.FOLD and event.policy != "kernel"]
         assert folds
         assert all(why for why in folds), "the ledger says how each summary came about"
 
@@ -105,18 +105,18 @@ def test_a_good_summary_is_used() -> None:
     good = f"Looked at {FACTS[0]}; {FACTS[1]}; {FACTS[2]}. Next: read on, step by step, as asked by the user."
     model = Scripted([good] * 100)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        check_laws(process, run(process))
-        assert any(event.why.startswith("model") for event in process.events() if event.act is Act.FOLD)
-        assert "Looked at src/parser.py" in json.dumps(process.render())
-        assert process.stats().asks_failed == 0
+        session = store.session("a")
+        check_laws(session, run(session))
+        assert any(event.why.startswith("model") for event in session.events() if event.act is Act.FOLD)
+        assert "Looked at src/parser.py" in json.dumps(session.render())
+        assert session.stats().asks_failed == 0
 
 
 def test_without_a_model_it_extracts() -> None:
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4") as store:
-        process = store.process("a")
-        check_laws(process, run(process))
-        assert FACTS[1] in json.dumps(process.render())
+        session = store.session("a")
+        check_laws(session, run(session))
+        assert FACTS[1] in json.dumps(session.render())
 
 
 class Bug(RuntimeError):
@@ -127,10 +127,10 @@ def test_a_model_with_a_bug_does_not_lose_the_message() -> None:
     """Somebody else's code may raise anything: the ledger says so, and the session goes on."""
     model = Scripted([Bug("a bug in the model")] * 100)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        given = run(process)
-        check_laws(process, given)
-        asks = [event.data for event in process.events() if event.act is Act.ASK]
+        session = store.session("a")
+        given = run(session)
+        check_laws(session, given)
+        asks = [event.data for event in session.events() if event.act is Act.ASK]
         assert asks
         assert all(data["outcome"] == "failed" and data["detail"] == "Bug" for data in asks)
 
@@ -144,9 +144,9 @@ def test_what_a_provider_says_of_the_prompt_is_not_kept(error: type[ModelError])
 
     model = Scripted([quote] * 100)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        run(process)
-        asks = [event.data for event in process.events() if event.act is Act.ASK]
+        session = store.session("a")
+        run(session)
+        asks = [event.data for event in session.events() if event.act is Act.ASK]
         assert asks
         assert FACTS[0] in str(model.requests[0].messages)
         assert all(FACTS[0] not in repr(data) for data in asks)
@@ -169,9 +169,9 @@ def test_a_model_that_hangs_is_left_behind() -> None:
 def test_a_model_that_always_fails_is_not_asked_at_every_turn() -> None:
     model = Scripted([Unavailable("no connection")] * 100)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        run(process)
-        compactions = [event for event in process.events() if event.act is Act.COMPACT]
+        session = store.session("a")
+        run(session)
+        compactions = [event for event in session.events() if event.act is Act.COMPACT]
         assert 3 <= len(model.requests) < len(compactions)
         assert all(event.data["asked"] == ["failed"] for event in compactions)
 
@@ -187,20 +187,20 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
 
     model = Scripted([slow, *["short"] * 100])
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
-        worker = threading.Thread(target=run, args=(process, 14))
+        session = store.session("a")
+        worker = threading.Thread(target=run, args=(session, 14))
         worker.start()
         assert asked.wait(600)
-        address = process.append(user("from another thread"))
-        assert process.recall(address) == "from another thread"
-        assert process.render().tokens <= 800
+        address = session.append(user("from another thread"))
+        assert session.recall(address) == "from another thread"
+        assert session.render().tokens <= 800
         go_on.set()
         worker.join(600)
         assert not worker.is_alive()
-        texts = [message["content"] for message in process.messages()]
+        texts = [message["content"] for message in session.messages()]
         assert "from another thread" in texts
         assert len(texts) == 30
-        check_laws(process)
+        check_laws(session)
 
 
 async def test_append_for_async_callers_leaves_the_loop_free() -> None:
@@ -218,14 +218,14 @@ async def test_append_for_async_callers_leaves_the_loop_free() -> None:
         return "short"
 
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=Scripted([slow] * 50)) as store:
-        process = store.process("a")
+        session = store.session("a")
         ticking = asyncio.create_task(tick())
         given = [user(f"{number} {FACTS[1]} " + "word " * 60) for number in range(16)]
         for message in given:
-            await process.aappend(message)
+            await session.aappend(message)
         ticking.cancel()
-        assert process.stats().asks > process.stats().asks_failed == 0
-        check_laws(process, given)
+        assert session.stats().asks > session.stats().asks_failed == 0
+        check_laws(session, given)
 
 
 @pytest.mark.parametrize(

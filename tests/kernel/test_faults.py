@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import StoreError
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.stores.sqlite import Sqlite
+from kilburn.kernel.store import Store
 from kilburn.testing.faults import FaultVFS
 from kilburn.testing.laws import check_laws
 from kilburn.testing.policies import trace
@@ -18,8 +18,8 @@ RUNS = 120
 POLICIES = ("hybrid", "lru", "summarize", "chain(preprocess, mask, fifo)")
 
 
-def opened(path: str, policy: str, vfs: FaultVFS | None) -> Hierarchy:
-    return Hierarchy(Sqlite(path, vfs=vfs.name if vfs else None), Budget(400), policy, tokenizer="chars/4")
+def opened(path: str, policy: str, vfs: FaultVFS | None) -> Store:
+    return Store(Sqlite(path, vfs=vfs.name if vfs else None), Budget(400), policy, tokenizer="chars/4")
 
 
 def stream(path: str, policy: str, vfs: FaultVFS, operation: int, messages: list[dict[str, Any]]) -> tuple[int, int]:
@@ -27,13 +27,13 @@ def stream(path: str, policy: str, vfs: FaultVFS, operation: int, messages: list
     acknowledged = tried = 0
     store = opened(path, policy, vfs)
     try:
-        process = store.process("s")
+        session = store.session("s")
         vfs.arm(operation)
         for message in messages:
             tried += 1
-            process.append(message)
+            session.append(message)
             acknowledged += 1
-            process.render()
+            session.render()
     except StoreError:
         check_what_is_known(store, messages[:acknowledged])
     finally:
@@ -45,11 +45,11 @@ def stream(path: str, policy: str, vfs: FaultVFS, operation: int, messages: list
     return acknowledged, tried
 
 
-def check_what_is_known(store: Hierarchy, acknowledged: list[dict[str, Any]]) -> None:
-    """After an error the process in memory is what it was before."""
-    process = store.process("s")
-    assert process.window.turn == len(acknowledged)
-    assert process.use <= process.capacity
+def check_what_is_known(store: Store, acknowledged: list[dict[str, Any]]) -> None:
+    """After an error the session in memory is what it was before."""
+    session = store.session("s")
+    assert session.window.turn == len(acknowledged)
+    assert session.use <= session.capacity
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
         acknowledged, tried = stream(path, policy, vfs, 1 + seed * 3 % 150, messages)
         failures += acknowledged < len(messages)
         with opened(path, policy, None) as store:
-            process = store.process("s")
-            kept = process.messages()
+            session = store.session("s")
+            kept = session.messages()
             assert kept == messages[: len(kept)], "what is there is what was appended, in order"
             assert acknowledged <= len(kept) <= tried, "all that was acknowledged, and nothing that was never tried"
-            check_laws(process, kept)
-            process.append({"role": "user", "content": "going on after the crash"})
-            check_laws(process)
+            check_laws(session, kept)
+            session.append({"role": "user", "content": "going on after the crash"})
+            check_laws(session)
     assert failures > RUNS // 2, "the disk did fail"

@@ -13,97 +13,97 @@ import kilburn
 from kernel.talk import assistant, user
 from kilburn.budget import Budget
 from kilburn.kernel.gaps import Gaps, Key
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.move import Drop, Evict, Fold, Load, Retire
-from kilburn.testing import Memory, check_laws
+from kilburn.testing import MemoryBackend, check_laws
 
 
-def opened(window: int = 1000, policy: str = "fifo") -> Process:
-    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+def opened(window: int = 1000, policy: str = "fifo") -> Session:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").session("a")
 
 
-def filled(pages: int, window: int) -> Process:
-    process = opened(window)
-    process.append(user("the task"), *(assistant(f"step {number} " + "w" * 40) for number in range(2, pages + 1)))
-    return process
+def filled(pages: int, window: int) -> Session:
+    session = opened(window)
+    session.append(user("the task"), *(assistant(f"step {number} " + "w" * 40) for number in range(2, pages + 1)))
+    return session
 
 
-def lines_of(process: Process) -> list[str]:
-    return [message["content"] for message in process.render() if " out: " in str(message["content"])]
+def lines_of(session: Session) -> list[str]:
+    return [message["content"] for message in session.render() if " out: " in str(message["content"])]
 
 
 @pytest.mark.parametrize("gone", [Drop, Retire])
 def test_every_second_of_eight_hundred_pages_is_gone(gone: type[Drop | Retire]) -> None:
-    process = filled(800, 900)
+    session = filled(800, 900)
     for page in range(2, 760, 2):
-        process.apply(gone((page,)))
-    (line,) = lines_of(process)
+        session.apply(gone((page,)))
+    (line,) = lines_of(session)
     first, last = line[1:].split(" ")[0].split("-")
-    shown = [page.id for page, state in process.pages() if state.at == "in"]
-    out = [page.id for page, state in process.pages() if state.at == "out"]
+    shown = [page.id for page, state in session.pages() if state.at == "in"]
+    out = [page.id for page, state in session.pages() if state.at == "out"]
     assert f"out: {len(out)} pages, " in line
     assert (first, last) == (f"p{out[0]}", f"p{out[-1]}")
-    process.append(user("go on"))
-    assert process.render().tokens <= 900
+    session.append(user("go on"))
+    assert session.render().tokens <= 900
     assert len(shown) > 20, "the room is the pages' own"
-    check_laws(process)
+    check_laws(session)
 
 
 def test_a_range_with_forgotten_pages_recalls_what_is_left() -> None:
-    process = filled(200, 900)
+    session = filled(200, 900)
     for page in range(3, 150, 2):
-        process.forget(f"p{page}")
-    found = process.recall("p3-p20")
+        session.forget(f"p{page}")
+    found = session.recall("p3-p20")
     assert [page.id for page in found.pages] == list(range(4, 21, 2))
     assert found.parts[0] == "step 4 " + "w" * 40
 
 
 def test_a_summary_of_every_second_page_leaves_one_handle() -> None:
-    process = filled(60, 900)
-    process.apply(Evict(tuple(page.id for page, state in process.pages() if state.at == "in" and page.id not in (1, 60))))
-    process.apply(Fold(tuple(range(3, 58, 2)), text="every second one"))
-    assert len(lines_of(process)) == 1
-    process.apply(Load((30,)))
-    assert len(lines_of(process)) == 2
-    check_laws(process)
+    session = filled(60, 900)
+    session.apply(Evict(tuple(page.id for page, state in session.pages() if state.at == "in" and page.id not in (1, 60))))
+    session.apply(Fold(tuple(range(3, 58, 2)), text="every second one"))
+    assert len(lines_of(session)) == 1
+    session.apply(Load((30,)))
+    assert len(lines_of(session)) == 2
+    check_laws(session)
 
 
 def test_pages_of_a_summary_that_left_join_their_neighbours() -> None:
-    process = filled(30, 2000)
-    (fold,) = process.apply(Fold(tuple(range(10, 20)), text="ten to nineteen"))
-    process.apply(Evict(tuple(range(2, 10))), Evict(tuple(range(20, 26))))
-    assert len(lines_of(process)) == 2
-    process.apply(Retire((12,)))
-    assert fold not in json.dumps([state.at for _, state in process.pages()])
-    (line,) = lines_of(process)
+    session = filled(30, 2000)
+    (fold,) = session.apply(Fold(tuple(range(10, 20)), text="ten to nineteen"))
+    session.apply(Evict(tuple(range(2, 10))), Evict(tuple(range(20, 26))))
+    assert len(lines_of(session)) == 2
+    session.apply(Retire((12,)))
+    assert fold not in json.dumps([state.at for _, state in session.pages()])
+    (line,) = lines_of(session)
     assert line.startswith("[p2-p25 out: 23 pages,")
-    check_laws(process)
+    check_laws(session)
 
 
 def test_a_batch_that_fails_puts_the_gaps_back() -> None:
-    process = filled(100, 900)
-    process.forget("p10")
-    before = list(process.window.gaps)
+    session = filled(100, 900)
+    session.forget("p10")
+    before = list(session.window.gaps)
     with pytest.raises(kilburn.errors.KilburnError):
-        process.apply(Load((5,)), Retire((20,)), Load((31,)), Evict((31,)), Load((20,)))
-    assert list(process.window.gaps) == before
-    check_laws(process)
+        session.apply(Load((5,)), Retire((20,)), Load((31,)), Evict((31,)), Load((20,)))
+    assert list(session.window.gaps) == before
+    check_laws(session)
 
 
 def test_gaps_are_the_same_when_reopened() -> None:
-    store = Memory()
+    backend = MemoryBackend()
 
-    def process() -> Process:
-        return Hierarchy(store, Budget(900), "fifo", tokenizer="chars/4").process("a")
+    def session() -> Session:
+        return Store(backend, Budget(900), "fifo", tokenizer="chars/4").session("a")
 
-    first = process()
+    first = session()
     first.append(user("the task"), *(assistant(f"step {number} " + "w" * 40) for number in range(2, 200)))
     for page in range(2, 150, 3):
         first.forget(f"p{page}")
     first.apply(Load((6,)), Load((60,)))
     first.stats()
-    again = process()
+    again = session()
     assert list(again.window.gaps) == list(first.window.gaps)
     assert again.render() == first.render()
     check_laws(again)

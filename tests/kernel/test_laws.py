@@ -10,7 +10,7 @@ import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import InvalidMessage, KernelError, LawBroken
 from kilburn.event import Act
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Span
@@ -18,10 +18,10 @@ from kilburn.policy import View
 from kilburn.testing import check_laws
 
 
-def opened() -> Process:
+def opened() -> Session:
     """p1 the task, pinned; p2, p3 and p6 texts; p4 a call and p5 its result; p7 a call that waits."""
-    process = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").process("a")
-    process.append(
+    session = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").session("a")
+    session.append(
         user("Fix the bug."),
         assistant("the first thought " * 9),
         assistant("the second thought " * 9),
@@ -30,7 +30,7 @@ def opened() -> Process:
         assistant("the third thought " * 9),
         assistant(None, call_of("w", path="b.py")),
     )
-    return process
+    return session
 
 
 ILLEGAL: list[tuple[int, str, list[Move], Move]] = [
@@ -52,17 +52,17 @@ ILLEGAL: list[tuple[int, str, list[Move], Move]] = [
 
 @pytest.mark.parametrize(("law", "says", "before", "move"), ILLEGAL, ids=[f"{law}-{says}" for law, says, _, _ in ILLEGAL])
 def test_a_move_that_breaks_a_law_is_refused_by_its_number(law: int, says: str, before: list[Move], move: Move) -> None:
-    process = opened()
+    session = opened()
     for each in before:
-        process.apply(each)
-    events, prompt = list(process.events()), process.render()
+        session.apply(each)
+    events, prompt = list(session.events()), session.render()
     with pytest.raises(LawBroken, match=says) as caught:
-        process.apply(move)
+        session.apply(move)
     assert caught.value.law == law
-    assert list(process.events())[: len(events)] == events
-    assert [event.act for event in list(process.events())[len(events) :] if event.act is not Act.SHIP] == []
-    assert process.render() == prompt
-    check_laws(process)
+    assert list(session.events())[: len(events)] == events
+    assert [event.act for event in list(session.events())[len(events) :] if event.act is not Act.SHIP] == []
+    assert session.render() == prompt
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_a_move_that_breaks_a_law_is_refused_by_its_number(law: int, says: str, 
     ],
 )
 def test_a_move_that_makes_no_sense_says_what_to_give(says: str, move: Move) -> None:
-    process = opened()
-    process.apply(Fold((6,), text="a thought"))
-    process.apply(Evict((-1,)))
+    session = opened()
+    session.apply(Fold((6,), text="a thought"))
+    session.apply(Evict((-1,)))
     with pytest.raises(KernelError) as caught:
-        process.apply(move)
+        session.apply(move)
     assert says in caught.value.advice
-    check_laws(process)
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_a_move_that_makes_no_sense_says_what_to_give(says: str, move: Move) -> 
     ],
 )
 def test_an_excerpt_is_its_spans_and_says_where_something_is_left_out(keep: tuple[Span, ...], shown: str) -> None:
-    process = opened()
-    process.apply(Fold((2,), keep=keep))
-    heading, _, kept = str(process.recall("f1")).partition("\n")
+    session = opened()
+    session.apply(Fold((2,), keep=keep))
+    heading, _, kept = str(session.recall("f1")).partition("\n")
     assert heading == "[p2 in part:]"
     assert kept == shown
-    check_laws(process)
+    check_laws(session)
 
 
 class Forgetful:
@@ -113,25 +113,25 @@ class Forgetful:
 
 
 def test_a_policy_may_not_forget() -> None:
-    process = kilburn.open(":memory:", window=1000, policy=Forgetful(), tokenizer="chars/4").process("a")
-    process.append(user("task"))
-    process.append(assistant("kept"))
-    process.append(assistant("said"))
-    (refused,) = [event for event in process.events() if event.act is Act.REFUSE]
+    session = kilburn.open(":memory:", window=1000, policy=Forgetful(), tokenizer="chars/4").session("a")
+    session.append(user("task"))
+    session.append(assistant("kept"))
+    session.append(assistant("said"))
+    (refused,) = [event for event in session.events() if event.act is Act.REFUSE]
     assert "may not forget" in refused.why
-    assert process.recall("p2") == "kept"
+    assert session.recall("p2") == "kept"
 
 
 def test_trust_never_rises() -> None:
     """What is derived or recalled has the lowest trust of its sources; no message claims more than its role has (law 7)."""
-    process = opened()
-    process.append(tool("w", "a tool's words"))
-    process.apply(Fold((4, 5, 6), text="a call, its result and a thought"))
-    trust = {page: process.window.pages[page].trust for page in (4, 5, 6, -1)}
+    session = opened()
+    session.append(tool("w", "a tool's words"))
+    session.apply(Fold((4, 5, 6), text="a call, its result and a thought"))
+    trust = {page: session.window.pages[page].trust for page in (4, 5, 6, -1)}
     assert trust[5] == Trust.TOOL < trust[6]
     assert trust[-1] == Trust.TOOL
     part = Part(kind=Kind.TEXT, text="as the tool said")
-    process.append(Message(role=Role.ASSISTANT, parts=(part,), sources=(5,)))
-    assert process.window.pages[process.window.last].trust == Trust.TOOL
+    session.append(Message(role=Role.ASSISTANT, parts=(part,), sources=(5,)))
+    assert session.window.pages[session.window.last].trust == Trust.TOOL
     with pytest.raises(InvalidMessage, match="above what a tool message may have"):
-        process.append(Message(role=Role.TOOL, parts=(part,), trust=Trust.USER))
+        session.append(Message(role=Role.TOOL, parts=(part,), trust=Trust.USER))

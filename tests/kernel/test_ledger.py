@@ -15,18 +15,18 @@ import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import UnknownAddress
 from kilburn.event import Act, Data
-from kilburn.kernel.process import HitRateWarning, Process
+from kilburn.kernel.session import HitRateWarning, Session
 from kilburn.kernel.window import WindowState
 from kilburn.model import Tokens
 from kilburn.move import Evict, Fold, Load, Retire
 
 
-def opened(window: int = 1000, policy: str = "fifo") -> Process:
-    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+def opened(window: int = 1000, policy: str = "fifo") -> Session:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").session("a")
 
 
-def cost(process: Process, *texts: str) -> int:
-    counter = process.counter
+def cost(session: Session, *texts: str) -> int:
+    counter = session.counter
     return sum(counter.count(text) + counter.envelope for text in texts)
 
 
@@ -41,88 +41,88 @@ def test_a_new_process_has_zeros() -> None:
 
 
 def test_an_append_only_run_re_prefills_nothing() -> None:
-    process = opened(10_000)
+    session = opened(10_000)
     shipped = 0
     for number in range(20):
-        process.append(user(f"message {number} " + "w" * 50))
-        shipped += process.render().tokens
-    process.append(assistant(None, call_of("c", path="x")))
-    process.append(tool("c", "y" * 100))
-    shipped += process.render().tokens
-    stats = process.stats()
+        session.append(user(f"message {number} " + "w" * 50))
+        shipped += session.render().tokens
+    session.append(assistant(None, call_of("c", path="x")))
+    session.append(tool("c", "y" * 100))
+    shipped += session.render().tokens
+    stats = session.stats()
     assert stats.tokens_reprefilled == 0
     assert stats.tokens_shipped == shipped
     assert stats.prompts == 21
     assert stats.turns == stats.pages == 22
-    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == process.use
+    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == session.use
     assert stats.utilisation == pytest.approx(shipped / 21 / 10_000)
     assert (stats.evictions, stats.folds, stats.overflow) == (0, 0, 0)
 
 
 def test_an_eviction_in_the_middle_re_prefills_what_stands_behind() -> None:
-    process = opened(10_000)
+    session = opened(10_000)
     texts = [f"message {number} " + "w" * 40 * number for number in range(6)]
-    process.append(*map(user, texts))
-    process.render()
-    process.apply(Evict((3,)))
-    process.render()
-    assert process.stats().tokens_reprefilled == cost(process, *texts[3:])
-    process.render()
-    assert process.stats().tokens_reprefilled == cost(process, *texts[3:]), "the same prompt again is cached whole"
-    process.append(user("new"))
-    process.render()
-    assert process.stats().tokens_reprefilled == cost(process, *texts[3:])
-    process.apply(Load((3,)))
-    process.render()
-    assert process.stats().tokens_reprefilled == cost(process, *texts[3:]) + cost(process, *texts[2:], "new")
+    session.append(*map(user, texts))
+    session.render()
+    session.apply(Evict((3,)))
+    session.render()
+    assert session.stats().tokens_reprefilled == cost(session, *texts[3:])
+    session.render()
+    assert session.stats().tokens_reprefilled == cost(session, *texts[3:]), "the same prompt again is cached whole"
+    session.append(user("new"))
+    session.render()
+    assert session.stats().tokens_reprefilled == cost(session, *texts[3:])
+    session.apply(Load((3,)))
+    session.render()
+    assert session.stats().tokens_reprefilled == cost(session, *texts[3:]) + cost(session, *texts[2:], "new")
 
 
 def test_moves_faults_and_refaults_are_counted() -> None:
-    process = opened(10_000)
-    process.append(*(user(f"text {number} " + "z" * 100) for number in range(8)))
-    process.apply(Evict((2, 3)))
-    process.recall("p2")
-    process.recall("p5")
-    process.recall("p2-p4")
-    process.apply(Load((2,)))
-    process.apply(Fold((5, 6), text="in short"))
-    process.apply(Retire((7,)))
-    process.search("text")
-    process.recall("f1")
+    session = opened(10_000)
+    session.append(*(user(f"text {number} " + "z" * 100) for number in range(8)))
+    session.apply(Evict((2, 3)))
+    session.recall("p2")
+    session.recall("p5")
+    session.recall("p2-p4")
+    session.apply(Load((2,)))
+    session.apply(Fold((5, 6), text="in short"))
+    session.apply(Retire((7,)))
+    session.search("text")
+    session.recall("f1")
     with pytest.raises(UnknownAddress):
-        process.recall("p99")
-    process.forget("p8")
-    stats = process.stats()
+        session.recall("p99")
+    session.forget("p8")
+    stats = session.stats()
     assert (stats.evictions, stats.loads, stats.folds, stats.retired, stats.dropped) == (2, 1, 1, 1, 1)
     assert (stats.faults, stats.refaults) == (3, 3), "p2, then p2 and p3, all just evicted"
     assert stats.hits == 3, "p5, p4 and f1"
     assert stats.hit_rate == pytest.approx(3 / 6)
     assert stats.searches == 1
     for number in range(12):
-        process.append(user(f"later {number}"))
-    process.recall("p3")
-    stats = process.stats()
+        session.append(user(f"later {number}"))
+    session.recall("p3")
+    stats = session.stats()
     assert (stats.faults, stats.refaults) == (4, 3), "twelve turns later it is no refault"
     assert stats.fallbacks == 0
 
 
 @pytest.mark.parametrize(("turns", "refaults"), [(10, 1), (11, 0)])
 def test_a_refault_is_a_fault_within_ten_turns(turns: int, refaults: int) -> None:
-    process = opened(10_000)
-    process.append(user("task"), assistant("needed again"))
-    process.apply(Evict((2,)))
+    session = opened(10_000)
+    session.append(user("task"), assistant("needed again"))
+    session.apply(Evict((2,)))
     for number in range(turns):
-        process.append(user(f"later {number}"))
-    process.recall("p2")
-    assert (process.stats().faults, process.stats().refaults) == (1, refaults)
+        session.append(user(f"later {number}"))
+    session.recall("p2")
+    assert (session.stats().faults, session.stats().refaults) == (1, refaults)
 
 
 def test_a_prompt_that_fills_the_window_is_no_overflow() -> None:
     said = [f"{number} " + "w" * 94 for number in range(6)]
-    process = opened(cost(opened(), *said))
-    process.append(user(said[0]), *map(assistant, said[1:]))
-    assert process.render().tokens == process.capacity
-    stats = process.stats()
+    session = opened(cost(opened(), *said))
+    session.append(user(said[0]), *map(assistant, said[1:]))
+    assert session.render().tokens == session.capacity
+    stats = session.stats()
     assert (stats.utilisation, stats.overflow, stats.warnings) == (1.0, 0, [])
 
 
@@ -131,67 +131,67 @@ def test_the_kernels_own_evictions_and_refused_moves_are_counted() -> None:
         def plan(self, view: Any) -> list[Any]:
             return [Evict((999,))]
 
-    process = kilburn.open(":memory:", window=200, policy=Stubborn(), tokenizer="chars/4").process("a")
+    session = kilburn.open(":memory:", window=200, policy=Stubborn(), tokenizer="chars/4").session("a")
     for number in range(10):
-        process.append(user(f"{number} " + "w" * 200))
-    stats = process.stats()
-    events = list(process.events())
+        session.append(user(f"{number} " + "w" * 200))
+    stats = session.stats()
+    events = list(session.events())
     assert stats.refused_moves == sum(event.act is Act.REFUSE for event in events) > 0
     assert stats.fallbacks == sum(event.act is Act.EVICT and event.policy == "kernel" for event in events) > 0
     assert stats.evictions == sum(len(event.pages) for event in events if event.act is Act.EVICT)
-    assert process.render().tokens <= 200
+    assert session.render().tokens <= 200
 
 
 def test_a_low_hit_rate_warns_once_and_visibly() -> None:
-    process = opened(300)
+    session = opened(300)
     for number in range(40):
-        process.append(user(f"{number} " + "w" * 120))
+        session.append(user(f"{number} " + "w" * 120))
     for number in range(1, 31):
-        process.recall(f"p{number}")
+        session.recall(f"p{number}")
     with pytest.warns(HitRateWarning, match="60%") as caught:
-        stats = process.stats()
+        stats = session.stats()
     assert len(caught) == 1
     assert stats.hit_rate is not None
     assert stats.hit_rate < 0.6
     assert "hit rate" in stats.warnings[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert process.stats().warnings, "it stays in the figures, and is raised once"
+        assert session.stats().warnings, "it stays in the figures, and is raised once"
 
 
 def test_a_good_hit_rate_does_not_warn() -> None:
-    process = opened(10_000)
+    session = opened(10_000)
     for number in range(30):
-        process.append(user(f"{number}"))
-        process.render()
-        process.recall(f"p{number + 1}")
-    stats = process.stats()
+        session.append(user(f"{number}"))
+        session.render()
+        session.recall(f"p{number + 1}")
+    stats = session.stats()
     assert stats.hit_rate == 1.0
     assert stats.warnings == []
 
 
 def test_usage_shrinks_a_window_that_was_counted_too_low() -> None:
     with kilburn.open(":memory:", window=2000, policy="fifo") as store:
-        process = store.process("a")
+        session = store.session("a")
         for number in range(30):
-            process.append(user(f"{number} " + "word " * 60))
-        prompt = process.render()
-        before = process.capacity
-        process.observe(Tokens(prompt=prompt.tokens * 2), prompt.tokens)
-        assert process.capacity <= before // 2
-        assert process.render().tokens <= process.capacity
-        assert process.stats().tokens_reported == prompt.tokens * 2
+            session.append(user(f"{number} " + "word " * 60))
+        prompt = session.render()
+        before = session.capacity
+        session.observe(Tokens(prompt=prompt.tokens * 2), prompt.tokens)
+        assert session.capacity <= before // 2
+        assert session.render().tokens <= session.capacity
+        assert session.stats().tokens_reported == prompt.tokens * 2
 
 
 def test_events_are_numbered_without_holes_and_hold_no_text() -> None:
-    process = opened(300)
+    session = opened(300)
     for number in range(30):
-        process.append(user(f"canary{number} " + "w" * 120))
-        process.render()
-        process.recall("p1")
-        process.search(f"canary{number}")
-    process.forget("p3", why="asked")
-    events = list(process.events())
+        session.append(user(f"canary{number} " + "w" * 120))
+        session.render()
+        session.recall("p1")
+        session.search(f"canary{number}")
+    session.forget("p3", why="asked")
+    events = list(session.events())
     assert [event.number for event in events] == list(range(1, len(events) + 1))
     assert "canary" not in repr(events)
     assert json.dumps([event.data for event in events])
@@ -201,19 +201,19 @@ def test_events_are_numbered_without_holes_and_hold_no_text() -> None:
 def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> None:
     """The ledger said both what a fold uncovers and what it covers; what it cites says the same."""
     with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        process.append(*(user(f"message {number} " + "word " * 30) for number in range(6)))
-        process.apply(Fold(pages=(2, 3), text="the first two in short"))
-        process.apply(Fold(pages=(2, 3, 4), text="all three in short"))
-        kernel = process._kernel
-        events = list(kernel.store.events(kernel.info.number))
+        session = store.session("s")
+        session.append(*(user(f"message {number} " + "word " * 30) for number in range(6)))
+        session.apply(Fold(pages=(2, 3), text="the first two in short"))
+        session.apply(Fold(pages=(2, 3, 4), text="all three in short"))
+        kernel = session._kernel
+        events = list(kernel.backend.events(kernel.info.number))
         spelt = list(events)
         for at, event in enumerate(events):
             if event.act is Act.FOLD:
                 uncover = {"uncover": [2, 3]} if event.data["fold"] == -2 else {}
                 spelt[at] = msgspec.structs.replace(event, data={**event.data, "cover": list(event.pages), **uncover})
         assert [event.data for event in spelt] != [event.data for event in events]
-        pages = {page.id: page for page, _ in kernel.store.pages(kernel.info.number)}
+        pages = {page.id: page for page, _ in kernel.backend.pages(kernel.info.number)}
         old, new = WindowState(kernel.counter), WindowState(kernel.counter)
         for event in spelt:
             old.enact(event, pages)

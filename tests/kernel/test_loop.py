@@ -9,14 +9,14 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, user
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.testing import check_laws
 
 THINKING = {"type": "thinking", "thinking": "I think hard", "signature": "sig"}
 
 
-def opened(window: int, policy: str = "lru") -> Process:
-    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+def opened(window: int, policy: str = "lru") -> Session:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").session("a")
 
 
 def words(tokens: float) -> str:
@@ -31,28 +31,28 @@ def result(name: str, text: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": text}]}
 
 
-def last_said(process: Process) -> list[dict[str, Any]]:
-    said = [message["content"] for message in process.render("messages") if message["role"] == "assistant"]
+def last_said(session: Session) -> list[dict[str, Any]]:
+    said = [message["content"] for message in session.render("messages") if message["role"] == "assistant"]
     return said[-1] if isinstance(said[-1], list) else []
 
 
 @pytest.mark.parametrize("policy", ["lru", "mask", "hybrid"])
 @pytest.mark.parametrize(("window", "old", "call", "late"), [(8000, 0.5, 0.6, 0.5), (1000, 0.9, 0.4, 0.5), (1000, 0.2, 0.5, 0.9)])
 def test_a_late_result_leaves_an_open_loop_its_thinking(policy: str, window: int, old: float, call: float, late: float) -> None:
-    process = opened(window, policy)
-    process.append(user("the task"))
-    process.append({"role": "assistant", "content": [{**THINKING, "thinking": "old"}, use("a", window * old), use("b")]})
-    process.append(result("a", "ok"))
+    session = opened(window, policy)
+    session.append(user("the task"))
+    session.append({"role": "assistant", "content": [{**THINKING, "thinking": "old"}, use("a", window * old), use("b")]})
+    session.append(result("a", "ok"))
     for number in range(12):
-        process.append(user(f"next {number} " + words(window / 10)), assistant("ok " + words(window / 10)))
-    process.append(user("LATEST please"))
+        session.append(user(f"next {number} " + words(window / 10)), assistant("ok " + words(window / 10)))
+    session.append(user("LATEST please"))
     loop = [THINKING, {"type": "text", "text": "reading"}, use("n1", window * call), use("n2")]
-    process.append({"role": "assistant", "content": loop}, result("n1", "n1 says"))
-    process.append(result("b", "late " + words(window * late)))
-    assert last_said(process) == loop
-    assert "LATEST please" in json.dumps(process.render("messages"))
-    assert process.recall(f"p{process.window.last}").startswith("late")
-    check_laws(process)
+    session.append({"role": "assistant", "content": loop}, result("n1", "n1 says"))
+    session.append(result("b", "late " + words(window * late)))
+    assert last_said(session) == loop
+    assert "LATEST please" in json.dumps(session.render("messages"))
+    assert session.recall(f"p{session.window.last}").startswith("late")
+    check_laws(session)
 
 
 @pytest.mark.parametrize("window", [300, 400, 600])
@@ -60,40 +60,40 @@ def test_thinking_leaves_an_open_loop_only_where_nothing_else_makes_room(window:
     """With every size of the thinking and of the call: where it went, it would not have fitted."""
     for size in range(10, 100, 15):
         for call in range(5, 100 - size, 15):
-            process = opened(window)
-            process.append(user("the task"), assistant("ok " + words(window * 0.4)), user("LATEST " + words(window * 0.3)))
+            session = opened(window)
+            session.append(user("the task"), assistant("ok " + words(window * 0.4)), user("LATEST " + words(window * 0.3)))
             thinking = {**THINKING, "thinking": words(window * size / 100)}
-            process.append({"role": "assistant", "content": [thinking, use("n1", window * call / 100), use("n2")]})
-            process.append(result("n1", "says " + words(window * 0.5)))
-            prompt = process.render("messages")
-            if not any(block["type"] == "thinking" for block in last_said(process)):
+            session.append({"role": "assistant", "content": [thinking, use("n1", window * call / 100), use("n2")]})
+            session.append(result("n1", "says " + words(window * 0.5)))
+            prompt = session.render("messages")
+            if not any(block["type"] == "thinking" for block in last_said(session)):
                 free = window - prompt.tokens
-                assert process.window.cost(4) > free, (size, call, free)
-            check_laws(process)
+                assert session.window.cost(4) > free, (size, call, free)
+            check_laws(session)
 
 
 @pytest.mark.parametrize("blank", ["", "  \n ", [{"type": "text", "text": " "}]])
 def test_a_blank_message_is_no_request(blank: Any) -> None:
-    process = opened(1000, "fifo")
-    process.append(user("the task"), assistant("ok"), user("Write the notes for KX-771."), user(blank))
+    session = opened(1000, "fifo")
+    session.append(user("the task"), assistant("ok"), user("Write the notes for KX-771."), user(blank))
     for _ in range(6):
-        process.append(assistant(words(300)))
-        assert "KX-771" in json.dumps(process.render())
-    assert process.window.request == [3]
-    process.append(user(" " * 2000 + "And the English ones?"))
-    assert process.window.request == [process.window.last]
-    check_laws(process)
+        session.append(assistant(words(300)))
+        assert "KX-771" in json.dumps(session.render())
+    assert session.window.request == [3]
+    session.append(user(" " * 2000 + "And the English ones?"))
+    assert session.window.request == [session.window.last]
+    check_laws(session)
 
 
 @pytest.mark.parametrize("size", [40, 80, 150, 300])
 @pytest.mark.parametrize("calls", [60, 100, 130, 200])
 @pytest.mark.parametrize("thinks", [False, True])
 def test_in_a_small_window_an_excerpt_of_the_request_stays_beside_open_calls(size: int, calls: int, thinks: bool) -> None:
-    process = opened(300)
-    process.append(user("the task " + words(60)), assistant("ok"), user("LATEST " + words(size)))
+    session = opened(300)
+    session.append(user("the task " + words(60)), assistant("ok"), user("LATEST " + words(size)))
     content = [THINKING] * thinks + [use("n1", calls), use("n2", calls)]
-    process.append({"role": "assistant", "content": content})
-    assert "LATEST" in json.dumps(process.render("messages"))
-    process.append(result("n1", "says " + words(200)))
-    assert "LATEST" in json.dumps(process.render("messages"))
-    check_laws(process)
+    session.append({"role": "assistant", "content": content})
+    assert "LATEST" in json.dumps(session.render("messages"))
+    session.append(result("n1", "says " + words(200)))
+    assert "LATEST" in json.dumps(session.render("messages"))
+    check_laws(session)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import SpecError
-from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 
 WRONG: list[Any] = [True, 0, 1, 1.5, None, b"a", ["a"], "", " \t\n", "a\ud800", "\udfff", "a\0b", "n" * 501]
 
@@ -21,13 +21,13 @@ def test_what_is_no_name_is_a_typed_error_and_makes_nothing(tmp_path: Path, name
     with pytest.raises(SpecError, match="tenant"):
         kilburn.open(str(path), tenant=name)
     with pytest.raises(SpecError):
-        Memory(tenant=name)
+        MemoryBackend(tenant=name)
     assert not path.exists()
     with kilburn.open(str(path), policy="fifo") as store:
         with pytest.raises(SpecError, match=r"session|name="):
-            store.process(name)
-        assert store.processes() == []
-        store.process("a").append({"role": "user", "content": "x"})
+            store.session(name)
+        assert store.sessions() == []
+        store.session("a").append({"role": "user", "content": "x"})
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def test_what_is_no_name_is_a_typed_error_and_makes_nothing(tmp_path: Path, name
 def test_any_other_text_is_a_name(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / "agent.db")
     with kilburn.open(path, tenant=name, policy="fifo") as store:
-        store.process(name).append({"role": "user", "content": name})
+        store.session(name).append({"role": "user", "content": name})
     with kilburn.open(path, tenant=name, policy="fifo", readonly=True) as store:
-        assert [info.name for info in store.processes()] == [name]
-        assert store.process(name).recall("p1") == name
+        assert [info.name for info in store.sessions()] == [name]
+        assert store.session(name).recall("p1") == name
 
 
 def test_a_name_that_was_allowed_once_stays_readable(tmp_path: Path) -> None:
     path = str(tmp_path / "agent.db")
-    with Sqlite(path) as store:
-        store.process("n" * 600, time=1.0)
-    with kilburn.open(path, policy="fifo") as hierarchy:
-        assert hierarchy.process("n" * 600).append({"role": "user", "content": "x"}) == "p1"
+    with Sqlite(path) as backend:
+        backend.segment("n" * 600, time=1.0)
+    with kilburn.open(path, policy="fifo") as store:
+        assert store.session("n" * 600).append({"role": "user", "content": "x"}) == "p1"

@@ -12,14 +12,14 @@ import pytest
 
 import kilburn
 from kernel.talk import PIXEL, assistant, call_of, tool, user, weight
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.testing.laws import check_laws
 from kilburn.tokens.characters import Characters
 from kilburn.wire.validity import validate_chat, validate_messages
 
 
-def opened(window: int = 1000, policy: str = "fifo") -> Process:
-    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+def opened(window: int = 1000, policy: str = "fifo") -> Session:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").session("a")
 
 
 def numbered(lines: int) -> str:
@@ -29,71 +29,71 @@ def numbered(lines: int) -> str:
 @pytest.mark.parametrize("lines", [300, 3000])
 @pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
 def test_head_and_tail_stay(role: str, lines: int) -> None:
-    process = opened()
+    session = opened()
     text = numbered(lines)
-    process.append(user("the task"))
+    session.append(user("the task"))
     if role == "tool":
-        process.append(assistant(None, call_of("c")))
-        process.append(tool("c", text))
+        session.append(assistant(None, call_of("c")))
+        session.append(tool("c", text))
     else:
-        process.append({"role": role, "content": text})
-    prompt = process.render()
+        session.append({"role": role, "content": text})
+    prompt = session.render()
     validate_chat(prompt)
-    validate_messages(process.render("messages"))
+    validate_messages(session.render("messages"))
     shown = json.dumps(prompt)
     assert weight(list(prompt)) <= 1000
     assert "line 0 of" in shown
     assert f"line {lines - 1} of" in shown
-    address = f"p{process.window.last}"
+    address = f"p{session.window.last}"
     assert f"[{address}" in shown, "a handle says where the whole is"
-    assert process.recall(address) == text
+    assert session.recall(address) == text
 
 
 @pytest.mark.parametrize("policy", ["fifo", "lru", "summarize", "mask", "tiered", "importance", "preprocess"])
 def test_one_giant_after_the_other(policy: str) -> None:
-    process = opened(policy=policy)
+    session = opened(policy=policy)
     for number in range(5):
-        process.append(assistant(None, call_of(f"c{number}")))
-        process.append(tool(f"c{number}", f"giant {number}\n" + numbered(2000)))
-        prompt = process.render()
+        session.append(assistant(None, call_of(f"c{number}")))
+        session.append(tool(f"c{number}", f"giant {number}\n" + numbered(2000)))
+        prompt = session.render()
         validate_chat(prompt)
         assert weight(list(prompt)) <= 1000
         assert f"giant {number}" in json.dumps(prompt), "the newest output is there, in part"
-    assert all(process.recall(f"p{2 * number + 2}").startswith(f"giant {number}") for number in range(5))
+    assert all(session.recall(f"p{2 * number + 2}").startswith(f"giant {number}") for number in range(5))
 
 
 def test_a_call_with_giant_arguments() -> None:
-    process = opened()
+    session = opened()
     arguments = {"content": "y" * 100_000}
-    process.append(user("go"), assistant(None, call_of("c", **arguments)))
-    prompt = process.render()
+    session.append(user("go"), assistant(None, call_of("c", **arguments)))
+    prompt = session.render()
     (call,) = prompt[1]["tool_calls"]
     json.loads(call["function"]["arguments"])
     assert weight(list(prompt)) <= 1000
-    process.append(tool("c", "written"))
-    validate_messages(process.render("messages"))
-    assert json.loads(process.recall("p2")) == arguments
+    session.append(tool("c", "written"))
+    validate_messages(session.render("messages"))
+    assert json.loads(session.recall("p2")) == arguments
 
 
 def test_calls_that_are_too_long_together() -> None:
-    process = opened(4000)
-    process.append(user("write five files"))
-    process.append(assistant(None, *(call_of(f"c{number}", content="y" * 4000) for number in range(5))))
-    assert weight(list(process.render())) <= 4000
+    session = opened(4000)
+    session.append(user("write five files"))
+    session.append(assistant(None, *(call_of(f"c{number}", content="y" * 4000) for number in range(5))))
+    assert weight(list(session.render())) <= 4000
     for number in range(5):
-        process.append(tool(f"c{number}", "written"))
-    validate_chat(process.render())
-    assert json.loads(process.recall("p4"))["content"] == "y" * 4000
+        session.append(tool(f"c{number}", "written"))
+    validate_chat(session.render())
+    assert json.loads(session.recall("p4"))["content"] == "y" * 4000
 
 
 def test_an_image_larger_than_the_window_is_not_shown_as_text() -> None:
-    process = opened(1000)
-    process.append(user("look"))
-    process.append(user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}]))
-    shown = json.dumps(process.render())
+    session = opened(1000)
+    session.append(user("look"))
+    session.append(user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}]))
+    shown = json.dumps(session.render())
     assert PIXEL[:20] not in shown, "base64 is no text for a model"
     assert "p2" in shown
-    assert process.recall("p2") == f"data:image/png;base64,{PIXEL}"
+    assert session.recall("p2") == f"data:image/png;base64,{PIXEL}"
 
 
 class Counting(Characters):
@@ -107,7 +107,7 @@ class Counting(Characters):
 
 
 def resident_bytes(peak: bool = False) -> int:
-    """What this process holds in memory, or held at most."""
+    """What this session holds in memory, or held at most."""
     said = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(said.partition("VmHWM:" if peak else "VmRSS:")[2].split()[0])
 
@@ -117,11 +117,11 @@ def fifty_megabytes(path: str) -> None:
     text = "0123456789abcde\n" * (50 * 2**16)
     counter, before = Counting(), resident_bytes()
     with kilburn.open(path, window=8000, policy="fifo", tokenizer=counter) as store:
-        process = store.process("a")
-        process.append(user("read it"), assistant(None, call_of("c")))
-        process.append(tool("c", text))
-        assert weight(list(process.render())) <= 8000
-        assert process.recall("p3") == text
+        session = store.session("a")
+        session.append(user("read it"), assistant(None, call_of("c")))
+        session.append(tool("c", text))
+        assert weight(list(session.render())) <= 8000
+        assert session.recall("p3") == text
     assert counter.shown <= 3 * len(text)
     assert resident_bytes(peak=True) - before <= 12 * len(text)
 
@@ -136,23 +136,23 @@ def test_fifty_megabytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [30, 60, 90])
 def test_tiny_windows(window: int) -> None:
-    process = opened(window)
+    session = opened(window)
     given: list[dict[str, Any]] = [user("go")]
     for number in range(10):
         given += [assistant("I read", call_of(f"c{number}")), tool(f"c{number}", numbered(100))]
     for message in given:
-        process.append(message)
-        assert weight(list(process.render())) <= window
-        validate_chat(process.render())
-    assert process.messages() == given
+        session.append(message)
+        assert weight(list(session.render())) <= window
+        validate_chat(session.render())
+    assert session.messages() == given
 
 
 def test_waiting_calls_of_several_messages_are_shortened() -> None:
-    process = opened(300)
-    process.append(user("go"))
+    session = opened(300)
+    session.append(user("go"))
     for number in range(3):
-        process.append(assistant(None, call_of(f"c{number}", path="x" * 420)))
-        assert process.render().tokens <= 300
+        session.append(assistant(None, call_of(f"c{number}", path="x" * 420)))
+        assert session.render().tokens <= 300
     for number in range(3):
-        process.append(tool(f"c{number}", "done"))
-    check_laws(process)
+        session.append(tool(f"c{number}", "done"))
+    check_laws(session)

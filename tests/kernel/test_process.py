@@ -29,59 +29,59 @@ from kilburn.wire.validity import validate_chat, validate_messages
 def test_the_readme_works(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with kilburn.open(str(path), window=8000, policy="fifo", tenant="default", tokenizer="chars/4") as store:
-        process = store.process("session-1")
-        address = process.append({"role": "user", "content": "Find the bug in parser.py"})
+        session = store.session("session-1")
+        address = session.append({"role": "user", "content": "Find the bug in parser.py"})
         assert address == "p1"
-        process.pin(address)
-        prompt = process.render(format="chat")
+        session.pin(address)
+        prompt = session.render(format="chat")
         assert prompt == [{"role": "user", "content": "Find the bug in parser.py"}]
         assert isinstance(prompt, list)
         assert isinstance(prompt[0], dict)
-        assert process.recall("p1") == "Find the bug in parser.py"
+        assert session.recall("p1") == "Find the bug in parser.py"
         (hit,) = store.search("parser", tokens=1000)
         assert (hit.address, hit.session, hit.origin) == ("p1", "session-1", "user")
         assert hit.text in "Find the bug in parser.py"
         assert hit.age >= 0
         assert hit.score > 0
-        assert process.stats()["pages"] == 1
-        assert dict(process.stats())["overflow"] == 0
+        assert session.stats()["pages"] == 1
+        assert dict(session.stats())["overflow"] == 0
     store.close()
     assert path.stat().st_size > 0
 
 
 def test_one_process_a_name() -> None:
     with kilburn.open(":memory:", policy="fifo") as store:
-        assert store.process("a") is store.process("a")
-        store.process("b")
-        assert [info.name for info in store.processes()] == ["a", "b"]
+        assert store.session("a") is store.session("a")
+        store.session("b")
+        assert [info.name for info in store.sessions()] == ["a", "b"]
         for name in ("", "  ", 7, None):
             with pytest.raises(SpecError):
-                store.process(name)  # type: ignore[arg-type]
+                store.session(name)  # type: ignore[arg-type]
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = kilburn.open(str(tmp_path / "a.db"), policy="fifo")
-    process = store.process("a")
-    process.append(user("x"))
+    session = store.session("a")
+    session.append(user("x"))
     store.close()
     store.close()
     with pytest.raises(StoreError):
-        process.append(user("y"))
+        session.append(user("y"))
     with pytest.raises(StoreError):
-        store.process("b")
+        store.session("b")
 
 
 def test_append_gives_the_address_of_every_part() -> None:
     with kilburn.open(":memory:", policy="fifo") as store:
-        process = store.process("a")
-        assert process.append(user("one")) == "p1"
+        session = store.session("a")
+        assert session.append(user("one")) == "p1"
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
-        assert process.append(user([{"type": "text", "text": "two"}, image])) == "p2-p3"
-        assert process.append(user("a"), assistant("b"), user("c")) == "p4-p6"
-        assert process.append([user("a"), assistant("b")]) == "p7-p8"
-        assert process.recall("p4-p6") == "abc"
-        assert process.recall("p4-p6").parts == ("a", "b", "c")
-        assert process.recall("P4..6") == "abc"
+        assert session.append(user([{"type": "text", "text": "two"}, image])) == "p2-p3"
+        assert session.append(user("a"), assistant("b"), user("c")) == "p4-p6"
+        assert session.append([user("a"), assistant("b")]) == "p7-p8"
+        assert session.recall("p4-p6") == "abc"
+        assert session.recall("p4-p6").parts == ("a", "b", "c")
+        assert session.recall("P4..6") == "abc"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -89,20 +89,20 @@ def test_append_gives_the_address_of_every_part() -> None:
 def test_what_was_appended_comes_back_exactly(form: str, seed: int) -> None:
     given = list(FORMS[form](seed))
     with kilburn.open(":memory:", window=2500, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         for message in given:
-            process.append(message)
-            validate_chat(process.render("chat"))
-            validate_messages(process.render("messages"))
-        check_laws(process, None if form == "own" else given)
+            session.append(message)
+            validate_chat(session.render("chat"))
+            validate_messages(session.render("messages"))
+        check_laws(session, None if form == "own" else given)
         if form == "own":
             parts = [part for message in given for part in message.parts]
-            assert process.recall(f"p1-p{len(parts)}").parts == tuple(part.text for part in parts)
+            assert session.recall(f"p1-p{len(parts)}").parts == tuple(part.text for part in parts)
 
 
 def test_both_forms_in_one_session() -> None:
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         given: list[Any] = [
             {"role": "system", "content": "rules"},
             user("look"),
@@ -112,29 +112,29 @@ def test_both_forms_in_one_session() -> None:
             user([{"type": "tool_result", "tool_use_id": "t1", "content": "text of b"}]),
         ]
         for message in given:
-            process.append(message)
-        prompt = process.render("messages")
+            session.append(message)
+        prompt = session.render("messages")
         assert prompt.system == "rules"
         validate_messages(prompt)
-        validate_chat(process.render("chat"))
-        assert process.messages() == given
+        validate_chat(session.render("chat"))
+        assert session.messages() == given
         assert "text of a" in json.dumps(prompt)
-        assert "text of b" in json.dumps(process.render("chat"))
+        assert "text of b" in json.dumps(session.render("chat"))
 
 
 def test_parallel_calls_and_late_results() -> None:
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(assistant(None, call_of("c1"), call_of("c2")))
-        validate_chat(process.render())
-        process.append(tool("c2", "second"))
-        process.append(user("are you done?"))
-        process.append(tool("c1", "first"))
-        prompt = process.render()
+        session = store.session("a")
+        session.append(assistant(None, call_of("c1"), call_of("c2")))
+        validate_chat(session.render())
+        session.append(tool("c2", "second"))
+        session.append(user("are you done?"))
+        session.append(tool("c1", "first"))
+        prompt = session.render()
         validate_chat(prompt)
-        validate_messages(process.render("messages"))
+        validate_messages(session.render("messages"))
         assert [message["content"] for message in prompt if message["role"] == "tool"] == ["second", "first"]
-        assert [message["role"] for message in process.messages()] == ["assistant", "tool", "user", "tool"]
+        assert [message["role"] for message in session.messages()] == ["assistant", "tool", "user", "tool"]
 
 
 def test_unknown_blocks_and_empty_contents_are_carried() -> None:
@@ -149,10 +149,10 @@ def test_unknown_blocks_and_empty_contents_are_carried() -> None:
         {"role": "assistant", "content": [], "stop_reason": "end_turn"},
     ]
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         for message in given:
-            process.append(message)
-        check_laws(process, given)
+            session.append(message)
+        check_laws(session, given)
 
 
 @pytest.mark.parametrize(
@@ -183,41 +183,41 @@ def test_unknown_blocks_and_empty_contents_are_carried() -> None:
 )
 def test_bad_messages_change_nothing(message: Any, error: type[Exception]) -> None:
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(user("before"), assistant(None, call_of("used")), tool("used", "r"))
-        before = (process.render(), process.pages(), list(process.events()))
+        session = store.session("a")
+        session.append(user("before"), assistant(None, call_of("used")), tool("used", "r"))
+        before = (session.render(), session.pages(), list(session.events()))
         with pytest.raises(error) as caught:
-            process.append(message)
+            session.append(message)
         said = str(caught.value)
         assert said.startswith(("wire: ", "kernel: "))
         assert len(said) < 500
-        assert (process.render(), process.pages()) == before[:2]
+        assert (session.render(), session.pages()) == before[:2]
         # A good message in front of a bad one is not admitted either.
         if message != []:
             with pytest.raises(error):
-                process.append(user("good"), message)
-        assert process.pages() == before[1]
-        assert list(process.events())[: len(before[2])] == before[2]
-        assert process.append(user("after")) == "p4"
+                session.append(user("good"), message)
+        assert session.pages() == before[1]
+        assert list(session.events())[: len(before[2])] == before[2]
+        assert session.append(user("after")) == "p4"
 
 
 def test_arguments_that_are_no_json_are_kept() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": '{"path": '}}
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(assistant(None, call), tool("c", "error: not JSON"))
-        assert process.recall("p1") == '{"path": '
-        validate_messages(process.render("messages"))
-        assert process.messages()[0]["tool_calls"] == [call]
+        session = store.session("a")
+        session.append(assistant(None, call), tool("c", "error: not JSON"))
+        assert session.recall("p1") == '{"path": '
+        validate_messages(session.render("messages"))
+        assert session.messages()[0]["tool_calls"] == [call]
 
 
 def test_nul_and_odd_letters_survive() -> None:
     odd = "a\x00b\x1f\u2028\ufeff🦉\r\n\t"
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(user(odd))
-        assert process.recall("p1") == odd
-        assert process.render()[0]["content"] == odd
+        session = store.session("a")
+        session.append(user(odd))
+        assert session.recall("p1") == odd
+        assert session.render()[0]["content"] == odd
         assert store.search("b")
 
 
@@ -226,14 +226,14 @@ def test_nul_and_odd_letters_survive() -> None:
 )
 def test_bad_addresses(address: Any) -> None:
     with kilburn.open(":memory:", policy="fifo") as store:
-        process = store.process("a")
-        process.append(user("a"), user("b"))
-        before = list(process.events())
-        for verb in (process.recall, process.pin, process.unpin, process.remember, process.forget):
+        session = store.session("a")
+        session.append(user("a"), user("b"))
+        before = list(session.events())
+        for verb in (session.recall, session.pin, session.unpin, session.rate, session.forget):
             with pytest.raises(UnknownAddress) as caught:
                 verb(address)
             assert "(" in str(caught.value), "it says what to do"
-        assert list(process.events()) == before
+        assert list(session.events()) == before
 
 
 @pytest.mark.parametrize(
@@ -282,62 +282,62 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_readonly_reads_beside_a_writer(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with kilburn.open(path, policy="fifo", tokenizer="chars/4") as writer:
-        writer.process("a").append(user("needle one"))
+        writer.session("a").append(user("needle one"))
         with kilburn.open(path, policy="fifo", tokenizer="chars/4", readonly=True) as reader:
-            process = reader.process("a")
-            assert process.recall("p1") == "needle one"
-            assert process.render() == writer.process("a").render()
+            session = reader.session("a")
+            assert session.recall("p1") == "needle one"
+            assert session.render() == writer.session("a").render()
             assert reader.search("needle")[0].address == "p1"
-            assert process.stats().pages == 1
+            assert session.stats().pages == 1
             for write in (
-                lambda: process.append(user("x")),
-                lambda: process.pin("p1"),
-                lambda: process.forget("p1"),
-                lambda: reader.process("b"),
+                lambda: session.append(user("x")),
+                lambda: session.pin("p1"),
+                lambda: session.forget("p1"),
+                lambda: reader.session("b"),
             ):
                 with pytest.raises(StoreReadOnly):
                     write()
-            assert process.recall("p1") == "needle one"
+            assert session.recall("p1") == "needle one"
 
 
 def test_what_is_no_move_is_refused_and_the_error_says_what_a_move_is() -> None:
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(user("one"), assistant("two"))
-        before = process.render()
+        session = store.session("a")
+        session.append(user("one"), assistant("two"))
+        before = session.render()
         for value in ("p1", 17, None, ["p1"], {"pages": [1]}):
             with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Retire or Drop"):
-                process.apply(value)  # type: ignore[arg-type]
-        assert process.render() == before
+                session.apply(value)  # type: ignore[arg-type]
+        assert session.render() == before
 
 
 def test_what_is_taken_back_goes_with_what_comes_in_its_place(tmp_path: Path) -> None:
     path = str(tmp_path / "agent.db")
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        process = store.process("s")
-        process.append(user("Fix the parser."), assistant("Which one?"), user("The old one."))
-        process.pin("p3")
-        before, head = process.render(), process._kernel.info.head
+        session = store.session("s")
+        session.append(user("Fix the parser."), assistant("Which one?"), user("The old one."))
+        session.pin("p3")
+        before, head = session.render(), session._kernel.info.head
         with pytest.raises(OrphanResult):
-            process.append(tool("none", "text"), instead_of=[3])
-        assert process.render() == before
-        assert process.append(user("The new one."), instead_of=[3, 2, 99]) == "p4"
-        commits = [event for event in process.events(head) if event.act in ("admit", "retire", "unpin")]
+            session.append(tool("none", "text"), instead_of=[3])
+        assert session.render() == before
+        assert session.append(user("The new one."), instead_of=[3, 2, 99]) == "p4"
+        commits = [event for event in session.events(head) if event.act in ("admit", "retire", "unpin")]
         assert {event.pages for event in commits} >= {(3, 2), (4,), (3,)}
-        assert [message["content"] for message in process.render()] == ["Fix the parser.", "The new one."]
-        assert process.recall("p3") == "The old one."
-        process.take_back([4, 4_000])
-        process.take_back([])
-        check_laws(process)
+        assert [message["content"] for message in session.render()] == ["Fix the parser.", "The new one."]
+        assert session.recall("p3") == "The old one."
+        session.take_back([4, 4_000])
+        session.take_back([])
+        check_laws(session)
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        assert [message["content"] for message in store.process("s").render()] == ["Fix the parser."]
+        assert [message["content"] for message in store.session("s").render()] == ["Fix the parser."]
 
 
 def test_a_call_that_waits_can_be_taken_back() -> None:
     with kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        process = store.process("s")
-        process.append(user("Read both."), assistant("Yes.", call_of("a"), call_of("b")), tool("a", "text of a"))
-        process.append(user("No, stop."), instead_of=[2, 3, 4, 5])
-        assert [message["content"] for message in process.render()] == ["Read both.", "No, stop."]
-        assert process.search("text of a") == []
-        check_laws(process)
+        session = store.session("s")
+        session.append(user("Read both."), assistant("Yes.", call_of("a"), call_of("b")), tool("a", "text of a"))
+        session.append(user("No, stop."), instead_of=[2, 3, 4, 5])
+        assert [message["content"] for message in session.render()] == ["Read both.", "No, stop."]
+        assert session.search("text of a") == []
+        check_laws(session)

@@ -15,20 +15,20 @@ import pytest
 
 import kilburn
 from kernel.talk import user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.pending import GATHERED
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
-from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import Memory, check_laws
+from kilburn.testing import MemoryBackend, check_laws
 
 CANARY = "canaryword"
 
 
-def opened(path: Path, *, readonly: bool = False, window: int = 2000) -> Hierarchy:
+def opened(path: Path, *, readonly: bool = False, window: int = 2000) -> Store:
     return kilburn.open(str(path), window=window, policy="fifo", tokenizer="chars/4", readonly=readonly)
 
 
@@ -36,71 +36,71 @@ def opened(path: Path, *, readonly: bool = False, window: int = 2000) -> Hierarc
 def test_what_another_forgot_is_in_no_answer(tmp_path: Path, readonly: bool) -> None:
     path = tmp_path / "a.db"
     with opened(path) as store:
-        store.process("a").append(user("go"), user(f"my {CANARY} is secret"), user("on"))
+        store.session("a").append(user("go"), user(f"my {CANARY} is secret"), user("on"))
     with opened(path, readonly=readonly) as agent:
-        process = agent.process("a")
-        assert CANARY in json.dumps(process.render())
-        assert CANARY in process.recall("p2")
+        session = agent.session("a")
+        assert CANARY in json.dumps(session.render())
+        assert CANARY in session.recall("p2")
         with opened(path) as person:
-            person.process("a").forget("p2")
-        assert CANARY not in json.dumps(process.render())
+            person.session("a").forget("p2")
+        assert CANARY not in json.dumps(session.render())
         with pytest.raises(Forgotten):
-            process.recall("p2")
-        assert process.recall("p3") == "on"
-        assert process.search(CANARY) == []
+            session.recall("p2")
+        assert session.recall("p3") == "on"
+        assert session.search(CANARY) == []
         assert agent.search(CANARY) == []
-        assert CANARY not in json.dumps(process.messages())
-        assert {page.id: state.at for page, state in process.pages()}[2] == "dropped"
-        assert CANARY not in repr(list(process.events()))
+        assert CANARY not in json.dumps(session.messages())
+        assert {page.id: state.at for page, state in session.pages()}[2] == "dropped"
+        assert CANARY not in repr(list(session.events()))
         if not readonly:
-            process.append(user("and goes on"))
-            check_laws(process)
+            session.append(user("and goes on"))
+            check_laws(session)
     with opened(path, readonly=True) as store:
-        assert [message["content"] for message in store.process("a").messages()][-1] == ("on" if readonly else "and goes on")
+        assert [message["content"] for message in store.session("a").messages()][-1] == ("on" if readonly else "and goes on")
 
 
 def test_the_same_in_memory() -> None:
-    store = Memory()
-    agent = Hierarchy(store, Budget(2000), "fifo", tokenizer="chars/4").process("a")
+    backend = MemoryBackend()
+    agent = Store(backend, Budget(2000), "fifo", tokenizer="chars/4").session("a")
     agent.append(user("go"), user(CANARY))
     assert CANARY in json.dumps(agent.render())
-    Hierarchy(store, Budget(2000), "fifo", tokenizer="chars/4").process("a").forget("p2")
+    Store(backend, Budget(2000), "fifo", tokenizer="chars/4").session("a").forget("p2")
     assert CANARY not in json.dumps(agent.render())
 
 
 def test_a_smaller_window_holds_after_another_wrote(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path, window=20_000) as large, opened(path, window=500) as small:
-        process = small.process("a")
+        session = small.session("a")
         for number in range(20):
-            large.process("a").append(user(f"{number} " + "word " * 100))
-        prompt = process.render()
+            large.session("a").append(user(f"{number} " + "word " * 100))
+        prompt = session.render()
         assert 0 < prompt.tokens <= 500
-        process.append(user("more"))
-        check_laws(process)
+        session.append(user("more"))
+        check_laws(session)
 
 
 def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path) as one, opened(path) as two:
-        one.process("a").append(user("go"), user("fine"), user("on"))
-        process = two.process("a")
+        one.session("a").append(user("go"), user("fine"), user("on"))
+        session = two.session("a")
 
         def look_in_the_middle() -> None:
-            with process._kernel.batch():
-                process._kernel.carry(Evict(pages=(2,)))
-                one.process("a").append(user("meanwhile"))
-                process.render()
+            with session._kernel.batch():
+                session._kernel.carry(Evict(pages=(2,)))
+                one.session("a").append(user("meanwhile"))
+                session.render()
 
         with pytest.raises(KernelError, match="in the middle of a change"):
             look_in_the_middle()
-        assert len(process.messages()) == 4
+        assert len(session.messages()) == 4
 
 
 def test_observations_survive_a_new_look(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path) as one, opened(path) as two:
-        first, second = one.process("a"), two.process("a")
+        first, second = one.session("a"), two.session("a")
         first.append(user("go"))
         assert second.recall("p1") == "go"
         first.append(user("on"))
@@ -113,11 +113,11 @@ def test_observations_survive_a_new_look(tmp_path: Path) -> None:
 def test_reading_goes_on_where_nothing_can_be_written(tmp_path: Path, why: str) -> None:
     path = tmp_path / "a.db"
     with opened(path) as store:
-        store.process("a").append(user("go"), user("needle"))
+        store.session("a").append(user("go"), user("needle"))
     # Whoever waits for the lock here waits for a minute.
     sqlite = Sqlite(path, busy_timeout=60.0)
-    store = Hierarchy(sqlite, Budget(2000), "fifo", tokenizer="chars/4")
-    process = store.process("a")
+    store = Store(sqlite, Budget(2000), "fifo", tokenizer="chars/4")
+    session = store.session("a")
     other = apsw.Connection(str(path))
     if why == "locked":
         other.execute("BEGIN IMMEDIATE")
@@ -125,33 +125,33 @@ def test_reading_goes_on_where_nothing_can_be_written(tmp_path: Path, why: str) 
         sqlite._db.pragma("max_page_count", 1)
     asked = 3 * GATHERED
     for _ in range(asked):
-        assert process.recall("p2") == "needle"
-    assert process.render()
-    assert process.search("needle")
-    assert process.messages()
-    assert len(process._kernel.pending.events) <= GATHERED
-    process.stats()
-    assert any("lost" in event.data for event in process.events())
+        assert session.recall("p2") == "needle"
+    assert session.render()
+    assert session.search("needle")
+    assert session.messages()
+    assert len(session._kernel.pending.events) <= GATHERED
+    session.stats()
+    assert any("lost" in event.data for event in session.events())
     if why == "locked":
         other.execute("ROLLBACK")
     else:
         sqlite._db.pragma("max_page_count", 1 << 30)
-    stats = process.stats()
-    lost = sum(event.data.get("lost", 0) for event in process.events())
+    stats = session.stats()
+    lost = sum(event.data.get("lost", 0) for event in session.events())
     assert stats.lost == lost > 0
     assert stats.hits + stats.searches + lost == asked + 1 + 1, "each was written or is counted as lost"
-    process.append(user("more"))
+    session.append(user("more"))
     store.close()
     with opened(path, readonly=True) as again:
-        assert again.process("a").stats().lost == lost
+        assert again.session("a").stats().lost == lost
 
 
 def test_closing_tells_of_observations_that_were_not_written(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path) as store:
-        store.process("a").append(user("go"))
-    store = Hierarchy(Sqlite(path, busy_timeout=0.0), Budget(2000), "fifo", tokenizer="chars/4")
-    store.process("a").recall("p1")
+        store.session("a").append(user("go"))
+    store = Store(Sqlite(path, busy_timeout=0.0), Budget(2000), "fifo", tokenizer="chars/4")
+    store.session("a").recall("p1")
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
     with pytest.warns(UserWarning, match="1 observations of session 'a'"):
@@ -161,18 +161,18 @@ def test_closing_tells_of_observations_that_were_not_written(tmp_path: Path) -> 
 def test_another_thread_reads_while_one_waits_to_write(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path) as store:
-        store.process("a").append(user("go"))
-        store.process("b").append(user("needle"))
+        store.session("a").append(user("go"))
+        store.session("b").append(user("needle"))
         other = apsw.Connection(str(path))
         other.execute("BEGIN IMMEDIATE")
-        writer = threading.Thread(target=lambda: store.process("a").append(user("waits")))
+        writer = threading.Thread(target=lambda: store.session("a").append(user("waits")))
         writer.start()
         for _ in range(50):
-            assert store.store.search("needle")
+            assert store.backend.search("needle")
         assert writer.is_alive()
         other.execute("ROLLBACK")
         writer.join()
-        assert store.process("a").recall("p2") == "waits"
+        assert store.session("a").recall("p2") == "waits"
 
 
 BUSY = """
@@ -181,7 +181,7 @@ print("ready", flush=True)
 number = 0
 while True:
     with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") as store:
-        store.process("a").append({"role": "user", "content": f"{number} " + "w" * 200})
+        store.session("a").append({"role": "user", "content": f"{number} " + "w" * 200})
     number += 1
 """
 
@@ -189,14 +189,14 @@ while True:
 def test_readers_wait_for_a_writer_that_comes_and_goes(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path) as store:
-        store.process("a").append(user("go"))
+        store.session("a").append(user("go"))
     with subprocess.Popen([sys.executable, "-c", BUSY, str(path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
         try:
             for _ in range(80):
                 with opened(path, readonly=True) as store:
-                    assert store.process("a").recall("p1") == "go"
+                    assert store.session("a").recall("p1") == "go"
         finally:
             writer.kill()
 
@@ -205,13 +205,13 @@ def test_readers_wait_for_a_writer_that_comes_and_goes(tmp_path: Path) -> None:
 def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, verb: str) -> None:
     seen: list[str] = []
     with opened(tmp_path / "a.db") as store:
-        process = store.process("a")
-        process.append(user("go"))
+        session = store.session("a")
+        session.append(user("go"))
         begun, done = threading.Event(), threading.Event()
 
         def change() -> None:
-            with contextlib.suppress(ZeroDivisionError), process._kernel.batch():
-                process._kernel.take_in([Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=CANARY),))])
+            with contextlib.suppress(ZeroDivisionError), session._kernel.batch():
+                session._kernel.take_in([Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=CANARY),))])
                 begun.set()
                 done.wait(0.3)
                 raise ZeroDivisionError
@@ -219,7 +219,7 @@ def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, v
         writer = threading.Thread(target=change)
         writer.start()
         begun.wait()
-        found = getattr(process, verb)()
+        found = getattr(session, verb)()
         seen.append(repr([page.id for page, _ in found] if verb == "pages" else list(found) if verb == "events" else found))
         done.set()
         writer.join()
@@ -230,8 +230,8 @@ def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, v
 def test_another_thread_may_look_at_any_moment() -> None:
     before = sys.getswitchinterval()
     with kilburn.open(":memory:", window=3000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        process.append(*({"role": "user", "content": f"message {number}"} for number in range(300)))
+        session = store.session("s")
+        session.append(*({"role": "user", "content": f"message {number}"} for number in range(300)))
         done, failed = threading.Event(), []
 
         def look(read: Callable[[], object]) -> None:
@@ -241,14 +241,14 @@ def test_another_thread_may_look_at_any_moment() -> None:
                 except Exception as error:
                     failed.append(repr(error))
 
-        looks = [lambda: process.closure("p1"), lambda: process.use, lambda: process.resolve("p1-p9"), lambda: process.text(1)]
+        looks = [lambda: session.closure("p1"), lambda: session.use, lambda: session.resolve("p1-p9"), lambda: session.text(1)]
         threads = [threading.Thread(target=look, args=(read,)) for read in looks]
         sys.setswitchinterval(1e-5)
         try:
             for thread in threads:
                 thread.start()
             for number in range(60):
-                process.append({"role": "assistant", "content": f"reply {number} " + "word " * 30})
+                session.append({"role": "assistant", "content": f"reply {number} " + "word " * 30})
         finally:
             done.set()
             for thread in threads:
@@ -259,7 +259,7 @@ def test_another_thread_may_look_at_any_moment() -> None:
 
 def test_data_of_an_observation_cannot_pass_for_pages() -> None:
     with kilburn.open(":memory:", window=3000, tokenizer="chars/4") as store:
-        process = store.process("s")
+        session = store.session("s")
         with pytest.raises(KernelError, match="'new'"):
-            process.record(Act.CACHE, policy="me", cached=5, new=["p1"])
-        assert process.append({"role": "user", "content": "well"}) == "p1"
+            session.record(Act.CACHE, policy="me", cached=5, new=["p1"])
+        assert session.append({"role": "user", "content": "well"}) == "p1"

@@ -42,30 +42,30 @@ class Longer:
 
 def test_every_page_that_left_is_on_a_receipt_and_can_be_recalled(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=400, policy="lru", tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         for number in range(40):
-            process.append(user(f"{number} " + "word " * 30))
-        found = process.receipts()
-        out = {page.id for page, state in process.pages() if state.at == "out"}
+            session.append(user(f"{number} " + "word " * 30))
+        found = session.receipts()
+        out = {page.id for page, state in session.pages() if state.at == "out"}
         assert out
         left: set[int] = set()
         for receipt in found:
             assert (receipt.policy, receipt.outcome, receipt.why) == ("lru", "done", "least recently used")
             assert receipt.freed > 0
             for address in receipt.left:
-                left |= {page.id for page in process.recall(address).pages}
+                left |= {page.id for page in session.recall(address).pages}
         assert left == out
     with kilburn.open(str(tmp_path / "a.db"), window=400, policy="lru", tokenizer="chars/4") as store:
-        assert store.process("a").receipts() == found
+        assert store.session("a").receipts() == found
 
 
 def test_moves_of_a_person_have_receipts_too() -> None:
     with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(*(user(f"{number} " + "word " * 30) for number in range(4)))
-        process.apply(Fold(pages=(2, 3), text="two and three"))
-        process.apply(Load(pages=(2,)))
-        fold, load = process.receipts()
+        session = store.session("a")
+        session.append(*(user(f"{number} " + "word " * 30) for number in range(4)))
+        session.apply(Fold(pages=(2, 3), text="two and three"))
+        session.apply(Load(pages=(2,)))
+        fold, load = session.receipts()
         assert (fold.policy, fold.left, fold.folds) == ("user", ("p2-p3",), ("f1",))
         assert fold.freed > 40
         assert load.back == ("p2",)
@@ -75,12 +75,12 @@ def test_moves_of_a_person_have_receipts_too() -> None:
 def test_what_changed_nothing_says_why() -> None:
     for policy, outcome in ((Noting(), "rejected"), (Illegal(), "illegal"), (Longer(), "no progress")):
         with kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4") as store:
-            process = store.process("a")
-            process.append(user("one"))
-            process.append(assistant("two"))
-            last = process.receipts()[-1]
+            session = store.session("a")
+            session.append(user("one"))
+            session.append(assistant("two"))
+            last = session.receipts()[-1]
             assert (last.outcome, last.left, last.freed) == (outcome, (), 0)
-            assert all(state.at == "in" for _, state in process.pages())
+            assert all(state.at == "in" for _, state in session.pages())
             if outcome == "rejected":
                 assert last.figures == {"unmatched": 3, "ambiguous": 4}
                 assert last.why == "overlap"
@@ -89,10 +89,10 @@ def test_what_changed_nothing_says_why() -> None:
 def test_a_compaction_whose_model_failed_says_so() -> None:
     model = Scripted([Unavailable("no connection")] * 100)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
-        process = store.process("a")
+        session = store.session("a")
         for number in range(30):
-            process.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
-        first = process.receipts()[0]
+            session.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
+        first = session.receipts()[0]
         assert (first.outcome, first.asked) == ("done", ("failed",))
         assert "failed" in first.why
         assert len(first.folds) == 1
@@ -100,9 +100,9 @@ def test_a_compaction_whose_model_failed_says_so() -> None:
 
 def test_a_turn_at_which_the_policy_did_nothing_leaves_no_event() -> None:
     with kilburn.open(":memory:", window=4000, policy="hybrid", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(user("one"))
-        assert [event.act for event in process.events() if event.act is Act.COMPACT] == []
+        session = store.session("a")
+        session.append(user("one"))
+        assert [event.act for event in session.events() if event.act is Act.COMPACT] == []
 
 
 def test_ranges_are_as_short_as_they_can_be() -> None:
@@ -112,9 +112,9 @@ def test_ranges_are_as_short_as_they_can_be() -> None:
 
 def test_what_the_kernel_cut_before_it_asked_is_on_a_receipt_of_its_own() -> None:
     with kilburn.open(":memory:", window=400, policy=Illegal(), tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(user("word " * 1000))
-        cut, *rest = process.receipts()
+        session = store.session("a")
+        session.append(user("word " * 1000))
+        cut, *rest = session.receipts()
         assert (cut.policy, cut.outcome, cut.left, cut.folds) == ("kernel", "done", ("p1",), ("f1",))
         assert cut.freed >= 0
         assert all(receipt.policy != "kernel" and not receipt.left for receipt in rest)

@@ -25,11 +25,11 @@ from kilburn.testing import check_laws
 
 def filled(path: Path, policy: str = "fifo", form: str = "chat", window: int = 1500) -> tuple[str, str]:
     with kilburn.open(str(path), window=window, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         for message in FORMS[form](7, 20):
-            process.append(message)
-        process.rate("p2", 0.5)
-        return json.dumps(process.render()), json.dumps(process.render("messages"))
+            session.append(message)
+        session.rate("p2", 0.5)
+        return json.dumps(session.render()), json.dumps(session.render("messages"))
 
 
 @pytest.mark.slow
@@ -39,12 +39,12 @@ def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     before = filled(path, policy, form)
     with kilburn.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("a")
-        assert (json.dumps(process.render()), json.dumps(process.render("messages"))) == before
-        assert process.window.importance[2] == 0.5
-        check_laws(process)
-        process.append(user("go on"))
-        assert process.render()[-1] == user("go on")
+        session = store.session("a")
+        assert (json.dumps(session.render()), json.dumps(session.render("messages"))) == before
+        assert session.window.importance[2] == 0.5
+        check_laws(session)
+        session.append(user("go on"))
+        assert session.render()[-1] == user("go on")
 
 
 @pytest.mark.parametrize("window", [300, 700, 20_000])
@@ -53,53 +53,53 @@ def test_another_window_and_another_ruler(tokenizer: str, window: int, tmp_path:
     path = tmp_path / "a.db"
     filled(path)
     with kilburn.open(str(path), window=window, policy="lru", tokenizer=tokenizer) as store:
-        process = store.process("a")
-        if process.excess:
+        session = store.session("a")
+        if session.excess:
             assert window == 300
             with pytest.raises(PinsExceedWindow):
-                process.render()
+                session.render()
             return
-        assert process.render().tokens <= window
+        assert session.render().tokens <= window
         for number in range(5):
-            process.append(user(f"more {number} " + "w" * 400))
-            assert process.render().tokens <= window
-        assert process.stats().overflow == 0
-        check_laws(process)
+            session.append(user(f"more {number} " + "w" * 400))
+            assert session.render().tokens <= window
+        assert session.stats().overflow == 0
+        check_laws(session)
     with kilburn.open(str(path), window=1500, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        assert process.render().tokens <= 1500
-        assert process.messages()[:5] == list(FORMS["chat"](7, 20))[:5]
-        check_laws(process)
+        session = store.session("a")
+        assert session.render().tokens <= 1500
+        assert session.messages()[:5] == list(FORMS["chat"](7, 20))[:5]
+        check_laws(session)
 
 
 def test_an_open_call_is_still_open(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with kilburn.open(path, window=1500, policy="fifo", tokenizer="chars/4") as store:
-        store.process("a").append(user("go"), assistant(None, call_of("c")))
+        store.session("a").append(user("go"), assistant(None, call_of("c")))
     with kilburn.open(path, window=1500, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(tool("c", "late"))
-        assert process.render()[-1]["content"] == "late"
+        session = store.session("a")
+        session.append(tool("c", "late"))
+        assert session.render()[-1]["content"] == "late"
         with pytest.raises(kilburn.errors.DuplicateCall):
-            process.append(assistant(None, call_of("c")))
+            session.append(assistant(None, call_of("c")))
 
 
 def test_threads_share_one_process(tmp_path: Path) -> None:
     failed: list[BaseException] = []
     with kilburn.open(str(tmp_path / "a.db"), window=600, policy="lru", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(user("go"))
+        session = store.session("a")
+        session.append(user("go"))
 
         def work(name: str) -> None:
             try:
                 for number in range(15):
                     text = f"{name}-{number} " + "w" * 100
-                    address = process.append(user(text))
-                    assert process.recall(address) == text
-                    assert process.render().tokens <= 600
-                    process.search(name)
+                    address = session.append(user(text))
+                    assert session.recall(address) == text
+                    assert session.render().tokens <= 600
+                    session.search(name)
                     if number % 5 == 0:
-                        process.rate(address)
+                        session.rate(address)
             except BaseException as error:
                 failed.append(error)
                 raise
@@ -110,12 +110,12 @@ def test_threads_share_one_process(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert not failed
-        said = [message["content"].split()[0] for message in process.messages()[1:]]
+        said = [message["content"].split()[0] for message in session.messages()[1:]]
         assert len(said) == len(set(said)) == 90
         for number in range(6):
             own = [text for text in said if text.startswith(f"thread{number}-")]
             assert own == [f"thread{number}-{step}" for step in range(15)], "each thread's order is kept"
-        check_laws(process)
+        check_laws(session)
 
 
 def test_two_handles_on_one_session_cannot_overwrite_each_other(tmp_path: Path) -> None:
@@ -124,42 +124,42 @@ def test_two_handles_on_one_session_cannot_overwrite_each_other(tmp_path: Path) 
         kilburn.open(path, policy="fifo", tokenizer="chars/4") as one,
         kilburn.open(path, policy="fifo", tokenizer="chars/4") as two,
     ):
-        first, second = one.process("a"), two.process("a")
+        first, second = one.session("a"), two.session("a")
         first.append(user("from one"))
         with pytest.raises(StoreStale) as caught:
             second.append(user("from two"))
         assert "(" in str(caught.value), "it says what to do"
         assert second.render() == first.render() == [user("from one")], "a look at it shows what the other wrote"
-        two.process("b").append(user("another session is free"))
+        two.session("b").append(user("another session is free"))
         first.append(user("again"))
     with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:
-        assert [message["content"] for message in store.process("a").messages()] == ["from one", "again"]
+        assert [message["content"] for message in store.session("a").messages()] == ["from one", "again"]
 
 
 WRITER = """
 import sys, kilburn
 with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") as store:
-    process = store.process(sys.argv[2])
+    session = store.session(sys.argv[2])
     for number in range(25):
-        process.append({"role": "user", "content": f"{sys.argv[2]} {number} " + "w" * 200})
+        session.append({"role": "user", "content": f"{sys.argv[2]} {number} " + "w" * 200})
 """
 
 
 def test_two_processes_of_the_system_on_one_file(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:
-        store.process("watch").append(user("x"))
+        store.session("watch").append(user("x"))
         running = [
             subprocess.Popen([sys.executable, "-c", WRITER, path, name], stderr=subprocess.PIPE) for name in ("left", "right")
         ]
         errors = [process.communicate(timeout=600)[1] for process in running]
         assert [process.returncode for process in running] == [0, 0], errors
         for name in ("left", "right"):
-            process = store.process(name)
-            assert [message["content"].split()[:2] for message in process.messages()] == [
+            session = store.session(name)
+            assert [message["content"].split()[:2] for message in session.messages()] == [
                 [name, str(number)] for number in range(25)
             ]
-            check_laws(process)
+            check_laws(session)
 
 
 def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     assert done.returncode == -9
     acknowledged = len(done.stdout.split())
     with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        assert len(process.messages()) == acknowledged == 12
-        check_laws(process)
-        process.append(user("on"))
+        session = store.session("s")
+        assert len(session.messages()) == acknowledged == 12
+        check_laws(session)
+        session.append(user("on"))
 
 
 FULL = """
@@ -183,20 +183,20 @@ from kilburn.errors import StoreError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 import random
 with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") as store:
-    process = store.process("s")
+    session = store.session("s")
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
     done = 0
     try:
         while done < 1000:
-            process.append({"role": "user", "content": f"{done} " + "%x" % random.Random(done).getrandbits(40_000)})
+            session.append({"role": "user", "content": f"{done} " + "%x" % random.Random(done).getrandbits(40_000)})
             done += 1
     except StoreError as error:
-        before = process.pages()
+        before = session.pages()
         print(done, type(error).__name__, error, flush=True)
         assert sum(page.id > 0 for page, _ in before) == done, (len(before), done)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    process.append({"role": "user", "content": "room again"})
-    assert process.recall(f"p{done}").startswith(f"{done - 1} ")
+    session.append({"role": "user", "content": "room again"})
+    assert session.recall(f"p{done}").startswith(f"{done - 1} ")
 """
 
 
@@ -208,50 +208,50 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert name in ("StoreFull", "StoreError")
     assert said[0] == "store:"
     with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("s")
-        assert len(process.messages()) == int(count) + 1
-        assert process.messages()[-1]["content"] == "room again"
-        check_laws(process)
+        session = store.session("s")
+        assert len(session.messages()) == int(count) + 1
+        assert session.messages()[-1]["content"] == "room again"
+        check_laws(session)
 
 
 def test_a_full_store_leaves_every_operation_undone() -> None:
     from kilburn.budget import Budget
-    from kilburn.kernel.hierarchy import Hierarchy
-    from kilburn.testing import Memory
+    from kilburn.kernel.store import Store
+    from kilburn.testing import MemoryBackend
 
-    class Full(Memory):
+    class Full(MemoryBackend):
         full = False
 
-        def commit(self, process: int, batch: object) -> None:
+        def commit(self, segment: int, batch: object) -> None:
             if self.full:
                 raise StoreFull("no space left", advice="make room")
-            super().commit(process, batch)  # type: ignore[arg-type]
+            super().commit(segment, batch)  # type: ignore[arg-type]
 
     store = Full()
-    process = Hierarchy(store, Budget(400), "fifo", tokenizer="chars/4").process("a")
+    session = Store(store, Budget(400), "fifo", tokenizer="chars/4").session("a")
     for number in range(20):
-        process.append(assistant(f"{number} " + "w" * 100))
-    process.stats()
-    before = (process.render(), process.pages(), process.use)
+        session.append(assistant(f"{number} " + "w" * 100))
+    session.stats()
+    before = (session.render(), session.pages(), session.use)
     store.full = True
     for verb in (
-        lambda: process.append(user("x" * 3000)),
-        lambda: process.pin("p2"),
-        lambda: process.rate("p2"),
-        lambda: process.forget("p2"),
-        lambda: process.apply(kilburn.move.Evict((20,))),
-        lambda: process.apply(kilburn.move.Fold((19, 20), text="short")),
-        lambda: process.resize(Budget(100)),
+        lambda: session.append(user("x" * 3000)),
+        lambda: session.pin("p2"),
+        lambda: session.rate("p2"),
+        lambda: session.forget("p2"),
+        lambda: session.apply(kilburn.move.Evict((20,))),
+        lambda: session.apply(kilburn.move.Fold((19, 20), text="short")),
+        lambda: session.resize(Budget(100)),
     ):
         with pytest.raises(StoreFull):
             verb()
-        assert (process.render(), process.pages(), process.use) == before
-        assert process.budget == Budget(400)
-    said = memory_tools.call(process, "pin", '{"address": "p2"}')
+        assert (session.render(), session.pages(), session.use) == before
+        assert session.budget == Budget(400)
+    said = memory_tools.call(session, "pin", '{"address": "p2"}')
     assert said.text.startswith("error: store:")
     store.full = False
-    process.append(user("room again"))
-    check_laws(process)
+    session.append(user("room again"))
+    check_laws(session)
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ def _work_of_reopening(path: Path, messages: int) -> tuple[int, int]:
     """Reopen a session of so many messages in a window of a tenth: calls of Python functions of the kernel and the
     policies, and how often the whole window was read."""
     with kilburn.open(str(path), window=10**7, policy="fifo", tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append(*((user if number % 2 else assistant)(f"{number} " + "w" * 100) for number in range(messages)))
-        window = process.use // 10
+        session = store.session("a")
+        session.append(*((user if number % 2 else assistant)(f"{number} " + "w" * 100) for number in range(messages)))
+        window = session.use // 10
     calls, readings = 0, 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -295,12 +295,12 @@ def _work_of_reopening(path: Path, messages: int) -> tuple[int, int]:
         before = sys.getprofile()
         sys.setprofile(count)
         try:
-            process = store.process("a")
+            session = store.session("a")
         finally:
             sys.setprofile(before)
-        assert 0 < process.use <= window
-        assert process.stats().evictions > messages * 8 // 10
-        check_laws(process)
+        assert 0 < session.use <= window
+        assert session.stats().evictions > messages * 8 // 10
+        check_laws(session)
     return calls, readings
 
 
@@ -317,9 +317,9 @@ def test_another_ruler_counts_also_when_the_session_is_opened_again(tmp_path: Pa
     uses = []
     for _ in range(3):
         with kilburn.open(str(path), window=20_000, policy="lru", tokenizer="chars/2") as store:
-            process = store.process("a")
-            uses.append(process.use)
-            check_laws(process)
+            session = store.session("a")
+            uses.append(session.use)
+            check_laws(session)
     assert len(set(uses)) == 1, "the pages' costs were by the first counter again"
 
 
@@ -331,14 +331,14 @@ def test_opening_a_session_again_moves_nothing(policy: str, window: int, tmp_pat
         path = str(tmp_path / f"{seed}.db")
         for message in list(FORMS["chat"](seed, 12)):
             with kilburn.open(path, window=window, policy=policy, tokenizer="chars/4") as store:
-                process = store.process("a")
+                session = store.session("a")
                 try:
-                    process.append(message)
+                    session.append(message)
                 except PinsExceedWindow:
                     break
-                before = dict(process.window.states)
+                before = dict(session.window.states)
             with kilburn.open(path, window=window, policy=policy, tokenizer="chars/4") as store:
-                assert store.process("a").window.states == before
+                assert store.session("a").window.states == before
 
 
 def _drop_and_fail(kernel: Kernel, page: int) -> None:
@@ -352,23 +352,23 @@ def test_forgetting_what_another_tokenizer_counted(tmp_path: Path, tokenizer: st
     chance = Random(seed)
     path = str(tmp_path / "a.db")
     with kilburn.open(path, window=700, policy="lru", tokenizer="chars/4", embedder=None) as store:
-        process = store.process("a")
+        session = store.session("a")
         for number in range(12):
-            process.append({"role": "user", "content": f"{number} " + "word " * chance.randint(5, 60)})
-        process.fork("look at it")
+            session.append({"role": "user", "content": f"{number} " + "word " * chance.randint(5, 60)})
+        session.fork("look at it")
     with kilburn.open(path, window=700, policy="lru", tokenizer=tokenizer, embedder=None) as store:
-        process, branch = store.process("a"), store.process("a").branches.open("b1")
+        session, branch = store.session("a"), store.session("a").branches.open("b1")
         for page in chance.sample(range(1, 13), 3):
-            process.forget(f"p{page}")
-            process.append({"role": "user", "content": "and then"})
-            check_laws(process)
-        left = next(page.id for page, state in process.pages() if page.id < 13 and state.at is not Place.DROPPED)
-        with pytest.raises(PinsExceedWindow), process.batch() as kernel:
+            session.forget(f"p{page}")
+            session.append({"role": "user", "content": "and then"})
+            check_laws(session)
+        left = next(page.id for page, state in session.pages() if page.id < 13 and state.at is not Place.DROPPED)
+        with pytest.raises(PinsExceedWindow), session.batch() as kernel:
             _drop_and_fail(kernel, left)
-        check_laws(process)
+        check_laws(session)
         branch.refresh()
         check_laws(branch)
     for other in ("chars/4", tokenizer):
         with kilburn.open(path, window=700, policy="lru", tokenizer=other, embedder=None) as store:
-            check_laws(store.process("a"))
-            check_laws(store.process("a").branches.open("b1"))
+            check_laws(store.session("a"))
+            check_laws(store.session("a").branches.open("b1"))

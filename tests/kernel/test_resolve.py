@@ -83,13 +83,13 @@ def trap(tmp_path: Path) -> Iterator[Path]:
 KINDS = [
     "policies",
     "models",
-    "stores",
+    "backends",
     "kilburn_kv.presses",
-    "agents.disciplines",
-    "agents.sandboxes",
+    "models.disciplines",
+    "recursion.sandboxes",
     "memory",
-    "memory.rankings",
-    "memory.embedders",
+    "search.rankings",
+    "search.embedders",
 ]
 
 WICKED = [
@@ -136,7 +136,7 @@ def test_nothing_that_is_not_of_the_kind_is_called(trap: Path, kind: str, spec: 
         "kilburn.cli:main",
         "kilburn.cli.shell:main(['--version'])",
         "kilburn:open('ran')",
-        "kilburn.stores.sqlite:Sqlite('ran')",
+        "kilburn.backends.sqlite:Sqlite('ran')",
         "kilburn.policies.chain:Policy",
         "wheels",
         "text",
@@ -173,7 +173,7 @@ def test_what_is_of_the_kind_is_found(trap: Path) -> None:
     for kind in KINDS:
         if kind != "kilburn_kv.presses":
             assert all(locate(kind, name) is not None for name in names(kind))
-    assert {"memory", "sqlite"} <= set(names("stores"))
+    assert "sqlite" in names("backends")
 
 
 @pytest.mark.parametrize("wrong", [7, object(), Fifo, True, b"fifo", Echo()])
@@ -192,7 +192,7 @@ def test_foreign_paths_can_be_switched_off(trap: Path, spec: str) -> None:
             kilburn.open(":memory:", foreign=False, **{"policy": "fifo", kind: spec})
     assert not (trap / "imported").exists()
     with kilburn.open(":memory:", policy="chain(mask(keep=3), fifo)", model="echo", foreign=False) as store:
-        assert store.process("a").render() == []
+        assert store.session("a").render() == []
 
 
 def test_entry_points_are_held_to_the_same(trap: Path) -> None:
@@ -251,7 +251,7 @@ def test_any_text_is_a_policy_or_a_typed_error(spec: str) -> None:
 
 
 REQUIRED = {"model": "'m'", "dimensions": "64"}
-SPECIFIED = ["policies", "memory", "memory.rankings", "memory.embedders", "kilburn_kv.presses", "agents.disciplines", "models"]
+SPECIFIED = ["policies", "memory", "search.rankings", "search.embedders", "kilburn_kv.presses", "models.disciplines", "models"]
 WRONG = {
     "int": ["'x'", "True", "1e999", "1.5", "[1]"],
     "float": ["'x'", "True", "1e999", "{}"],

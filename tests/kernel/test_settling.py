@@ -18,17 +18,17 @@ import pytest
 
 import kilburn
 from kernel.talk import user
+from kilburn.backend import Batch
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
 from kilburn.errors import KernelError
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import Batch
-from kilburn.testing import Memory, Scripted, check_laws
+from kilburn.testing import MemoryBackend, Scripted, check_laws
 
 WINDOW = 1000
 GUARD = 60.0
@@ -39,7 +39,7 @@ def words(number: int, many: int = 100) -> dict[str, Any]:
     return user(f"message {number}: " + f"word{number} " * many)
 
 
-def opened(path: Any, policy: Any, model: Any = None, window: int = WINDOW) -> kilburn.Hierarchy:
+def opened(path: Any, policy: Any, model: Any = None, window: int = WINDOW) -> kilburn.Store:
     return kilburn.open(path, window=window, policy=policy, tokenizer="chars/4", model=model)
 
 
@@ -73,8 +73,8 @@ class Gate:
 RENDER = """
 import sys, kilburn
 with kilburn.open(sys.argv[1], window=1000, policy="fifo", tokenizer="chars/4", readonly=True) as store:
-    process = store.process("a")
-    print(process.render().tokens, len(process.messages()))
+    session = store.session("a")
+    print(session.render().tokens, len(session.messages()))
 """
 
 
@@ -82,31 +82,31 @@ def test_nobody_sees_a_window_over_its_budget_while_a_model_is_waited_for(tmp_pa
     gate = Gate()
     path = str(tmp_path / "a.db")
     with opened(path, Asks(), Scripted([gate])) as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(7)]
         for message in given[:-1]:
-            process.append(message)
-        before = process.render()
-        worker = threading.Thread(target=process.append, args=(given[-1],))
+            session.append(message)
+        before = session.render()
+        worker = threading.Thread(target=session.append, args=(given[-1],))
         worker.start()
         assert gate.asked.wait(GUARD)
-        assert process.render() == before
-        assert process.render().tokens <= WINDOW
-        assert process.messages() == given[:-1]
+        assert session.render() == before
+        assert session.render().tokens <= WINDOW
+        assert session.messages() == given[:-1]
         seen = subprocess.run([sys.executable, "-c", RENDER, path], capture_output=True, text=True, timeout=GUARD, check=True)
         tokens, messages = map(int, seen.stdout.split())
         assert (tokens <= WINDOW, messages) == (True, len(given) - 1)
         gate.go_on.set()
         worker.join(GUARD)
-        assert process.messages() == given
-        assert process.render().tokens <= WINDOW
-        check_laws(process, given)
+        assert session.messages() == given
+        assert session.render().tokens <= WINDOW
+        check_laws(session, given)
 
 
-def fill(process: Process, policy_starts: int = 6) -> list[dict[str, Any]]:
+def fill(session: Session, policy_starts: int = 6) -> list[dict[str, Any]]:
     given = [words(number) for number in range(policy_starts)]
     for message in given:
-        process.append(message)
+        session.append(message)
     return given
 
 
@@ -114,8 +114,8 @@ def fill(process: Process, policy_starts: int = 6) -> list[dict[str, Any]]:
 def test_a_cancelled_append_admitted_nothing_and_can_be_tried_again(tmp_path: Path, wait: int) -> None:
     """Cancelled at each of the plan's questions in turn."""
 
-    async def drive(process: Process, model: Scripted, gate: Gate) -> None:
-        task = asyncio.create_task(process.aappend(words(6)))
+    async def drive(session: Session, model: Scripted, gate: Gate) -> None:
+        task = asyncio.create_task(session.aappend(words(6)))
         await asyncio.to_thread(gate.asked.wait, GUARD)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -126,17 +126,17 @@ def test_a_cancelled_append_admitted_nothing_and_can_be_tried_again(tmp_path: Pa
     gate = Gate()
     model = Scripted([*["words"] * wait, gate, *["words"] * 50])
     with opened(path, Asks(4), model) as store:
-        process = store.process("a")
-        given = fill(process)
-        before = (process.render(), process.pages(), process.window.use)
-        asyncio.run(drive(process, model, gate))
-        assert (process.render(), process.pages(), process.window.use) == before
-        assert process.messages() == given
-        process.append(words(6))
-        assert process.messages() == [*given, words(6)]
-        check_laws(process, [*given, words(6)])
+        session = store.session("a")
+        given = fill(session)
+        before = (session.render(), session.pages(), session.window.use)
+        asyncio.run(drive(session, model, gate))
+        assert (session.render(), session.pages(), session.window.use) == before
+        assert session.messages() == given
+        session.append(words(6))
+        assert session.messages() == [*given, words(6)]
+        check_laws(session, [*given, words(6)])
     with opened(path, "fifo") as store:
-        assert store.process("a").messages() == [*given, words(6)]
+        assert store.session("a").messages() == [*given, words(6)]
 
 
 def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
@@ -146,55 +146,55 @@ def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
         return "words"
 
     with opened(":memory:", Asks(), Scripted([interrupt])) as store:
-        process = store.process("a")
-        given = fill(process)
+        session = store.session("a")
+        given = fill(session)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
-                process.append(words(6))
+                session.append(words(6))
         finally:
             signal.signal(signal.SIGINT, before)
-        assert process.messages() == given
-        assert process.render().tokens <= WINDOW
-        process.append(words(6))
-        check_laws(process, [*given, words(6)])
+        assert session.messages() == given
+        assert session.render().tokens <= WINDOW
+        session.append(words(6))
+        check_laws(session, [*given, words(6)])
 
 
-class Interrupted(Memory):
+class Interrupted(MemoryBackend):
     """A store in which a Ctrl-C comes before or after the work of a commit."""
 
     when = ""
 
-    def commit(self, process: int, batch: Batch) -> None:
+    def commit(self, segment: int, batch: Batch) -> None:
         when, self.when = self.when, ""
         if when == "before":
             raise KeyboardInterrupt
-        super().commit(process, batch)
+        super().commit(segment, batch)
         if when == "after":
             raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_commit_leaves_a_session_that_goes_on(when: str) -> None:
-    """It admitted the message or not; either way the process and its store agree."""
+    """It admitted the message or not; either way the session and its store agree."""
     store = Interrupted()
-    with Hierarchy(store, Budget(WINDOW), "fifo", tokenizer="chars/4") as levels:
-        process = levels.process("a")
-        given = fill(process)
+    with Store(store, Budget(WINDOW), "fifo", tokenizer="chars/4") as levels:
+        session = levels.session("a")
+        given = fill(session)
         store.when = when
         with pytest.raises(KeyboardInterrupt):
-            process.append(words(6))
+            session.append(words(6))
         given += [words(6)] if when == "after" else []
-        assert process.messages() == given
-        process.append(words(7))
-        check_laws(process, [*given, words(7)])
+        assert session.messages() == given
+        session.append(words(7))
+        check_laws(session, [*given, words(7)])
 
 
 def test_a_plan_that_will_not_be_closed_does_not_hide_the_interrupt() -> None:
     gate = Gate()
 
-    async def drive(process: Process) -> None:
-        task = asyncio.create_task(process.aappend(words(0)))
+    async def drive(session: Session) -> None:
+        task = asyncio.create_task(session.aappend(words(0)))
         await asyncio.to_thread(gate.asked.wait, GUARD)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -202,30 +202,30 @@ def test_a_plan_that_will_not_be_closed_does_not_hide_the_interrupt() -> None:
         gate.go_on.set()
 
     with opened(":memory:", Plain(stubborn), Scripted([gate, "words"])) as store:
-        process = store.process("a")
-        asyncio.run(drive(process))
-        assert process.messages() == []
-        process.append(words(1))
-        check_laws(process, [words(1)])
+        session = store.session("a")
+        asyncio.run(drive(session))
+        assert session.messages() == []
+        session.append(words(1))
+        check_laws(session, [words(1)])
 
 
 def test_what_others_did_meanwhile_stays_and_the_words_come_too_late() -> None:
     gate = Gate()
     with opened(":memory:", Asks(), Scripted([gate, *["words"] * 50])) as store:
-        process = store.process("a")
-        given = fill(process)
-        worker = threading.Thread(target=process.append, args=(words(6),))
+        session = store.session("a")
+        given = fill(session)
+        worker = threading.Thread(target=session.append, args=(words(6),))
         worker.start()
         assert gate.asked.wait(GUARD)
-        process.append(user("from another thread"))
-        process.forget("p2")
+        session.append(user("from another thread"))
+        session.forget("p2")
         gate.go_on.set()
         worker.join(GUARD)
-        texts = [message["content"] for message in process.messages()]
+        texts = [message["content"] for message in session.messages()]
         assert texts == [given[0]["content"], *(message["content"] for message in given[2:]), texts[-2], texts[-1]]
         assert texts[-2:] == ["from another thread", words(6)["content"]]
-        assert "late" in [event.data["outcome"] for event in process.events() if event.act is Act.COMPACT]
-        check_laws(process)
+        assert "late" in [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+        check_laws(session)
 
 
 def test_many_threads_append_beside_a_slow_model_and_each_message_is_there_once() -> None:
@@ -234,15 +234,15 @@ def test_many_threads_append_beside_a_slow_model_and_each_message_is_there_once(
         return "words"
 
     with opened(":memory:", Asks(2), Scripted([slow] * 5000)) as store:
-        process = store.process("a")
+        session = store.session("a")
         errors: list[BaseException] = []
         over: list[int] = []
 
         def write(which: int) -> None:
             try:
                 for number in range(12):
-                    process.append(words(100 * which + number, 30))
-                    over.append(process.render().tokens)
+                    session.append(words(100 * which + number, 30))
+                    over.append(session.render().tokens)
             except BaseException as error:
                 errors.append(error)
 
@@ -253,32 +253,32 @@ def test_many_threads_append_beside_a_slow_model_and_each_message_is_there_once(
             thread.join(GUARD)
         assert errors == []
         assert max(over) <= WINDOW
-        texts = [message["content"] for message in process.messages()]
+        texts = [message["content"] for message in session.messages()]
         assert sorted(texts) == sorted(words(100 * which + number, 30)["content"] for which in range(4) for number in range(12))
-        check_laws(process)
+        check_laws(session)
 
 
 def test_a_resize_shows_its_budget_only_when_it_is_done() -> None:
     gate = Gate()
     with opened(":memory:", Asks(), Scripted([gate])) as store:
-        process = store.process("a")
-        fill(process)
-        worker = threading.Thread(target=process.resize, args=(Budget(400),))
+        session = store.session("a")
+        fill(session)
+        worker = threading.Thread(target=session.resize, args=(Budget(400),))
         worker.start()
         assert gate.asked.wait(GUARD)
-        assert process.capacity == WINDOW
-        assert process.render().tokens <= process.capacity
+        assert session.capacity == WINDOW
+        assert session.render().tokens <= session.capacity
         gate.go_on.set()
         worker.join(GUARD)
-        assert process.capacity == 400
-        assert process.render().tokens <= 400
+        assert session.capacity == 400
+        assert session.render().tokens <= 400
 
 
 # Interrupts in the middle of a step, and calls from within
 
 
 def interrupted(
-    process: Process, message: dict[str, Any], line: int, functions: tuple[str, ...] = ()
+    session: Session, message: dict[str, Any], line: int, functions: tuple[str, ...] = ()
 ) -> tuple[bool, BaseException | None]:
     """Append with a Ctrl-C at the so-manieth line of our own code, or of functions of these names; whether that line was
     reached, and what was raised."""
@@ -298,7 +298,7 @@ def interrupted(
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        process.append(message)
+        session.append(message)
     except BaseException as error:
         return True, error
     finally:
@@ -309,14 +309,14 @@ def interrupted(
 def test_an_interrupt_at_a_border_of_a_batch_leaves_a_whole_session(tmp_path: Path) -> None:
     """Every line that begins and ends a batch, one after another."""
     with opened(tmp_path / "a.db", "fifo", window=400) as store:
-        process = store.process("a")
+        session = store.session("a")
         line, hit = 0, True
         while hit:
             line += 1
-            hit, error = interrupted(process, words(line, 20), line, ("_settling", "begin", "end", "check_free"))
+            hit, error = interrupted(session, words(line, 20), line, ("_settling", "begin", "end", "check_free"))
             assert error is None or isinstance(error, KeyboardInterrupt), (line, error)
-            process.append(user(f"go on {line}"))
-            check_laws(process)
+            session.append(user(f"go on {line}"))
+            check_laws(session)
         assert line > 10
 
 
@@ -329,43 +329,43 @@ def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy:
     kept: list[str] = []
     reached = 0
     with opened(path, policy, window=400) as store:
-        process = store.process("a")
-        process.append(words(0, 20))
+        session = store.session("a")
+        session.append(words(0, 20))
         kept.append(words(0, 20)["content"])
         for number, line in enumerate(lines, start=1):
             message = words(number, 20)
-            hit, error = interrupted(process, message, line)
+            hit, error = interrupted(session, message, line)
             reached += hit
             assert error is None or isinstance(error, KeyboardInterrupt), (line, error)
-            texts = [each["content"] for each in process.messages()]
+            texts = [each["content"] for each in session.messages()]
             assert texts in (kept, [*kept, message["content"]]), line
             assert error is not None or texts[-1] == message["content"]
-            assert process.render().tokens <= 400, line
+            assert session.render().tokens <= 400, line
             kept = texts
-            process.append(user(f"go on {number}"))
+            session.append(user(f"go on {number}"))
             kept.append(f"go on {number}")
-        check_laws(process)
+        check_laws(session)
     assert reached > 20
     with opened(path, "fifo", window=400) as store:
-        assert [each["content"] for each in store.process("a").messages()] == kept
+        assert [each["content"] for each in store.session("a").messages()] == kept
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda process: process.render(),
-        lambda process: process.forget("p1"),
-        lambda process: process.pin("p1"),
-        lambda process: process.append(user("from within")),
-        lambda process: process.rate("p1"),
-        lambda process: process.apply(Evict((2,))),
-        lambda process: process.recall("p1"),
-        lambda process: process.resize(Budget(500)),
-        lambda process: process.idle(),
+        lambda session: session.render(),
+        lambda session: session.forget("p1"),
+        lambda session: session.pin("p1"),
+        lambda session: session.append(user("from within")),
+        lambda session: session.rate("p1"),
+        lambda session: session.apply(Evict((2,))),
+        lambda session: session.recall("p1"),
+        lambda session: session.resize(Budget(500)),
+        lambda session: session.idle(),
     ],
 )
-def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: Path, call: Callable[[Process], Any]) -> None:
-    box: list[Process] = []
+def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: Path, call: Callable[[Session], Any]) -> None:
+    box: list[Session] = []
 
     def plan(view: View) -> Any:
         call(box[0])
@@ -373,7 +373,7 @@ def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: P
 
     path = tmp_path / "a.db"
     with opened(path, Plain(plan), window=300) as store:
-        box.append(store.process("a"))
+        box.append(store.session("a"))
         given = [words(number, 30) for number in range(12)]
         for message in given:
             box[0].append(message)
@@ -382,7 +382,7 @@ def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: P
         assert outcomes == {"failed"}
         check_laws(box[0], given)
     with opened(path, "fifo", window=300) as store:
-        assert store.process("a").messages() == given
+        assert store.session("a").messages() == given
 
 
 # Policies that misbehave
@@ -487,17 +487,17 @@ def test_whatever_a_policy_does_is_an_outcome_and_a_fallback(tmp_path: Path, way
     policy: Policy = Plain(plan)
     path = tmp_path / "a.db"
     with opened(path, policy, Scripted(["words"] * 100)) as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(10)]
         for message in given:
-            process.append(message)
-            assert process.render().tokens <= WINDOW
-        check_laws(process, given)
-        told = [event for event in process.events() if event.act is Act.COMPACT]
+            session.append(message)
+            assert session.render().tokens <= WINDOW
+        check_laws(session, given)
+        told = [event for event in session.events() if event.act is Act.COMPACT]
         assert {event.data["outcome"] for event in told} == {outcome}
-        assert not any("word0" in json.dumps(event.data) + event.why for event in process.events())
+        assert not any("word0" in json.dumps(event.data) + event.why for event in session.events())
     with opened(path, "fifo") as store:
-        assert store.process("a").messages() == given
+        assert store.session("a").messages() == given
 
 
 def test_words_that_no_store_can_hold_are_written_plainly(tmp_path: Path) -> None:
@@ -506,24 +506,24 @@ def test_words_that_no_store_can_hold_are_written_plainly(tmp_path: Path) -> Non
     odd = "odd \udfff"
     plan = effects(Ask(prompt="x", purpose=odd), Note(outcome=odd, why=odd, figures={odd: 2**70}))
     with opened(path, Plain(plan), Scripted(["words"] * 100)) as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [words(number) for number in range(3)]
         for message in given:
-            process.append(message)
-        assert any("odd \ufffd" in event.why for event in process.events())
-        check_laws(process, given)
+            session.append(message)
+        assert any("odd \ufffd" in event.why for event in session.events())
+        check_laws(session, given)
     with opened(path, "fifo") as store:
-        assert store.process("a").messages() == given
+        assert store.session("a").messages() == given
 
 
 @pytest.mark.parametrize("moves", [("p1",), (None,), (5,), (Evict(("p1",)),), (Fold((1,), text="\udc00"),)])  # type: ignore[arg-type]
 def test_what_is_no_move_is_a_typed_error(moves: tuple[Any, ...]) -> None:
     with opened(":memory:", "fifo") as store:
-        process = store.process("a")
-        given = fill(process, 3)
+        session = store.session("a")
+        given = fill(session, 3)
         with pytest.raises(KernelError, match=r"no move|odd"):
-            process.apply(*moves)
-        check_laws(process, given)
+            session.apply(*moves)
+        check_laws(session, given)
 
 
 # What providers report
@@ -535,52 +535,52 @@ ODD = [10_000_000, 3_000_000, 2**70, -5, True, 1.5, float("nan"), "many", None]
 def test_a_wrong_report_changes_nothing(tmp_path: Path, prompt: Any) -> None:
     path = tmp_path / "a.db"
     with kilburn.open(path, window=3000, policy="fifo", tokenizer="auto") as store:
-        process = store.process("a")
-        given = fill(process, 9)
-        counted = process.render().tokens
+        session = store.session("a")
+        given = fill(session, 9)
+        counted = session.render().tokens
         assert counted >= 256
-        capacity = process.capacity
-        process.observe(Tokens(prompt=prompt), counted)
-        process.observe(Tokens(prompt=2 * counted, cached=prompt), counted)
-        assert process.capacity == capacity or prompt in (10_000_000, 3_000_000)
-        process.append(words(99))
+        capacity = session.capacity
+        session.observe(Tokens(prompt=prompt), counted)
+        session.observe(Tokens(prompt=2 * counted, cached=prompt), counted)
+        assert session.capacity == capacity or prompt in (10_000_000, 3_000_000)
+        session.append(words(99))
     with kilburn.open(path, window=3000, policy="fifo", tokenizer="auto") as store:
-        process = store.process("a")
-        process.append(words(100))
-        assert process.messages() == [*given, words(99), words(100)]
-        assert process.stats().overflow == 0
-        check_laws(process, [*given, words(99), words(100)])
+        session = store.session("a")
+        session.append(words(100))
+        assert session.messages() == [*given, words(99), words(100)]
+        assert session.stats().overflow == 0
+        check_laws(session, [*given, words(99), words(100)])
 
 
 def test_the_largest_report_that_is_believed_leaves_the_pins_and_some_room(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with kilburn.open(path, window=3000, policy="hybrid", tokenizer="auto") as store:
-        process = store.process("a")
-        process.append({"role": "system", "content": "rule " * 1200})
-        given = fill(process, 9)
-        prompt = process.render()
-        process.observe(Tokens(prompt=8 * prompt.tokens), prompt.tokens)
+        session = store.session("a")
+        session.append({"role": "system", "content": "rule " * 1200})
+        given = fill(session, 9)
+        prompt = session.render()
+        session.observe(Tokens(prompt=8 * prompt.tokens), prompt.tokens)
         assert prompt.tokens < 3000
-        assert process.render().tokens <= process.capacity < 3000
-        process.append(words(10))
-        process.pin("p3")
+        assert session.render().tokens <= session.capacity < 3000
+        session.append(words(10))
+        session.pin("p3")
     with kilburn.open(path, window=3000, policy="hybrid", tokenizer="auto") as store:
-        process = store.process("a")
-        process.append(words(11))
-        assert process.messages()[1:] == [*given, words(10), words(11)]
-        check_laws(process)
+        session = store.session("a")
+        session.append(words(11))
+        assert session.messages()[1:] == [*given, words(10), words(11)]
+        check_laws(session)
 
 
 def test_a_report_over_the_budget_is_settled_at_once_and_no_model_is_waited_for() -> None:
     model = Scripted([], tokenizer="auto")
     with kilburn.open(":memory:", window=3000, policy=Asks(), model=model) as store:
-        process = store.process("a")
-        fill(process, 10)
-        prompt = process.render()
-        process.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
-        assert process.use <= process.capacity < 3000
+        session = store.session("a")
+        fill(session, 10)
+        prompt = session.render()
+        session.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        assert session.use <= session.capacity < 3000
         assert model.requests == []
-        causes = [event.cause for event in process.events() if event.act is Act.EVICT]
+        causes = [event.cause for event in session.events() if event.act is Act.EVICT]
         assert set(causes) == {"pressure"}
 
 
@@ -588,16 +588,16 @@ def test_a_report_over_the_budget_is_settled_at_once_and_no_model_is_waited_for(
 def test_a_store_opened_for_reading_renders_within_its_own_window(tmp_path: Path, window: int) -> None:
     path = tmp_path / "a.db"
     with opened(path, "fifo", window=5000) as store:
-        process = store.process("a")
-        given = fill(process, 24)
-        assert process.render().tokens > 3000
+        session = store.session("a")
+        given = fill(session, 24)
+        assert session.render().tokens > 3000
     for _ in range(2):
         with kilburn.open(str(path), window=window, tokenizer="chars/4", readonly=True) as store:
-            process = store.process("a")
-            assert process.render().tokens <= window
-            assert process.render("messages").tokens <= window
-            assert process.messages() == given
-            assert process.recall("p3") == given[2]["content"]
+            session = store.session("a")
+            assert session.render().tokens <= window
+            assert session.render("messages").tokens <= window
+            assert session.messages() == given
+            assert session.recall("p3") == given[2]["content"]
 
 
 def test_a_reply_is_taken_as_plain_text() -> None:
@@ -610,10 +610,10 @@ def test_a_reply_is_taken_as_plain_text() -> None:
             return []
 
     with opened(":memory:", Hears(), Scripted([odd, "x" * 10_000_000])) as store:
-        process = store.process("a")
-        process.append(words(1))
-        process.append(words(2))
-        outcomes = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+        session = store.session("a")
+        session.append(words(1))
+        session.append(words(2))
+        outcomes = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
     assert heard[0] == "words with a lone \ufffd and a pair \U0001f600"
     assert len(heard[1]) < 100_000
     assert outcomes == ["done", "truncated"]
@@ -625,10 +625,10 @@ def test_a_model_whose_reply_is_none_has_failed() -> None:
             yield Reply(message=5)  # type: ignore[arg-type]
 
     with opened(":memory:", Asks(), Odd()) as store:
-        process = store.process("a")
-        given = fill(process, 10)
-        assert {event.data["outcome"] for event in process.events() if event.act is Act.ASK} == {"failed"}
-        check_laws(process, given)
+        session = store.session("a")
+        given = fill(session, 10)
+        assert {event.data["outcome"] for event in session.events() if event.act is Act.ASK} == {"failed"}
+        check_laws(session, given)
 
 
 class Listens:
@@ -645,19 +645,19 @@ class Listens:
 def test_a_policy_is_told_why_it_is_asked() -> None:
     policy = Listens()
     with kilburn.open(":memory:", window=3000, policy=policy, tokenizer="auto") as store:
-        process = store.process("a")
-        fill(process, 6)
-        prompt = process.render()
+        session = store.session("a")
+        fill(session, 6)
+        prompt = session.render()
         policy.heard.clear()
-        process.pin("p2-p3")
-        process.unpin("p2")
-        process.rate("p4", 0.5)
-        process.idle()
-        process.recall("p1-p3")
-        process.search("message")
+        session.pin("p2-p3")
+        session.unpin("p2")
+        session.rate("p4", 0.5)
+        session.idle()
+        session.recall("p1-p3")
+        session.search("message")
         assert policy.heard == [(Cause.ADVICE, (2, 3)), (Cause.ADVICE, (2,)), (Cause.ADVICE, (4,)), (Cause.IDLE, ())]
         policy.heard.clear()
-        process.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        session.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
         assert {cause for cause, _ in policy.heard} == {Cause.PRESSURE}
-        asked = {event.cause for event in process.events() if event.act in (Act.FAULT, Act.SEARCH)}
+        asked = {event.cause for event in session.events() if event.act in (Act.FAULT, Act.SEARCH)}
         assert asked == {Cause.FAULT}

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, KilburnError, PinsExceedWindow, StoreFull
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.kernel.window import GONE
 from kilburn.models.scripted import Scripted
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.policy import View
-from kilburn.store import Batch
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
 
@@ -83,10 +83,10 @@ class Failing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def commit(self, process: int, batch: Batch) -> None:
+    def commit(self, segment: int, batch: Batch) -> None:
         if self.full:
             raise StoreFull("no space left", advice="make room")
-        self.inner.commit(process, batch)
+        self.inner.commit(segment, batch)
 
 
 class Laws(RuleBasedStateMachine):
@@ -105,16 +105,16 @@ class Laws(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.process = Hierarchy(
+        self.session = Store(
             self.store, Budget(self.window), self.policy, tokenizer="chars/4", model=self.model, clock=self.clock
-        ).process("s")
+        ).session("s")
 
     def _append(self, message: dict[str, Any]) -> bool:
-        before = (dict(self.process.window.states), self.process.use)
+        before = (dict(self.session.window.states), self.session.use)
         try:
-            self.process.append(message)
+            self.session.append(message)
         except PinsExceedWindow:
-            assert (dict(self.process.window.states), self.process.use) == before
+            assert (dict(self.session.window.states), self.session.use) == before
             return False
         if self.appended is not None:
             self.appended.append(message)
@@ -143,26 +143,26 @@ class Laws(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 50), what=st.sampled_from(["pin", "unpin", "rate"]))
     def mark(self, index: int, what: str) -> None:
-        last = self.process.window.last
+        last = self.session.window.last
         if last:
-            before = dict(self.process.window.states)
+            before = dict(self.session.window.states)
             try:
-                getattr(self.process, what)(f"p{index % last + 1}")
+                getattr(self.session, what)(f"p{index % last + 1}")
             except (Forgotten, PinsExceedWindow, KernelError):
-                assert dict(self.process.window.states) == before
+                assert dict(self.session.window.states) == before
 
     @rule(kind=st.integers(0, 5), index=st.integers(0, 50), size=st.integers(1, 6))
     def move(self, kind: int, index: int, size: int) -> None:
-        tier = self.process.window
+        tier = self.session.window
         if not tier.last:
             return
         first = index % tier.last + 1
         move = _move(kind, tuple(range(first, min(tier.last, first + size - 1) + 1)))
-        before = (dict(tier.states), self.process.use, list(tier.gaps))
+        before = (dict(tier.states), self.session.use, list(tier.gaps))
         try:
-            self.process.apply(move)
+            self.session.apply(move)
         except KilburnError:
-            assert (dict(tier.states), self.process.use, list(tier.gaps)) == before
+            assert (dict(tier.states), self.session.use, list(tier.gaps)) == before
 
     @rule(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(1, 5)), max_size=3))
     def scheme(self, moves: list[tuple[int, int, int]]) -> None:
@@ -170,45 +170,45 @@ class Laws(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 50), size=st.integers(0, 10))
     def recall(self, index: int, size: int) -> None:
-        last = self.process.window.last
+        last = self.session.window.last
         if last:
             first = index % last + 1
             try:
-                found = self.process.recall(f"p{first}-p{min(last, first + size)}")
+                found = self.session.recall(f"p{first}-p{min(last, first + size)}")
             except Forgotten:
                 return
             assert "".join(found.parts) == found
 
     @rule(index=st.integers(0, 50))
     def forget(self, index: int) -> None:
-        tier = self.process.window
+        tier = self.session.window
         if tier.last:
             number = index % tier.last + 1
             call = tier.pages[number].call
             try:
-                gone = self.process.forget(f"p{number}")
+                gone = self.session.forget(f"p{number}")
             except KernelError:
                 return
             assert f"p{number}" in gone
             with pytest.raises(Forgotten):
-                self.process.recall(f"p{number}")
+                self.session.recall(f"p{number}")
             self.appended = None
             if call in self.open and tier.pages[number].kind == "call":
                 self.open.remove(call)
 
     @rule(window=st.sampled_from([60, 150, 500, 2000]))
     def resize(self, window: int) -> None:
-        before = (dict(self.process.window.states), self.process.use)
+        before = (dict(self.session.window.states), self.session.use)
         try:
-            self.process.resize(Budget(window))
+            self.session.resize(Budget(window))
             self.window = window
         except PinsExceedWindow:
-            assert (dict(self.process.window.states), self.process.use) == before
+            assert (dict(self.session.window.states), self.session.use) == before
 
     @rule(first=st.integers(0, 50), step=st.integers(2, 3), retire=st.booleans())
     def thin_out(self, first: int, step: int, retire: bool) -> None:
         """Pages here and there are gone: forgotten, or retired."""
-        tier = self.process.window
+        tier = self.session.window
         calls = {tier.pages[page].answers or page for page in range(1, tier.last + 1)} & tier.open.keys()
         chosen = [
             page
@@ -217,37 +217,37 @@ class Laws(RuleBasedStateMachine):
         ]
         for page in chosen:
             try:
-                self.process.apply((Retire if retire else Drop)((page,)))
+                self.session.apply((Retire if retire else Drop)((page,)))
             except KernelError:
                 continue
             self.appended = self.appended if retire else None
 
     @rule()
     def reopen(self) -> None:
-        before = (dict(self.process.window.states), self.process.use)
-        self.process.stats()
+        before = (dict(self.session.window.states), self.session.use)
+        self.session.stats()
         self._open()
-        assert (dict(self.process.window.states), self.process.use) == before
+        assert (dict(self.session.window.states), self.session.use) == before
 
     @rule(text=LONG)
     def full_disk(self, text: str) -> None:
-        tier = self.process.window
-        before = (dict(tier.states), self.process.use, list(tier.gaps), tier.last)
+        tier = self.session.window
+        before = (dict(tier.states), self.session.use, list(tier.gaps), tier.last)
         self.store.full = True
         try:
             with pytest.raises((StoreFull, PinsExceedWindow)):
-                self.process.append({"role": "user", "content": text})
+                self.session.append({"role": "user", "content": text})
         finally:
             self.store.full = False
-        assert (dict(tier.states), self.process.use, list(tier.gaps), tier.last) == before
+        assert (dict(tier.states), self.session.use, list(tier.gaps), tier.last) == before
 
     @invariant()
     def laws(self) -> None:
         if hasattr(self, "process"):
-            check_laws(self.process, self.appended)
-            for page in self.process.window.pages:
-                if self.process.window.at(page) == "retired":
-                    assert all(hit.address != f"p{page}" for hit in self.process.search("line"))
+            check_laws(self.session, self.appended)
+            for page in self.session.window.pages:
+                if self.session.window.at(page) == "retired":
+                    assert all(hit.address != f"p{page}" for hit in self.session.search("line"))
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

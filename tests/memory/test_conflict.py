@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies
 
+from kilburn.backend import State
 from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, together, topic
 from kilburn.memory.conflict import HALF_LIFE, Settled, Standing, settle, weight
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.store import State
 
 DAY = 86_400.0
 Known = list[tuple[Page, State]]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.memory.dates import DAY, closeness, times_in
+from kilburn.search.dates import DAY, closeness, times_in
 
 NOW = dt.datetime(2023, 8, 16, 15, 0, tzinfo=dt.UTC).timestamp()  # a Wednesday
 

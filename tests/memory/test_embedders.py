@@ -11,13 +11,13 @@ import pytest
 
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, SpecError, Unavailable
 from kilburn.kernel.resolve import resolve
-from kilburn.memory.bert import parts_of
-from kilburn.memory.embedders.hashing import Hashing
-from kilburn.memory.embedders.minilm import Minilm
-from kilburn.memory.embedders.remote import Remote
 from kilburn.models import weights
 from kilburn.models.retry import Retry
 from kilburn.retrieval import Embedder
+from kilburn.search.bert import parts_of
+from kilburn.search.embedders.hashing import Hashing
+from kilburn.search.embedders.minilm import Minilm
+from kilburn.search.embedders.remote import Remote
 from models.loopback import STALL, Answer, loopback
 
 SENTENCES = [
@@ -116,7 +116,7 @@ def test_hashing_is_the_same_everywhere() -> None:
     assert np.allclose(vectors[0], vectors[1])
     assert np.allclose(vectors[2], np.eye(16)[0])
     assert hashlib.sha256(np.rint(vectors * 100).astype("<i2").tobytes()).hexdigest()[:8] == "19ac07a8"
-    assert resolve("memory.embedders", embedder.name).name == embedder.name
+    assert resolve("search.embedders", embedder.name).name == embedder.name
     for wrong in (
         "hashing(0)",
         "hashing('a')",
@@ -125,7 +125,7 @@ def test_hashing_is_the_same_everywhere() -> None:
         "remote('m', 3, 'http://me:secret@host/v1')",
     ):
         with pytest.raises(SpecError):
-            resolve("memory.embedders", wrong)
+            resolve("search.embedders", wrong)
 
 
 def answer_of(*rows: Any) -> Answer:
@@ -144,7 +144,7 @@ def test_an_endpoint_gets_batches_and_may_answer_in_any_order() -> None:
             ("/embeddings", ["one", " "]),
             ("/embeddings", ["three ?"]),
         ]
-        made = resolve("memory.embedders", remote.name)
+        made = resolve("search.embedders", remote.name)
         assert (made.name, made.dimensions) == (remote.name, 3)
         made.close()
 

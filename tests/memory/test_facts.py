@@ -11,22 +11,22 @@ import pytest
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.extraction import SYSTEM, agreement
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Finish, Reply
-from kilburn.testing import FakeClock, Memory, Scripted
+from kilburn.testing import FakeClock, MemoryBackend, Scripted
 
 NOVEMBER_22 = 1795346400.0  # a Sunday, 2026
 
 
-def opened() -> Hierarchy:
-    return Hierarchy(Memory(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
+def opened() -> Store:
+    return Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
 
 
 @pytest.fixture
-def store() -> Iterator[Hierarchy]:
+def store() -> Iterator[Store]:
     with opened() as made:
         yield made
 
@@ -52,18 +52,18 @@ def op(name: str, number: int = 0) -> str:
     return json.dumps({"op": name, "id": number})
 
 
-def said(store: Hierarchy, text: str, reply: str = "ok") -> None:
-    store.process("a").append({"role": "user", "content": text}, {"role": "assistant", "content": reply})
+def said(store: Store, text: str, reply: str = "ok") -> None:
+    store.session("a").append({"role": "user", "content": text}, {"role": "assistant", "content": reply})
 
 
-def run(store: Hierarchy, *replies: Any, policy: str = "facts(summary=False)") -> tuple[Learned, Scripted]:
+def run(store: Store, *replies: Any, policy: str = "facts(summary=False)") -> tuple[Learned, Scripted]:
     model = Scripted(replies)
     learned = store.memory().learn("a", policy, model)
     assert not model.left
     return learned, model
 
 
-def texts(store: Hierarchy, **options: Any) -> list[str]:
+def texts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
     return [memory.text(page.id) for page, _ in memory.pages(**options)]
 
@@ -72,7 +72,7 @@ def asked(model: Scripted, place: int) -> str:
     return "\n".join(str(message["content"]) for message in model.requests[place].messages)
 
 
-def test_the_first_fact_is_added_without_a_decision(store: Hierarchy) -> None:
+def test_the_first_fact_is_added_without_a_decision(store: Store) -> None:
     said(store, "I live in Porto with my dog Biscuit")
     learned, model = run(store, facts(fact("user lives in Porto"), fact("user has a dog named Biscuit")))
     assert learned.stored == ("f1", "f2")
@@ -80,7 +80,7 @@ def test_the_first_fact_is_added_without_a_decision(store: Hierarchy) -> None:
     assert texts(store) == ["user lives in Porto", "user has a dog named Biscuit"]
 
 
-def test_one_decision_a_fact_with_small_numbers_for_what_is_known(store: Hierarchy) -> None:
+def test_one_decision_a_fact_with_small_numbers_for_what_is_known(store: Store) -> None:
     said(store, "I love hiking in the hills")
     run(store, facts(fact("user loves hiking in the hills")))
     said(store, "Now I love hiking at the coast instead of the hills")
@@ -93,7 +93,7 @@ def test_one_decision_a_fact_with_small_numbers_for_what_is_known(store: Hierarc
     assert texts(store) == ["user loves hiking at the coast instead of the hills"]
 
 
-def test_add_keeps_both(store: Hierarchy) -> None:
+def test_add_keeps_both(store: Store) -> None:
     said(store, "I love hiking")
     run(store, facts(fact("user loves hiking")))
     said(store, "I love hiking boots too")
@@ -102,7 +102,7 @@ def test_add_keeps_both(store: Hierarchy) -> None:
     assert len(texts(store)) == 2
 
 
-def test_noop_is_followed_where_a_known_fact_says_it(store: Hierarchy) -> None:
+def test_noop_is_followed_where_a_known_fact_says_it(store: Store) -> None:
     said(store, "I love long hikes in the hills")
     run(store, facts(fact("user loves long hikes in the hills")))
     said(store, "long hikes in hills are what I love")
@@ -113,7 +113,7 @@ def test_noop_is_followed_where_a_known_fact_says_it(store: Hierarchy) -> None:
     assert learned.stored == ("f2",), "a NOOP about something else loses nothing"
 
 
-def test_delete_is_followed_where_the_fact_says_that_it_ended(store: Hierarchy) -> None:
+def test_delete_is_followed_where_the_fact_says_that_it_ended(store: Store) -> None:
     said(store, "I study German every evening")
     run(store, facts(fact("user studies German every evening")))
     said(store, "I stopped to study German")
@@ -124,7 +124,7 @@ def test_delete_is_followed_where_the_fact_says_that_it_ended(store: Hierarchy) 
 
 
 @pytest.mark.parametrize("decision", [op("DELETE", 1), op("UPDATE", 1)])
-def test_nothing_is_retired_on_the_models_word_alone(store: Hierarchy, decision: str) -> None:
+def test_nothing_is_retired_on_the_models_word_alone(store: Store, decision: str) -> None:
     said(store, "My sister Maria works in Braga")
     run(store, facts(fact("Maria works in Braga")))
     said(store, "I bought a red bicycle in Braga")
@@ -137,7 +137,7 @@ def test_nothing_is_retired_on_the_models_word_alone(store: Hierarchy, decision:
     "decision",
     [op("UPDATE", 7), op("UPDATE", -1), op("DELETE", 0), op("EXPLODE", 1), '{"op": "UPDATE"}', op("NOOP", 99)],
 )
-def test_an_invented_id_or_operation_keeps_both(store: Hierarchy, decision: str) -> None:
+def test_an_invented_id_or_operation_keeps_both(store: Store, decision: str) -> None:
     said(store, "I love hiking in hills")
     run(store, facts(fact("user loves hiking in hills")))
     said(store, "I love hiking at dawn")
@@ -145,7 +145,7 @@ def test_an_invented_id_or_operation_keeps_both(store: Hierarchy, decision: str)
     assert (learned.stored, learned.retired) == (("f2",), ())
 
 
-def test_a_relation_with_one_object_is_updated_whatever_the_model_would_say(store: Hierarchy) -> None:
+def test_a_relation_with_one_object_is_updated_whatever_the_model_would_say(store: Store) -> None:
     said(store, "I live in Porto")
     run(store, facts(fact("user lives in Porto", claim="user | lives in | Porto")))
     said(store, "I live in Lisbon now")
@@ -154,7 +154,7 @@ def test_a_relation_with_one_object_is_updated_whatever_the_model_would_say(stor
     assert (learned.stored, learned.retired) == (("f2",), ("f1",))
 
 
-def test_unrelated_facts_of_one_subject_do_not_retire_each_other(store: Hierarchy) -> None:
+def test_unrelated_facts_of_one_subject_do_not_retire_each_other(store: Store) -> None:
     said(store, "I like tea")
     run(store, facts(fact("user drinks tea", claim="user | drinks | tea"), fact("user likes tea", claim="user | likes | tea")))
     said(store, "I like coffee")
@@ -162,7 +162,7 @@ def test_unrelated_facts_of_one_subject_do_not_retire_each_other(store: Hierarch
     assert learned.retired == ()
 
 
-def test_facts_that_contradict_in_one_message_are_both_kept(store: Hierarchy) -> None:
+def test_facts_that_contradict_in_one_message_are_both_kept(store: Store) -> None:
     said(store, "I live in Porto and I live in Lisbon")
     learned, _ = run(
         store,
@@ -174,7 +174,7 @@ def test_facts_that_contradict_in_one_message_are_both_kept(store: Hierarchy) ->
     assert len(learned.stored) == 2
 
 
-def test_days_are_those_of_the_message(store: Hierarchy) -> None:
+def test_days_are_those_of_the_message(store: Store) -> None:
     said(store, "The dentist is next Tuesday at 3pm")
     _, model = run(store, facts(fact("user sees the dentist next Tuesday at 3pm")))
     assert "said on Sunday 2026-11-22" in asked(model, 0)
@@ -192,7 +192,7 @@ def test_days_are_those_of_the_message(store: Hierarchy) -> None:
         ("user lives in Porto", "user | | Porto", False),
     ],
 )
-def test_the_parts_of_a_fact_are_those_of_its_text(store: Hierarchy, text: str, claim: str, kept: bool) -> None:
+def test_the_parts_of_a_fact_are_those_of_its_text(store: Store, text: str, claim: str, kept: bool) -> None:
     said(store, "I live in Porto, the city of bridges")
     run(store, facts(fact(text, claim=claim.replace("| |", "|  |"), correction=True)))
     page, _ = store.memory().read(-1)
@@ -214,20 +214,20 @@ def test_the_parts_of_a_fact_are_those_of_its_text(store: Hierarchy, text: str, 
         "user " + "lives in Porto " * 60,
     ],
 )
-def test_what_nobody_said_is_no_fact(store: Hierarchy, invented: str) -> None:
+def test_what_nobody_said_is_no_fact(store: Store, invented: str) -> None:
     said(store, "I live in Porto")
     learned, _ = run(store, facts(fact(invented)))
     assert learned == Learned(memory="@memory")
 
 
-def test_a_fact_cites_every_message_that_its_words_are_from(store: Hierarchy) -> None:
+def test_a_fact_cites_every_message_that_its_words_are_from(store: Store) -> None:
     said(store, "My sister is called Filomena", "A nice name!")
     said(store, "She works as a carpenter")
     learned, _ = run(store, facts(), facts(fact("Filomena works as a carpenter")))
     page, _ = store.memory().read(-1)
     assert page.cites == ((1, 3), (1, 1))
     assert page.trust is Trust.USER
-    store.process("a").forget("p1")
+    store.session("a").forget("p1")
     assert texts(store) == []
     assert learned.stored == ("f1",)
 
@@ -258,7 +258,7 @@ BAD = [
 
 @pytest.mark.parametrize("policy", ["facts", "additive"])
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Hierarchy, bad: Any, policy: str) -> None:
+def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Store, bad: Any, policy: str) -> None:
     said(store, "I live in Porto")
     learned = store.memory().learn("a", policy, Scripted([bad, bad]))
     assert learned.failed == ("p1-p2",)
@@ -270,19 +270,19 @@ def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Hierarchy, bad: Any,
 
 
 @pytest.mark.parametrize("bad", [GOOD[:-1], "", "no JSON"])
-def test_it_asks_once_more(store: Hierarchy, bad: str) -> None:
+def test_it_asks_once_more(store: Store, bad: str) -> None:
     said(store, "I live in Porto")
     learned, _ = run(store, bad, GOOD)
     assert learned.stored == ("f1",)
 
 
-def test_what_a_fact_asks_is_cut_off(store: Hierarchy) -> None:
+def test_what_a_fact_asks_is_cut_off(store: Store) -> None:
     said(store, "I'm vegetarian, can you suggest dinner?")
     run(store, facts(fact("user is vegetarian, can you suggest dinner?"), fact("can you suggest dinner?")))
     assert texts(store) == ["user is vegetarian"]
 
 
-def test_the_first_person_is_the_user_and_what_the_assistant_notes_is_no_fact(store: Hierarchy) -> None:
+def test_the_first_person_is_the_user_and_what_the_assistant_notes_is_no_fact(store: Store) -> None:
     said(store, "My brother Henrik is allergic to peanuts and I'm vegetarian", "Noted: no peanuts.")
     run(store, facts(fact("My brother Henrik is allergic to peanuts"), fact("I'm vegetarian")))
     assert texts(store) == ["user's brother Henrik is allergic to peanuts", "user is vegetarian"]
@@ -291,12 +291,12 @@ def test_the_first_person_is_the_user_and_what_the_assistant_notes_is_no_fact(st
     assert len(texts(store)) == 2
 
 
-def test_a_fence_around_the_json_does_no_harm(store: Hierarchy) -> None:
+def test_a_fence_around_the_json_does_no_harm(store: Store) -> None:
     said(store, "I live in Porto")
     assert run(store, f"```json\n{GOOD}\n```")[0].stored == ("f1",)
 
 
-def test_a_failed_decision_keeps_both(store: Hierarchy) -> None:
+def test_a_failed_decision_keeps_both(store: Store) -> None:
     said(store, "I love hiking in hills")
     run(store, facts(fact("user loves hiking in hills")))
     said(store, "I love hiking at dawn")
@@ -309,7 +309,7 @@ def test_a_failed_decision_keeps_both(store: Hierarchy) -> None:
     "text", ["我住在波尔图 🎉", 'I live in ") or true or ("', "'; DROP TABLE page; --", "x" * 1_000_000, "\u202e\x07"]
 )
 @pytest.mark.parametrize("policy", ["facts", "additive", "plain"])
-def test_any_text_can_be_learned_from(store: Hierarchy, text: str, policy: str) -> None:
+def test_any_text_can_be_learned_from(store: Store, text: str, policy: str) -> None:
     said(store, text)
     model = Scripted([facts(fact(text[:200])), op("ADD")])
     store.memory().learn("a", policy, model)
@@ -319,7 +319,7 @@ def test_any_text_can_be_learned_from(store: Hierarchy, text: str, policy: str) 
         assert policy == "plain" or found.replace("user", "I") in " ".join(text.split())
 
 
-def test_a_running_summary_is_kept_and_superseded(store: Hierarchy) -> None:
+def test_a_running_summary_is_kept_and_superseded(store: Store) -> None:
     for n in range(12):
         said(store, f"This is message {n} about boats", "I see")
     replies: list[Any] = []
@@ -334,11 +334,11 @@ def test_a_running_summary_is_kept_and_superseded(store: Hierarchy) -> None:
     assert "They spoke of boats, 4." in asked(model, 6)
     page, _ = store.memory().read(-2)
     assert page.sources == (-1,)
-    store.process("a").forget("p1")
+    store.session("a").forget("p1")
     assert texts(store, history=True) == []
 
 
-def test_a_summary_that_fails_loses_no_fact(store: Hierarchy) -> None:
+def test_a_summary_that_fails_loses_no_fact(store: Store) -> None:
     likes = ["loves tea", "owns a boat", "plays chess", "speaks Greek", "collects stamps"]
     for like in likes:
         said(store, f"I say: he {like}")
@@ -348,7 +348,7 @@ def test_a_summary_that_fails_loses_no_fact(store: Hierarchy) -> None:
     assert learned.failed == ()
 
 
-def test_additive_only_adds_and_says_nothing_twice(store: Hierarchy) -> None:
+def test_additive_only_adds_and_says_nothing_twice(store: Store) -> None:
     said(store, "I live in Porto")
     run(store, GOOD, policy="additive")
     said(store, "I live in Lisbon, and I live in Porto")
@@ -389,7 +389,7 @@ def test_agreement(one: str, other: str, expected: float) -> None:
     assert agreement(one, other) == agreement(other, one) == expected
 
 
-def test_the_opposite_of_a_known_fact_is_not_taken_for_it(store: Hierarchy) -> None:
+def test_the_opposite_of_a_known_fact_is_not_taken_for_it(store: Store) -> None:
     said(store, "I like jazz and I live in Porto")
     run(store, facts(fact("user likes jazz"), fact("user lives in Porto")))
     said(store, "I do not like jazz. I do not live in Porto.")
@@ -401,7 +401,7 @@ def test_the_opposite_of_a_known_fact_is_not_taken_for_it(store: Hierarchy) -> N
 
 
 @pytest.mark.parametrize("invented", ["user does not live in Porto", "user doesn't live in Porto", "user never lived in Porto"])
-def test_the_opposite_of_what_was_said_is_no_fact(store: Hierarchy, invented: str) -> None:
+def test_the_opposite_of_what_was_said_is_no_fact(store: Store, invented: str) -> None:
     said(store, "I live in Porto")
     learned, _ = run(store, facts(fact(invented)))
     assert learned.stored == ()
@@ -415,7 +415,7 @@ def test_the_opposite_of_what_was_said_is_no_fact(store: Hierarchy, invented: st
         ("저는 서울에 살아요", "user 서울에 살아요", "user 부산에서 일합니다"),
     ],
 )
-def test_facts_in_scripts_without_spaces(store: Hierarchy, text: str, kept: str, invented: str) -> None:
+def test_facts_in_scripts_without_spaces(store: Store, text: str, kept: str, invented: str) -> None:
     said(store, text)
     learned, _ = run(store, facts(fact(kept), fact(invented)))
     assert texts(store) == [kept]
@@ -431,7 +431,7 @@ def test_facts_in_scripts_without_spaces(store: Hierarchy, text: str, kept: str,
         ("user has a meeting on Tuesday", "user has a meeting on 2026-11-24"),
     ],
 )
-def test_a_weekday_is_before_or_after_by_the_verb(store: Hierarchy, text: str, kept: str) -> None:
+def test_a_weekday_is_before_or_after_by_the_verb(store: Store, text: str, kept: str) -> None:
     said(store, text.replace("user's", "my").replace("user", "I"))
     run(store, facts(fact(text)))
     assert texts(store) == [kept]

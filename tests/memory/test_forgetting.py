@@ -14,7 +14,7 @@ import pytest
 import kilburn
 from kilburn.errors import Forgotten, KernelError, SpecError, StoreReadOnly, StoreStale
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.documents import ingest_text
 from kilburn.message import Kind
 from kilburn.move import Add, Fold, Retire
@@ -27,9 +27,9 @@ VECTOR = b"canaryvector" * 8
 CALL = {"id": "canarycall", "type": "function", "function": {"name": "canarytool", "arguments": '{"canaryargument": 1}'}}
 
 
-def fill(store: Hierarchy) -> None:
+def fill(store: Store) -> None:
     """One user's session, memory and document, with a canary in every field, and facts made from them elsewhere."""
-    ana = store.process("canarysession", user="canaryuser")
+    ana = store.session("canarysession", user="canaryuser")
     ana.append({"role": "user", "content": "canarytext I moved to Porto", "name": "canaryname"})
     ana.append({"role": "assistant", "content": "canaryreply", "tool_calls": [CALL]})
     ana.append({"role": "tool", "tool_call_id": "canarycall", "content": "canaryresult"})
@@ -54,13 +54,13 @@ def fill(store: Hierarchy) -> None:
     ingest_text(store, "canarychunk one. " * 80, "canaryfolder/canaryfile.md", "canaryuser")
     document = store.document("canaryfolder/canaryfile.md").number
     shared.apply(Add(text="canaryfromdocument", cites=((document, 1),), why="canarywhy"))
-    waiting = [entry for entry, _ in store.store.unembedded(EMBEDDER, 1000)]
-    store.store.keep_vectors(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
+    waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
+    store.backend.keep_vectors(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
 
 
-def keep(store: Hierarchy) -> None:
+def keep(store: Store) -> None:
     """What somebody else has, and must keep."""
-    store.process("light").append({"role": "user", "content": "the lamp burns colza oil"})
+    store.session("light").append({"role": "user", "content": "the lamp burns colza oil"})
     store.memory("bob").add("Bob keeps the lamp")
     ingest_text(store, "A manual of lamps.", "manual")
 
@@ -76,13 +76,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Hierarchy]:
+def store(path: Path) -> Iterator[Store]:
     with kilburn.open(str(path), tokenizer="chars/4", policy="fifo", embedder="hashing") as opened:
         yield opened
 
 
 @pytest.fixture
-def still(path: Path) -> Iterator[Hierarchy]:
+def still(path: Path) -> Iterator[Store]:
     """The store without an embedder, which would make its vectors anew in the background."""
     with kilburn.open(str(path), tokenizer="chars/4", policy="fifo", embedder=None) as opened:
         yield opened
@@ -94,38 +94,38 @@ def canaries(path: Path) -> set[bytes]:
     return set(re.findall(rb"canary[a-z]*", data))
 
 
-def told(store: Hierarchy) -> str:
-    """Everything that the store's verbs say of any process."""
+def told(store: Store) -> str:
+    """Everything that the store's verbs say of any segment."""
     found: list[Any] = []
-    for info in store.store.processes():
-        found += [info, *store.store.events(info.number), *store.store.pages(info.number)]
+    for info in store.backend.segments():
+        found += [info, *store.backend.events(info.number), *store.backend.pages(info.number)]
     for collection in store.collections():
         for page, state in collection.pages(history=True, proposed=True):
             found += [page, state, collection.text(page.id), collection.history(page.address)]
-    found += store.store.vectors(EMBEDDER)
-    found += store.store.unembedded(EMBEDDER, 1000)
+    found += store.backend.vectors(EMBEDDER)
+    found += store.backend.unembedded(EMBEDDER, 1000)
     words = ("canarytext", "canaryfact", "canaryshared", "canarychunk", "canarytold", "canaryfromtool", "Porto")
     for word in words:
         recalled = store.search(word, 10_000, abstain=True)
         hits = [*recalled, *recalled.withheld, *store.search(word, 10_000), *store.search(word, 10_000, at=store.clock() - 0.01)]
         found += [(hit.session, hit.address, hit.text, hit.claim, hit.speaker) for hit in hits]
-        found += store.store.search(word)
-    for info in store.processes():
-        found += [store.process(info.name).messages(), list(store.process(info.name).events())]
+        found += store.backend.search(word)
+    for info in store.sessions():
+        found += [store.session(info.name).messages(), list(store.session(info.name).events())]
     return repr(found)
 
 
-def check_kept(store: Hierarchy) -> None:
-    assert store.process("light").recall("p1") == "the lamp burns colza oil"
+def check_kept(store: Store) -> None:
+    assert store.session("light").recall("p1") == "the lamp burns colza oil"
     assert store.memory("bob").text(1) == "Bob keeps the lamp"
     assert store.document("manual").text(1) == "A manual of lamps."
-    assert store.store.findings() == []  # type: ignore[attr-defined]
+    assert store.backend.findings() == []  # type: ignore[attr-defined]
 
 
-def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Hierarchy) -> None:
+def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Store) -> None:
     assert len(canaries(path)) > 12
     assert "canary" in told(store)
-    held = store.process("canarysession"), store.memory("canaryuser")
+    held = store.session("canarysession"), store.memory("canaryuser")
     before = store.forget(user="canaryuser", dry=True)
     assert "canaryshared" in told(store)
     receipt = store.forget(user="canaryuser", why="asked by her")
@@ -136,19 +136,19 @@ def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Hie
     assert receipt.places["facts"] == 6
     assert receipt.places["index entries"] > 8
     assert "canary" not in told(store)
-    for process in held:
+    for session in held:
         with pytest.raises(StoreStale):
-            process.recall("p1")
+            session.recall("p1")
     check_kept(store)
     store.close()
     assert canaries(path) == set()
     with kilburn.open(str(path), tokenizer="chars/4", policy="fifo") as again:
         assert "canary" not in told(again)
         check_kept(again)
-        assert again.process("canarysession").append({"role": "user", "content": "new"}) == "p1"
+        assert again.session("canarysession").append({"role": "user", "content": "new"}) == "p1"
 
 
-def test_before_it_is_closed_no_byte_is_left_either(path: Path, store: Hierarchy) -> None:
+def test_before_it_is_closed_no_byte_is_left_either(path: Path, store: Store) -> None:
     store.forget(user="canaryuser")
     assert canaries(path) == set()
 
@@ -162,19 +162,19 @@ def test_before_it_is_closed_no_byte_is_left_either(path: Path, store: Hierarchy
     ],
 )
 def test_a_whole_process_goes_with_all_that_was_made_from_it(
-    path: Path, store: Hierarchy, what: dict[str, str], whole: list[str], others: set[str]
+    path: Path, store: Store, what: dict[str, str], whole: list[str], others: set[str]
 ) -> None:
     receipt = store.forget(**what)
     assert list(receipt.whole) == whole
     assert set(receipt.pages) == {*whole, *others}
-    assert not {info.name for info in store.store.processes()} & set(whole)
+    assert not {info.name for info in store.backend.segments()} & set(whole)
     check_kept(store)
     left = told(store)
     for name in whole:
         assert name not in left
 
 
-def test_of_a_session_a_document_and_the_facts_told_nothing_is_left(path: Path, store: Hierarchy) -> None:
+def test_of_a_session_a_document_and_the_facts_told_nothing_is_left(path: Path, store: Store) -> None:
     store.forget(session="canarysession")
     store.forget(document="canaryfolder/canaryfile.md")
     store.forget(session="@memory/canaryuser")
@@ -183,7 +183,7 @@ def test_of_a_session_a_document_and_the_facts_told_nothing_is_left(path: Path, 
     assert canaries(path) == set()
 
 
-def test_the_results_of_a_tool_go_and_what_was_made_from_them(store: Hierarchy) -> None:
+def test_the_results_of_a_tool_go_and_what_was_made_from_them(store: Store) -> None:
     receipt = store.forget(tool="canarytool")
     assert receipt.pages == {"canarysession": ("p4",), "@memory": ("f2",)}
     assert receipt.whole == ()
@@ -195,17 +195,17 @@ def test_the_results_of_a_tool_go_and_what_was_made_from_them(store: Hierarchy) 
     assert store.forget(tool="no such tool").pages == {}
 
 
-def test_what_was_learned_from_a_source_goes_and_the_source_stays(store: Hierarchy) -> None:
+def test_what_was_learned_from_a_source_goes_and_the_source_stays(store: Store) -> None:
     receipt = store.forget(source="canarysession")
     assert set(receipt.pages) == {"@memory", "@memory/canaryuser"}
-    assert store.process("canarysession").recall("p1") == "canarytext I moved to Porto"
+    assert store.session("canarysession").recall("p1") == "canarytext I moved to Porto"
     receipt = store.forget(source="canaryfolder/canaryfile.md")
     assert set(receipt.pages) == {"@memory"}
     assert store.document("canaryfolder/canaryfile.md").pages(limit=1)
     assert [page.address for page, _ in store.memory().pages(proposed=True)] == []
 
 
-def test_a_page_goes_with_its_fold_and_facts(path: Path, store: Hierarchy) -> None:
+def test_a_page_goes_with_its_fold_and_facts(path: Path, store: Store) -> None:
     dry = store.forget(session="canarysession", address="p1", dry=True)
     receipt = store.forget(session="canarysession", address="p1")
     assert receipt.pages == dry.pages
@@ -217,27 +217,27 @@ def test_a_page_goes_with_its_fold_and_facts(path: Path, store: Hierarchy) -> No
         assert gone.encode() not in b"".join(file.read_bytes() for file in path.parent.iterdir()), gone
     with pytest.raises(Forgotten):
         store.forget(session="canarysession", address="p1")
-    assert store.process("canarysession").recall("p4") == "canaryresult"
+    assert store.session("canarysession").recall("p4") == "canaryresult"
 
 
-def test_a_fact_is_forgotten_by_its_address_too(store: Hierarchy) -> None:
+def test_a_fact_is_forgotten_by_its_address_too(store: Store) -> None:
     receipt = store.forget(session="@memory/canaryuser", address="f1")
     assert receipt.left == (("canarysession", "what goes was made from it"),)
     assert set(receipt.pages) == {"@memory/canaryuser"}
     assert "canarynewer" not in told(store)
 
 
-def test_places_outside_the_store_are_told_and_named(store: Hierarchy) -> None:
+def test_places_outside_the_store_are_told_and_named(store: Store) -> None:
     gone: list[int] = []
-    store.process("canarysession").erasers["the shelf of spilled pages"] = gone.extend
+    store.session("canarysession").erasers["the shelf of spilled pages"] = gone.extend
     receipt = store.forget(session="canarysession")
     assert receipt.told == ("the shelf of spilled pages",)
     assert {1, 2, 3, 4} <= set(gone)
     assert receipt.unreached
 
 
-def test_exports_are_named_and_stay(store: Hierarchy) -> None:
-    session = store.process("canarysession")
+def test_exports_are_named_and_stay(store: Store) -> None:
+    session = store.session("canarysession")
     with session.batch() as kernel:
         kernel.record(Act.NOTE, policy="user", cause="user", export="/tmp/copy.jsonl", last=4)
     receipt = store.forget(user="canaryuser")
@@ -261,7 +261,7 @@ BAD = [
 ]
 
 
-def test_a_user_who_has_nothing_is_not_the_session_of_that_name(store: Hierarchy) -> None:
+def test_a_user_who_has_nothing_is_not_the_session_of_that_name(store: Store) -> None:
     for name in ("light", "@memory/bob", "@document/manual"):
         with pytest.raises(SpecError, match="no user"):
             store.forget(user=name)
@@ -269,7 +269,7 @@ def test_a_user_who_has_nothing_is_not_the_session_of_that_name(store: Hierarchy
 
 
 @pytest.mark.parametrize("what", ["user", "session", "document", "source"])
-def test_a_name_that_is_nobodys_forgets_nothing(still: Hierarchy, what: str) -> None:
+def test_a_name_that_is_nobodys_forgets_nothing(still: Store, what: str) -> None:
     before = told(still)
     for name in BAD:
         with pytest.raises(SpecError):
@@ -277,7 +277,7 @@ def test_a_name_that_is_nobodys_forgets_nothing(still: Hierarchy, what: str) -> 
     assert told(still) == before
 
 
-def test_a_tool_or_an_address_of_no_page_forgets_nothing(still: Hierarchy) -> None:
+def test_a_tool_or_an_address_of_no_page_forgets_nothing(still: Store) -> None:
     before = told(still)
     with pytest.raises(SpecError, match="half characters"):
         still.forget(tool="\ud800")
@@ -289,7 +289,7 @@ def test_a_tool_or_an_address_of_no_page_forgets_nothing(still: Hierarchy) -> No
 
 
 @pytest.mark.parametrize("asked", [{}, {"user": "a", "session": "b"}, {"address": "p1"}, {"user": "a", "address": "p1"}])
-def test_it_must_be_said_what(store: Hierarchy, asked: dict[str, str]) -> None:
+def test_it_must_be_said_what(store: Store, asked: dict[str, str]) -> None:
     with pytest.raises(SpecError, match="one of"):
         store.forget(**asked)  # type: ignore[arg-type]
 
@@ -304,7 +304,7 @@ def test_a_reader_forgets_nothing_and_may_ask_what_would_go(path: Path) -> None:
 DYING = """
 import os, sys
 import kilburn
-from kilburn.stores.sqlite import Sqlite
+from kilburn.backends.sqlite import Sqlite
 
 left = int(sys.argv[2])
 
@@ -324,8 +324,8 @@ class Dying(Sqlite):
             os._exit(9)
 
 from kilburn.budget import Budget
-from kilburn.kernel.hierarchy import Hierarchy
-store = Hierarchy(Dying(sys.argv[1]), Budget(8000), "fifo", tokenizer="chars/4")
+from kilburn.kernel.store import Store
+store = Store(Dying(sys.argv[1]), Budget(8000), "fifo", tokenizer="chars/4")
 store.forget(user="canaryuser")
 os._exit(0)
 """
@@ -339,11 +339,11 @@ def test_after_a_crash_in_the_middle_nothing_dangles_and_asking_again_goes_on(pa
         assert done.returncode in (0, 9, 1)
         with kilburn.open(str(path), tokenizer="chars/4", policy="fifo") as store:
             check_kept(store)
-            left = [info for info in store.store.processes() if info.user == "canaryuser"]
+            left = [info for info in store.backend.segments() if info.user == "canaryuser"]
             for collection in store.collections():
                 for page, _ in collection.pages(history=True, proposed=True):
-                    assert len(store.store.read(page.cites)) == len(page.cites)
-                    assert all(state.at is not Place.DROPPED for _, state in store.store.read(page.cites).values())
+                    assert len(store.backend.read(page.cites)) == len(page.cites)
+                    assert all(state.at is not Place.DROPPED for _, state in store.backend.read(page.cites).values())
         if not left:
             break
     assert steps > 5
@@ -354,7 +354,7 @@ def test_after_a_crash_in_the_middle_nothing_dangles_and_asking_again_goes_on(pa
 def test_a_reason_that_quotes_what_superseded_a_fact_goes_with_it(tmp_path: Path, where: str) -> None:
     place = tmp_path / where if where == "agent.db" else where
     with kilburn.open(str(place), tokenizer="chars/4") as store:
-        session, memory = store.process("s"), store.memory("ana")
+        session, memory = store.session("s"), store.memory("ana")
         session.append({"role": "user", "content": "hello"})
         cites = ((session.number, 1),)
         memory.add("old")

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies
 
 import kilburn
 from kilburn.errors import KernelError
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned
@@ -24,7 +24,7 @@ from kilburn_lab.failures import unattributed
 DAY = 86_400.0
 
 
-def opened(clock: FakeClock | None = None) -> Hierarchy:
+def opened(clock: FakeClock | None = None) -> Store:
     store = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4")
     if clock is not None:
         store.clock = clock
@@ -32,7 +32,7 @@ def opened(clock: FakeClock | None = None) -> Hierarchy:
 
 
 @pytest.fixture
-def store() -> Iterator[Hierarchy]:
+def store() -> Iterator[Store]:
     with opened() as made:
         yield made
 
@@ -47,20 +47,20 @@ def related(*edges: tuple[str, str, str], **more: Any) -> str:
     return json.dumps({"relations": [dict(zip(keys, edge, strict=True)) | flags for edge in edges]})
 
 
-def told(store: Hierarchy, text: str, *replies: Any, session: str = "s", **options: Any) -> Learned:
+def told(store: Store, text: str, *replies: Any, session: str = "s", **options: Any) -> Learned:
     """What is learned from one message with these replies of a model."""
-    store.process(session).append({"role": "user", "content": text})
+    store.session(session).append({"role": "user", "content": text})
     model = Scripted(replies)
     learned = store.memory().learn(session, policy=Graph(**options), model=model)
     assert model.left == 0, "a reply was not asked for"
     return learned
 
 
-def edges(store: Hierarchy, name: str, **options: Any) -> list[tuple[str, str, str]]:
+def edges(store: Store, name: str, **options: Any) -> list[tuple[str, str, str]]:
     return [(edge.subject, edge.relation, edge.object) for edge in neighbourhood(store, name, **options)]
 
 
-def facts(store: Hierarchy, **options: Any) -> list[str]:
+def facts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
     return [memory.text(page.id) for page, _ in memory.pages(**options) if page.kind is Kind.FACT]
 
@@ -69,35 +69,35 @@ PORTO = (named(("Ana", "person"), ("Porto", "place")), related(("Ana", "lives in
 BRAGA = (named(("Ana", "person"), ("Braga", "place")), related(("Ana", "lives in", "Braga")))
 
 
-def test_two_stages_give_entities_and_edges_made_from_them(store: Hierarchy) -> None:
+def test_two_stages_give_entities_and_edges_made_from_them(store: Store) -> None:
     learned = told(store, "Ana lives in Porto.", *PORTO)
     memory = store.memory()
     rows = {memory.text(page.id): page for page, _ in memory.pages()}
     edge = rows["Ana lives in Porto"]
     assert [rows[name].kind for name in ("Ana", "Porto")] == [Kind.ENTITY, Kind.ENTITY]
     assert set(edge.sources) == {rows["Ana"].id, rows["Porto"].id}
-    assert edge.cites == ((store.process("s").number, 1),)
+    assert edge.cites == ((store.session("s").number, 1),)
     assert len(learned.stored) == 3
     assert edges(store, "ana") == edges(store, "PORTO") == [("Ana", "lives in", "Porto")]
     assert edges(store, "Lyon") == []
 
 
-def test_an_entity_has_one_page_however_it_is_written(store: Hierarchy) -> None:
+def test_an_entity_has_one_page_however_it_is_written(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(store, "The ANA knows Bea.", named(("ANA", "person"), ("Bea", "person")), related(("ANA", "knows", "Bea"), many=True))
     assert len(entities(store.memory(), "ana")) == 1
     assert len(edges(store, "Ana")) == 2
 
 
-def test_the_second_stage_may_only_name_what_the_first_has(store: Hierarchy) -> None:
+def test_the_second_stage_may_only_name_what_the_first_has(store: Store) -> None:
     model = Scripted(PORTO)
-    store.process("s").append({"role": "user", "content": "Ana lives in Porto."})
+    store.session("s").append({"role": "user", "content": "Ana lives in Porto."})
     store.memory().learn("s", policy="graph", model=model)
     schema = json.dumps(model.requests[1].schema)
     assert '"enum": ["Ana", "Porto"]' in schema
 
 
-def test_what_a_model_invents_is_left_out(store: Hierarchy) -> None:
+def test_what_a_model_invents_is_left_out(store: Store) -> None:
     told(store, "Ana lives in Porto.", named(("Ana", "person"), ("Madrid", "place")), related(("Ana", "lives in", "Madrid")))
     assert facts(store) == []
     told(store, "Ana lives in Porto now.", PORTO[0], related(("Ana", "lives in", "Madrid"), ("Zoe", "lives in", "Porto")))
@@ -107,7 +107,7 @@ def test_what_a_model_invents_is_left_out(store: Hierarchy) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "no", "[]", '{"entities": ', '{"entities": [{"kind": "x"}]}', '{"entities": "Ana"}', "null", "[" * 9000]
 )
-def test_a_malformed_reply_is_asked_for_again_and_then_failed_and_never_no_facts(store: Hierarchy, bad: str) -> None:
+def test_a_malformed_reply_is_asked_for_again_and_then_failed_and_never_no_facts(store: Store, bad: str) -> None:
     again = told(store, "Ana lives in Porto.", bad, *PORTO)
     assert again.failed == ()
     assert facts(store) == ["Ana lives in Porto"]
@@ -116,26 +116,26 @@ def test_a_malformed_reply_is_asked_for_again_and_then_failed_and_never_no_facts
     assert facts(store) == ["Ana lives in Porto"]
 
 
-def test_a_malformed_second_stage_writes_nothing_half(store: Hierarchy) -> None:
+def test_a_malformed_second_stage_writes_nothing_half(store: Store) -> None:
     failed = told(store, "Ana lives in Porto.", PORTO[0], "{", '{"relations": [{"subject": "Ana"}]}')
     assert failed.failed == ("p1",)
     assert list(store.memory().pages()) == []
 
 
-def test_no_entities_are_nothing_to_learn(store: Hierarchy) -> None:
+def test_no_entities_are_nothing_to_learn(store: Store) -> None:
     assert told(store, "Hello!", named()).failed == ()
 
 
 @pytest.mark.parametrize(
     "name", ['") or true or ("', "'; DROP TABLE page; --", "a* NEAR b", "🎸", "北京", "x" * 500, "\n", "NULL"]
 )
-def test_odd_names_do_no_harm(store: Hierarchy, name: str) -> None:
+def test_odd_names_do_no_harm(store: Store, name: str) -> None:
     told(store, f"Ana likes {name}.", named(("Ana", "person"), (name, "thing")), *([related(("Ana", "likes", name))]))
     assert all(edge[0] == "Ana" for edge in edges(store, name))
     assert duplicates(store.memory(), [name, "Ana"]) == []
 
 
-def test_an_update_closes_an_edge_and_keeps_it(store: Hierarchy) -> None:
+def test_an_update_closes_an_edge_and_keeps_it(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     learned = told(store, "Ana lives in Braga.", *BRAGA)
     assert len(learned.retired) == 1
@@ -143,13 +143,13 @@ def test_an_update_closes_an_edge_and_keeps_it(store: Hierarchy) -> None:
     assert sorted(facts(store, history=True)) == ["Ana lives in Braga", "Ana lives in Porto"]
 
 
-def test_relations_that_may_have_several_objects_coexist(store: Hierarchy) -> None:
+def test_relations_that_may_have_several_objects_coexist(store: Store) -> None:
     told(store, "Ana likes tea.", named(("Ana", "person"), ("tea", "thing")), related(("Ana", "likes", "tea"), many=True))
     told(store, "Ana likes jazz.", named(("Ana", "person"), ("jazz", "idea")), related(("Ana", "likes", "jazz"), many=True))
     assert len(edges(store, "Ana")) == 2
 
 
-def test_unrelated_edges_never_retire_each_other(store: Hierarchy) -> None:
+def test_unrelated_edges_never_retire_each_other(store: Store) -> None:
     """Graphiti's users lost 41% of their facts so."""
     for number in range(12):
         one, place = f"Person{number}", f"Town{number}"
@@ -163,14 +163,14 @@ def test_unrelated_edges_never_retire_each_other(store: Hierarchy) -> None:
     assert not [state for _, state in store.memory().pages(history=True) if state.at is Place.RETIRED]
 
 
-def test_what_is_over_is_closed_and_nothing_else(store: Hierarchy) -> None:
+def test_what_is_over_is_closed_and_nothing_else(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(store, "Ana does not live in Porto any more.", PORTO[0], related(("Ana", "lives in", "Porto"), over=True))
     assert edges(store, "Ana") == []
     assert facts(store, history=True) == ["Ana lives in Porto"]
 
 
-def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Hierarchy) -> None:
+def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(store, "Ana lives in Porto and loves it.", PORTO[0], related(("Ana", "lives in", "Porto"), over=True))
     assert edges(store, "Ana") == [("Ana", "lives in", "Porto")]
@@ -201,7 +201,7 @@ def test_as_of_and_as_known() -> None:
         assert edges(store, "Ana") == [faro]
 
 
-def test_an_open_contradiction_is_marked_on_both_sides(store: Hierarchy) -> None:
+def test_an_open_contradiction_is_marked_on_both_sides(store: Store) -> None:
     told(store, "Ana lives in Porto. Ana lives in Braga.", named(("Ana", "person"), ("Porto", "place"), ("Braga", "place")),
          related(("Ana", "lives in", "Porto"), ("Ana", "lives in", "Braga")))  # fmt: skip
     one, other = neighbourhood(store, "Ana")
@@ -209,7 +209,7 @@ def test_an_open_contradiction_is_marked_on_both_sides(store: Hierarchy) -> None
     assert {one.object, other.object} == {"Porto", "Braga"}
 
 
-def test_depth_goes_on_to_the_neighbours(store: Hierarchy) -> None:
+def test_depth_goes_on_to_the_neighbours(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(
         store, "Porto is in Portugal.", named(("Porto", "place"), ("Portugal", "place")), related(("Porto", "is in", "Portugal"))
@@ -221,13 +221,13 @@ def test_depth_goes_on_to_the_neighbours(store: Hierarchy) -> None:
         neighbourhood(store, "Ana", depth=0)
 
 
-def test_a_circle_of_edges_ends(store: Hierarchy) -> None:
+def test_a_circle_of_edges_ends(store: Store) -> None:
     told(store, "Ana knows Bea. Bea knows Ana.", named(("Ana", "person"), ("Bea", "person")),
          related(("Ana", "knows", "Bea"), ("Bea", "knows", "Ana")))  # fmt: skip
     assert len(edges(store, "Ana", depth=50)) == 2
 
 
-def test_a_first_name_becomes_the_only_person_who_has_it(store: Hierarchy) -> None:
+def test_a_first_name_becomes_the_only_person_who_has_it(store: Store) -> None:
     told(
         store,
         "Ana Silva lives in Porto.",
@@ -240,7 +240,7 @@ def test_a_first_name_becomes_the_only_person_who_has_it(store: Hierarchy) -> No
 
 
 @pytest.mark.parametrize("others", [("Ana Silva", "Ana Costa"), ("Anabela Silva",)])
-def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Hierarchy, others: tuple[str, ...]) -> None:
+def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Store, others: tuple[str, ...]) -> None:
     for other in others:
         told(
             store, f"{other} knows Bea.", named((other, "person"), ("Bea", "person")), related((other, "knows", "Bea"), many=True)
@@ -249,7 +249,7 @@ def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Hierarchy, 
     assert edges(store, "Ana") == [("Ana", "works for", "Acme")]
 
 
-def test_a_first_name_is_nobodys_again_when_a_second_person_has_it(store: Hierarchy) -> None:
+def test_a_first_name_is_nobodys_again_when_a_second_person_has_it(store: Store) -> None:
     def knows(name: str) -> tuple[str, str]:
         return named((name, "person"), ("Bea", "person")), related((name, "knows", "Bea"), many=True)
 
@@ -266,13 +266,13 @@ def test_a_first_name_is_nobodys_again_when_a_second_person_has_it(store: Hierar
     assert edges(store, "Ana") == [("Ana", "drives", "bus"), ("Ana", "lives in", "Porto")]
 
 
-def test_places_are_never_merged_by_their_first_word(store: Hierarchy) -> None:
+def test_places_are_never_merged_by_their_first_word(store: Store) -> None:
     told(store, "New York Times is in New York.", named(("New York Times", "organisation"), ("New York", "place")),
          related(("New York Times", "is in", "New York")))  # fmt: skip
     assert not [edge for edge in edges(store, "New York") if edge[1] == ALIAS]
 
 
-def test_a_merge_by_hand_and_its_undoing(store: Hierarchy) -> None:
+def test_a_merge_by_hand_and_its_undoing(store: Store) -> None:
     told(store, "Bob lives in Porto.", named(("Bob", "person"), ("Porto", "place")), related(("Bob", "lives in", "Porto")))
     told(store, "Robert knows Bea.", named(("Robert", "person"), ("Bea", "person")), related(("Robert", "knows", "Bea")))
     memory = store.memory()
@@ -290,7 +290,7 @@ def test_a_merge_by_hand_and_its_undoing(store: Hierarchy) -> None:
         merge(memory, "Bob", "Nobody")
 
 
-def test_duplicates_are_only_proposed(store: Hierarchy) -> None:
+def test_duplicates_are_only_proposed(store: Store) -> None:
     class Letters:
         name, dimensions = "letters", 2
 
@@ -307,43 +307,43 @@ def test_duplicates_are_only_proposed(store: Hierarchy) -> None:
     assert [pair[:2] for pair in duplicates(store.memory(), ["Rob", "Robert", "Bea"], Letters())] == [("Rob", "Robert")]
 
 
-def test_without_a_model_the_plain_extractor_gives_the_edges(store: Hierarchy) -> None:
-    store.process("s").append({"role": "user", "content": "I live in Porto."})
+def test_without_a_model_the_plain_extractor_gives_the_edges(store: Store) -> None:
+    store.session("s").append({"role": "user", "content": "I live in Porto."})
     store.memory().learn("s", policy="graph(extract='plain')")
     assert [(edge.subject, edge.object) for edge in neighbourhood(store, "Porto")] == [("user", "Porto")]
-    store.process("s").append({"role": "user", "content": "I moved to Braga."})
+    store.session("s").append({"role": "user", "content": "I moved to Braga."})
     store.memory().learn("s", policy="graph")
     assert edges(store, "Porto") == []
     assert [edge.object for edge in neighbourhood(store, "I")] == ["Braga"]
     assert [edge.object for edge in neighbourhood(store, "user")] == ["Braga"]
 
 
-def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Hierarchy) -> None:
+def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Store) -> None:
     """A model may name any message as the one that says it."""
-    process = store.process("s")
-    process.append({"role": "user", "content": "My sister is Ana."}, {"role": "assistant", "content": "Noted."})
-    process.append({"role": "user", "content": "She moved to Zanzibar."}, {"role": "assistant", "content": "I see."})
+    session = store.session("s")
+    session.append({"role": "user", "content": "My sister is Ana."}, {"role": "assistant", "content": "Noted."})
+    session.append({"role": "user", "content": "She moved to Zanzibar."}, {"role": "assistant", "content": "I see."})
     replies = [named(("Ana", "person"), ("Zanzibar", "place")), related(("Ana", "lives in", "Zanzibar"))] * 2
     store.memory().learn("s", policy=Graph(), model=Scripted(replies))
     assert facts(store)
-    process.forget("p3")
+    session.forget("p3")
     assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
 
 
-def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Hierarchy) -> None:
+def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -> None:
     told(store, "Ana Zanzibar lives in Porto.", named(("Ana Zanzibar", "person"), ("Porto", "place")),
          related(("Ana Zanzibar", "lives in", "Porto")), session="one")  # fmt: skip
     told(store, "Ana works at Acme.", named(("Ana", "person"), ("Acme", "organisation")),
          related(("Ana", "works at", "Acme")), session="two")  # fmt: skip
     assert any("Zanzibar" in fact and "Porto" not in fact for fact in facts(store))
-    store.process("one").forget("p1")
+    store.session("one").forget("p1")
     assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
 
 
-def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Hierarchy) -> None:
+def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(store, "Ana knows Bea.", named(("Ana", "person"), ("Bea", "person")), related(("Ana", "knows", "Bea")))
-    store.process("s").forget("p1")
+    store.session("s").forget("p1")
     assert edges(store, "Ana") == [("Ana", "knows", "Bea")]
     assert entities(store.memory(), "Porto") == []
     assert len(entities(store.memory(), "Ana")) == 1
@@ -376,27 +376,27 @@ REPLIES = strategies.one_of(
 @given(strategies.lists(REPLIES, max_size=8))
 def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(replies: list[str]) -> None:
     with opened() as store:
-        process = store.process("s")
+        session = store.session("s")
         for text in ("Ana and Zoe live in Porto, Ana Porto likes it 🎸.", "I like Porto."):
-            process.append({"role": "user", "content": text}, {"role": "assistant", "content": "Good."})
+            session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Good."})
             store.memory().learn("s", policy=Graph(), model=Scripted(replies))
         memory = store.memory()
         for page, _ in memory.pages(history=True, proposed=True):
             assert page.claim is not None
             assert page.claim.subject
             if page.kind is Kind.FACT:
-                rows = memory.store.read((memory.number, source) for source in page.sources)
+                rows = memory.backend.read((memory.number, source) for source in page.sources)
                 assert {source.kind for source, _ in rows.values()} == {Kind.ENTITY}
                 assert page.cites
             else:
-                assert memory.store.citing(memory.number, [page.id])
+                assert memory.backend.citing(memory.number, [page.id])
         assert unattributed(memory) == []
 
 
 def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
     clock = FakeClock()
     with opened(clock) as store:
-        session, memory = store.process("s"), store.memory("ana")
+        session, memory = store.session("s"), store.memory("ana")
         session.append({"role": "user", "content": "hello"})
         cites = ((session.number, 1),)
         for town in ("Porto", "Braga"):

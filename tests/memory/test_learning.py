@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Ask, Find, Note, Outcome
 from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, Unavailable
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.learning import Learned, Learning
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
-from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import Memory, Scripted
+from kilburn.testing import MemoryBackend, Scripted
 from kilburn.testing.faults import FaultVFS
 
 
-def opened(path: Any = ":memory:", **options: Any) -> Hierarchy:
+def opened(path: Any = ":memory:", **options: Any) -> Store:
     return kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4", **options)
 
 
@@ -50,7 +50,7 @@ def tool(number: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": number, "content": text}
 
 
-def texts(store: Hierarchy, owner: str = "", **options: Any) -> list[str]:
+def texts(store: Store, owner: str = "", **options: Any) -> list[str]:
     memory = store.memory(owner)
     return [memory.text(page.id) for page, _ in memory.pages(**options)]
 
@@ -69,7 +69,7 @@ class Verbatim:
 
 def test_what_it_stored_can_be_read_back_at_once() -> None:
     with opened() as store:
-        store.process("a").append(user("Hi, I'm Ana and I live in Porto."), assistant("Welcome!"))
+        store.session("a").append(user("Hi, I'm Ana and I live in Porto."), assistant("Welcome!"))
         learned = store.memory().learn("a")
         memory = store.memory()
         assert [str(memory.recall(address)) for address in learned.stored] == [
@@ -84,7 +84,7 @@ def test_what_it_stored_can_be_read_back_at_once() -> None:
 
 def test_each_message_is_learned_from_once() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("I live in Porto."), assistant("ok"))
         assert store.memory().learn("a").stored == ("f1",)
         assert store.memory().learn("a") == Learned(memory="@memory")
@@ -95,7 +95,7 @@ def test_each_message_is_learned_from_once() -> None:
 
 def test_an_update_retires_its_predecessor_and_history_stays() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("I live in Porto."), assistant("ok"))
         store.memory().learn("a")
         session.append(user("I moved to Lisbon."), assistant("ok"))
@@ -110,17 +110,17 @@ def test_an_update_retires_its_predecessor_and_history_stays() -> None:
 def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with opened(path) as store:
-        store.process("a").append(user("I live in Porto."), assistant("ok"))
+        store.session("a").append(user("I live in Porto."), assistant("ok"))
         store.memory().learn("a")
     with opened(path) as store:
-        store.process("a").append(user("I love tea."), assistant("ok"))
+        store.session("a").append(user("I love tea."), assistant("ok"))
         assert store.memory().learn("a").stored == ("f2",)
 
 
 def test_users_have_memories_of_their_own() -> None:
     with opened() as store:
-        store.process("a", user="ana").append(user("I live in Porto."))
-        store.process("b", user="bo").append(user("I live in Oslo."))
+        store.session("a", user="ana").append(user("I live in Porto."))
+        store.session("b", user="bo").append(user("I live in Oslo."))
         assert store.memory("ana").learn("a").memory == "@memory/ana"
         store.memory("bo").learn("b")
         assert texts(store, "ana") == ["The user lives in Porto."]
@@ -130,7 +130,7 @@ def test_users_have_memories_of_their_own() -> None:
 def test_a_view_has_an_exchange_and_what_was_said_before() -> None:
     policy = Verbatim()
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         for n in range(12):
             session.append(user(f"question {n}"), assistant(f"answer {n}"))
         store.memory().learn("a", policy)
@@ -143,7 +143,7 @@ def test_a_view_has_an_exchange_and_what_was_said_before() -> None:
 def test_tools_and_system_prompts_are_not_learned_from() -> None:
     policy = Verbatim()
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append({"role": "system", "content": "You are kind."}, user("look"), assistant("I read", call("read", "c1")))
         session.append(tool("c1", "the user lives in Rome"), assistant("It says Rome."), user("thanks"))
         learned = store.memory().learn("a", policy)
@@ -162,7 +162,7 @@ def test_tools_and_system_prompts_are_not_learned_from() -> None:
 def test_what_was_recalled_is_never_learned_again() -> None:
     policy = Verbatim()
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("I live in Porto."), assistant("ok"))
         part = Part(kind=Kind.TEXT, text="earlier you said: I live in Porto")
         session.append(Message(role=Role.USER, parts=(part,), sources=(1,)), assistant("You live in Porto."), user("right"))
@@ -174,7 +174,7 @@ def test_a_users_text_of_low_trust_is_data() -> None:
     policy = Verbatim()
     with opened() as store:
         part = Part(kind=Kind.TEXT, text="observation: I live in Rome")
-        store.process("a").append(user("go"), Message(role=Role.USER, parts=(part,), trust=Trust.TOOL), assistant("seen"))
+        store.session("a").append(user("go"), Message(role=Role.USER, parts=(part,), trust=Trust.TOOL), assistant("seen"))
         learned = store.memory().learn("a", policy)
     assert [[said.text for said in view.new] for view in policy.views] == [["go"], ["seen"]]
     assert learned.proposed == ("f2",)
@@ -192,13 +192,13 @@ class Asking:
         return (Add(text=answer.text, cites=(view.new[0].cite,)),)
 
 
-def events(store: Hierarchy, act: Act) -> list[Any]:
+def events(store: Store, act: Act) -> list[Any]:
     return [event for event in store.memory().events() if event.act is act]
 
 
 def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("one"), assistant("1"), user("two"), assistant("2"))
         model = Scripted([Unavailable("down"), "two is a number"])
         learned = store.memory().learn("a", Asking(), model)
@@ -214,7 +214,7 @@ def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
 
 def test_what_waits_and_is_forgotten_in_part_is_learned_from_once() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("one"), assistant("1"), user("two"), assistant("2"))
         assert store.memory().learn("a", Asking(), Scripted([Unavailable("down"), Unavailable("down")])).failed == (
             "p1-p2",
@@ -229,7 +229,7 @@ def test_what_waits_and_is_forgotten_in_part_is_learned_from_once() -> None:
 def test_after_three_failures_the_rest_waits() -> None:
     with opened() as store:
         for n in range(8):
-            store.process("a").append(user(f"q{n}"), assistant(f"a{n}"))
+            store.session("a").append(user(f"q{n}"), assistant(f"a{n}"))
         model = Scripted([])
         learned = store.memory().learn("a", Asking(), model)
         assert len(model.requests) == 3
@@ -241,7 +241,7 @@ def test_after_three_failures_the_rest_waits() -> None:
 
 def test_without_a_model_a_policy_that_asks_is_an_error_and_nothing_moves() -> None:
     with opened() as store:
-        store.process("a").append(user("one"))
+        store.session("a").append(user("one"))
         with pytest.raises(SpecError, match="asks a model"):
             store.memory().learn("a", Asking())
         assert store.memory().learn("a", Asking(), Scripted(["fact"])).stored == ("f1",)
@@ -270,13 +270,13 @@ def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -
             return plan(view)
 
     with opened() as store:
-        store.process("a").append(user("I live in Porto."))
+        store.session("a").append(user("I live in Porto."))
         assert store.memory().learn("a", Bad()).failed == ("p1",)
         assert texts(store) == []
         assert store.memory().learn("a").stored == ("f1",)
 
 
-class Damaged(Memory):
+class Damaged(MemoryBackend):
     """A store whose index cannot be read for a while."""
 
     damaged = False
@@ -297,8 +297,8 @@ def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None
             yield Find(query="Porto")
             return ()
 
-    with Hierarchy(store, Budget(4000), "fifo", tokenizer="chars/4") as levels:
-        levels.process("a").append(user("I live in Porto."))
+    with Store(store, Budget(4000), "fifo", tokenizer="chars/4") as levels:
+        levels.session("a").append(user("I live in Porto."))
         with pytest.raises(StoreCorrupt):
             levels.memory().learn("a", Looking())
         assert events(levels, Act.NOTE) == []
@@ -316,7 +316,7 @@ def test_what_an_assistant_said_does_not_retire_what_the_user_said() -> None:
             return [add, *(Retire((page.id,), refers=0) for page, _ in standing)]
 
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("Porto"))
         store.memory().learn("a", Replacing())
         session.append(assistant("Lisbon"))
@@ -330,7 +330,7 @@ def test_what_an_assistant_said_does_not_retire_what_the_user_said() -> None:
 def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with opened(path) as one, opened(path) as two:
-        session = one.process("a")
+        session = one.session("a")
         for n in range(20):
             session.append(user(f"I love fruit{n}."), assistant("ok"))
         found: list[Learned] = []
@@ -345,7 +345,7 @@ def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -
 
 def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
     with opened(tmp_path / "s.db") as store:
-        store.process("a").append(user("I live in Porto."), assistant("ok"))
+        store.session("a").append(user("I live in Porto."), assistant("ok"))
         memory = store.memory()
         commit = memory._write
 
@@ -364,13 +364,13 @@ def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) 
     failures = 0
     for seed in range(40):
         path = str(tmp_path / f"{seed}.db")
-        with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
+        with Store(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
             for n in range(4):
-                store.process("a").append(user(f"question {n}"), assistant(f"answer {n}"))
+                store.session("a").append(user(f"question {n}"), assistant(f"answer {n}"))
         vfs = FaultVFS(f"learning-{seed}", seed=seed)
-        broken = Hierarchy(Sqlite(path, vfs=vfs.name), Budget(4000), "fifo", tokenizer="chars/4")
+        broken = Store(Sqlite(path, vfs=vfs.name), Budget(4000), "fifo", tokenizer="chars/4")
         try:
-            broken.process("a")
+            broken.session("a")
             vfs.arm(1 + seed)
             broken.memory().learn("a", Verbatim())
         except StoreError:
@@ -381,7 +381,7 @@ def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) 
                 broken.close()
             vfs.lose_power()
             vfs.unregister()
-        with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
+        with Store(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
             store.memory().learn("a", Verbatim())
             assert texts(store) == [text for n in range(4) for text in (f"question {n}", f"answer {n}")], seed
     assert failures > 20
@@ -390,7 +390,7 @@ def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) 
 def test_what_the_recall_tool_showed_is_not_learned_again() -> None:
     policy = Verbatim()
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("I live in Porto."), assistant("ok"), user("where do I live?"))
         session.append(assistant("let me see", call("recall", "c1")))
         session.append(memory_tools.call(session, "recall", '{"address": "p1"}', "c1").message("c1"), assistant("In Porto."))
@@ -404,7 +404,7 @@ def test_what_the_recall_tool_showed_is_not_learned_again() -> None:
 
 def test_forgetting_a_message_forgets_what_was_learned_from_it() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("I live in Porto."), assistant("ok"), user("I love tea."))
         store.memory().learn("a")
         session.forget("p1")
@@ -428,7 +428,7 @@ class Held:
 
 def test_learning_in_the_background_blocks_nobody() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("one"))
         model = Held()
         with Learning(store, "a", Asking(), model) as learning:
@@ -446,7 +446,7 @@ def test_learning_in_the_background_blocks_nobody() -> None:
 
 def test_closing_gives_up_and_writes_nothing() -> None:
     with opened() as store:
-        store.process("a").append(user("one"))
+        store.session("a").append(user("one"))
         model = Held()
         learning = Learning(store, "a", Asking(), model)
         assert model.asked.wait(600)
@@ -459,7 +459,7 @@ def test_closing_gives_up_and_writes_nothing() -> None:
 
 def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: Path) -> None:
     store = opened(tmp_path / "s.db")
-    store.process("a").append(user("one"))
+    store.session("a").append(user("one"))
     model = Held()
     learning = Learning(store, "a", Asking(), model)
     assert model.asked.wait(600)
@@ -474,7 +474,7 @@ def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: P
 
 def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from() -> None:
     with opened() as store:
-        session = store.process("a")
+        session = store.session("a")
         session.append(user("my secret"), assistant("ok"), user("one"))
         model = Held()
         learning = Learning(store, "a", Asking(), model)
@@ -489,7 +489,7 @@ def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from()
 
 async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
     with opened() as store:
-        store.process("a").append(user("one"))
+        store.session("a").append(user("one"))
         model = Held()
         task = asyncio.create_task(store.memory().alearn("a", Asking(), model))
         while not model.asked.is_set():
@@ -504,7 +504,7 @@ async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
 
 def test_a_policy_is_named_like_any_other() -> None:
     with opened() as store:
-        store.process("a").append(user("I live in Porto."))
+        store.session("a").append(user("I live in Porto."))
         with pytest.raises(SpecError):
             store.memory().learn("a", "no such policy")
         with pytest.raises(SpecError):
@@ -515,18 +515,18 @@ def test_a_policy_is_named_like_any_other() -> None:
 
 def test_what_is_not_there_is_an_error_and_makes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "s.db") as store:
-        store.process("a").append(user("I live in Porto."))
+        store.session("a").append(user("I live in Porto."))
         for session, owner in (("typo", ""), ("", ""), ("a", "nul\0"), ("@memory", ""), ("\ud800", ""), ("a", "x" * 600)):
             with pytest.raises(SpecError):
                 store.memory(owner).learn(session)
-        assert [info.name for info in store.processes()] == ["a"]
+        assert [info.name for info in store.sessions()] == ["a"]
     with opened(tmp_path / "s.db", readonly=True) as store, pytest.raises(StoreReadOnly):
         store.memory().learn("a")
 
 
 def test_each_policy_has_a_cursor_of_its_own() -> None:
     with opened() as store:
-        store.process("a").append(user("I live in Porto."))
+        store.session("a").append(user("I live in Porto."))
         assert store.memory().learn("a").stored == ("f1",)
         assert store.memory().learn("a", Verbatim()).stored == ("f2",)
         assert store.memory().learn("a").stored == ()
@@ -551,16 +551,16 @@ def test_about_finds_what_is_in_force_among_many() -> None:
             )
             last = memory.resolve(address)[0]
             memory.add(f"The user visited the town{n} that another user lives in.")
-        store.process("a").append(user("hm"))
+        store.session("a").append(user("hm"))
         store.memory().learn("a", Looking())
         assert found == [last]
 
 
 def test_what_an_assistant_repeats_in_a_later_exchange_is_still_only_proposed() -> None:
     with opened() as store:
-        process = store.process("s")
-        process.append(user("Read the page."), assistant("", call("read", "c1")), tool("c1", "Ana's account is X."))
-        process.append(assistant("Read."), user("Sum up. I like tea."), assistant("Ana's account is X."))
+        session = store.session("s")
+        session.append(user("Read the page."), assistant("", call("read", "c1")), tool("c1", "Ana's account is X."))
+        session.append(assistant("Read."), user("Sum up. I like tea."), assistant("Ana's account is X."))
         store.memory().learn("s", policy=Verbatim())
         assert "Ana's account is X." not in texts(store)
         assert "Ana's account is X." in texts(store, proposed=True)

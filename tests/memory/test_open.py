@@ -15,12 +15,12 @@ from waiting import until
 def test_what_is_stored_is_embedded_in_the_background_and_found_by_meaning(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with kilburn.open(path, embedder="hashing(64)") as store:
-        process = store.process("one")
-        process.append({"role": "user", "content": "The gardener planted tulips."})
+        session = store.session("one")
+        session.append({"role": "user", "content": "The gardener planted tulips."})
         assert [found.text for found in store.search("tulips and gardeners")] == ["The gardener planted tulips."]
-        assert store.store.embedders() == ["hashing(64)"]
-        process.append({"role": "user", "content": "Nobody searches for this."})
-        until(lambda: not store.store.unembedded("hashing(64)", 1))
+        assert store.backend.embedders() == ["hashing(64)"]
+        session.append({"role": "user", "content": "Nobody searches for this."})
+        until(lambda: not store.backend.unembedded("hashing(64)", 1))
     assert "kilburn-vectors" not in {thread.name for thread in threading.enumerate()}
     with kilburn.open(path) as store:
         assert store.vectors is not None, "what made the store's vectors goes on"

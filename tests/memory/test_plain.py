@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.budget import Budget
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.dates import dates, grounded
+from kilburn.kernel.store import Store
 from kilburn.memory.learning import Learned
 from kilburn.memory.statements import statements
-from kilburn.testing import FakeClock, Memory
+from kilburn.search.dates import dates, grounded
+from kilburn.testing import FakeClock, MemoryBackend
 
 SUNDAY = dt.datetime(2026, 11, 22, 10, tzinfo=dt.UTC).timestamp()
 
@@ -238,16 +238,16 @@ def test_a_megabyte_is_read() -> None:
         assert len(statements(text[:20_000], SUNDAY)) < 1000
 
 
-def conversation(*texts: str) -> tuple[Hierarchy, list[Learned]]:
-    store = Hierarchy(Memory(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(SUNDAY))
+def conversation(*texts: str) -> tuple[Store, list[Learned]]:
+    store = Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(SUNDAY))
     learned = []
     for text in texts:
-        store.process("a").append({"role": "user", "content": text}, {"role": "assistant", "content": "ok, I live in Rome"})
+        store.session("a").append({"role": "user", "content": text}, {"role": "assistant", "content": "ok, I live in Rome"})
         learned.append(store.memory().learn("a"))
     return store, learned
 
 
-def held(store: Hierarchy, **options: Any) -> list[str]:
+def held(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
     return [memory.text(page.id) for page, _ in memory.pages(**options)]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kilburn.backend import SegmentKind, State
 from kilburn.kernel.resolve import names, resolve
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page
 from kilburn.retrieval import Candidate, Query
-from kilburn.store import ProcessKind, State
 
 
 def candidate(page: int, **fields: Any) -> Candidate:
@@ -22,8 +22,8 @@ def candidate(page: int, **fields: Any) -> Candidate:
     )  # fmt: skip
     state = State(importance=fields.pop("importance", 0.0))
     return Candidate(
-        process=fields.pop("process", 1),
-        kind=fields.pop("kind", ProcessKind.SESSION),
+        segment=fields.pop("segment", 1),
+        kind=fields.pop("kind", SegmentKind.SESSION),
         page=made,
         state=state,
         span=(0, 1),
@@ -32,14 +32,14 @@ def candidate(page: int, **fields: Any) -> Candidate:
 
 
 def order(spec: str, query: Query, *candidates: Candidate) -> list[int]:
-    return [candidates[one.index].page.id for one in resolve("memory.rankings", spec).rank(query, candidates)]
+    return [candidates[one.index].page.id for one in resolve("search.rankings", spec).rank(query, candidates)]
 
 
 QUERY = Query(text="what", now=0.0)
 
 
 def test_all_are_known() -> None:
-    assert names("memory.rankings") == ["blend", "meaning", "rrf", "words"]
+    assert names("search.rankings") == ["blend", "meaning", "rrf", "words"]
 
 
 def test_words_and_meaning_alone() -> None:
@@ -70,7 +70,7 @@ def test_neighbours_and_sessions_count() -> None:
     pages = candidate(1, words=2.0), candidate(2, words=1.0), candidate(20, words=1.01)
     assert order("blend", QUERY, *pages) == [1, 2, 20]
     assert order("blend(near=0)", QUERY, *pages) == [1, 20, 2]
-    apart = candidate(1, words=2.0), candidate(2, words=1.0), candidate(9, process=2, words=1.2)
+    apart = candidate(1, words=2.0), candidate(2, words=1.0), candidate(9, segment=2, words=1.2)
     assert order("blend(near=0)", QUERY, *apart) == [1, 2, 9]
     assert order("blend(near=0, session=0)", QUERY, *apart) == [1, 9, 2]
 
@@ -80,20 +80,20 @@ def test_neighbours_and_sessions_count() -> None:
         st.builds(
             candidate,
             st.integers(1, 12),
-            process=st.integers(1, 3),
-            kind=st.sampled_from(list(ProcessKind)),
+            segment=st.integers(1, 3),
+            kind=st.sampled_from(list(SegmentKind)),
             words=st.floats(0, 50),
             meaning=st.none() | st.floats(-1, 1),
             tokens=st.integers(0, 100_000),
             importance=st.floats(0, 1),
         ),
-        unique_by=lambda one: (one.process, one.page.id),
+        unique_by=lambda one: (one.segment, one.page.id),
         max_size=12,
     ),
     st.sampled_from(["blend", "words", "meaning", "rrf"]),
 )
 def test_terms_sum_to_the_score_and_order_is_by_score(candidates: list[Candidate], spec: str) -> None:
-    ranking = resolve("memory.rankings", spec)
+    ranking = resolve("search.rankings", spec)
     scored = ranking.rank(QUERY, candidates)
     assert all(sum(one.terms.values()) == pytest.approx(one.score) for one in scored)
     assert all(left.score >= right.score for left, right in pairwise(scored))

@@ -6,14 +6,14 @@ from collections.abc import Collection
 import pytest
 
 import kilburn
+from kilburn.backend import Passage
 from kilburn.errors import ModelError, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.move import Add, Retire
 from kilburn.page import Place
-from kilburn.store import Passage
 
 
-def opened(**fields: object) -> Hierarchy:
+def opened(**fields: object) -> Store:
     return kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4", **fields)
 
 
@@ -27,7 +27,7 @@ def texts(hits: Collection) -> list[str]:
 
 def test_a_hit_says_where_it_is_from() -> None:
     with opened() as store:
-        store.process("s").append(said("Ana", "I moved to Porto in spring."), time=100.0)
+        store.session("s").append(said("Ana", "I moved to Porto in spring."), time=100.0)
         [hit] = store.search("Porto")
         assert (hit.reference, hit.speaker, hit.origin, hit.time) == ("s p1", "Ana", "user", 100.0)
         assert hit.age > 0
@@ -36,7 +36,7 @@ def test_a_hit_says_where_it_is_from() -> None:
 
 def test_a_speaker_whom_the_query_names_comes_first() -> None:
     with opened() as store:
-        store.process("s").append(
+        store.session("s").append(
             said("Bo", "Ana, which city do you like?"), said("Ana", "A city by the sea."), said("Bo", "My city is Rome.")
         )
         assert store.search("Which city does Ana like?")[0].speaker == "Ana"
@@ -46,7 +46,7 @@ def test_a_speaker_whom_the_query_names_comes_first() -> None:
 
 def test_neighbours_are_recalled_and_not_searched() -> None:
     with opened() as store:
-        store.process("s").append(said("Ana", "How old is the tortoise?"), said("Bo", "Sixty."))
+        store.session("s").append(said("Ana", "How old is the tortoise?"), said("Bo", "Sixty."))
         assert texts(store.search("tortoise")) == ["How old is the tortoise?"]
         found = store.search("tortoise age old", abstain=True)
         assert texts([*found, *found.withheld]) == ["How old is the tortoise?", "Sixty."]
@@ -54,7 +54,7 @@ def test_neighbours_are_recalled_and_not_searched() -> None:
 
 def test_facts_documents_and_users_are_apart() -> None:
     with opened() as store:
-        store.process("s").append(said("Ana", "zebra in a session"))
+        store.session("s").append(said("Ana", "zebra in a session"))
         store.memory("ana").add("zebra of Ana")
         store.memory("bo").add("zebra of Bo")
         store.memory().add("zebra of all")
@@ -92,8 +92,8 @@ def test_what_is_proposed_or_forgotten_is_not_found() -> None:
 
 def test_a_text_is_recalled_once() -> None:
     with opened() as store:
-        store.process("a").append(said("Ana", "The code is 7781."), said("Bo", "the code is 7781"))
-        store.process("b").append(said("Ana", "The code is 7781!"))
+        store.session("a").append(said("Ana", "The code is 7781."), said("Bo", "the code is 7781"))
+        store.session("b").append(said("Ana", "The code is 7781!"))
         assert len(store.search("code 7781")) == 2
         found = store.search("What is the code 7781?", abstain=True)
         assert len([*found, *found.withheld]) == 1
@@ -101,7 +101,7 @@ def test_a_text_is_recalled_once() -> None:
 
 def test_the_budget_is_kept() -> None:
     with opened() as store:
-        store.process("s").append(*[said("Ana", f"walrus number {number} " + "x " * 50) for number in range(40)])
+        store.session("s").append(*[said("Ana", f"walrus number {number} " + "x " * 50) for number in range(40)])
         for tokens in (0, 1, 30, 100, 500):
             found = store.search("walrus number", tokens, abstain=True)
             assert sum(hit.tokens for hit in [*found, *found.withheld]) <= tokens
@@ -110,15 +110,15 @@ def test_the_budget_is_kept() -> None:
 
 def test_reading_order() -> None:
     with opened() as store:
-        store.process("late").append(said("Ana", "walrus one"), time=200.0)
-        store.process("early").append(said("Ana", "walrus two"), said("Ana", "a walrus, a walrus"), time=100.0)
+        store.session("late").append(said("Ana", "walrus one"), time=200.0)
+        store.session("early").append(said("Ana", "walrus two"), said("Ana", "a walrus, a walrus"), time=100.0)
         found = store.search("walrus", abstain=True)
         assert [hit.reference for hit in [*found, *found.withheld]] == ["early p1", "early p2", "late p1"]
 
 
 def test_it_abstains() -> None:
     with opened() as store:
-        store.process("s").append(
+        store.session("s").append(
             *[said("Ana", text) for text in ("The tortoise is sixty years old.", "I like tea.", "It rains.")]
         )
         found = store.search("What did the submarine captain whisper about tea?", abstain=True)
@@ -137,16 +137,16 @@ def test_it_abstains() -> None:
 def test_any_query(query: str) -> None:
     text = "a text 日本語 🙂"
     with opened() as store:
-        process = store.process('") or true or ("', user="ana")
-        process.append(said('") or true or ("', text))
-        found = [store.search(query, abstain=True), store.search(query, user="ana"), process.search(query)]
+        session = store.session('") or true or ("', user="ana")
+        session.append(said('") or true or ("', text))
+        found = [store.search(query, abstain=True), store.search(query, user="ana"), session.search(query)]
         assert {hit.text for hits in found for hit in hits} <= {text}
         assert not store.search(query, user=query)
         assert texts(store.search("text")) == [text]
 
 
 class Closing:
-    """What the hierarchy closes."""
+    """What the store closes."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -155,7 +155,7 @@ class Closing:
 class Down(Closing):
     """An embedder's endpoint that is down."""
 
-    def nearest(self, query: str, processes: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
         raise ModelError("it is down", advice="wait")
 
     def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
@@ -168,7 +168,7 @@ class Near(Closing):
     def __init__(self) -> None:
         self.entry = 0
 
-    def nearest(self, query: str, processes: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
         return [(self.entry, 0.9), (12345, 0.8)]
 
     def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
@@ -178,16 +178,16 @@ class Near(Closing):
 def test_words_are_found_where_the_embedder_is_down() -> None:
     with opened() as store:
         store.vectors = Down()
-        store.process("s").append(said("Ana", "a walrus"))
+        store.session("s").append(said("Ana", "a walrus"))
         assert texts(store.search("walrus")) == ["a walrus"]
 
 
 def test_meaning_is_found_and_entries_that_are_gone_are_not() -> None:
     with opened() as store:
         store.vectors = near = Near()
-        process = store.process("s")
-        process.append(said("Ana", "a walrus"), said("Ana", "a car"))
-        passage: Passage = store.store.entries([(process.number, 2)])[process.number, 2][0]
+        session = store.session("s")
+        session.append(said("Ana", "a walrus"), said("Ana", "a car"))
+        passage: Passage = store.backend.entries([(session.number, 2)])[session.number, 2][0]
         near.entry = passage.entry
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})
@@ -196,9 +196,9 @@ def test_meaning_is_found_and_entries_that_are_gone_are_not() -> None:
 
 def test_retired_pages_of_sessions_are_not_found() -> None:
     with opened() as store:
-        process = store.process("s")
-        process.append(said("Ana", "hello"), {"role": "assistant", "content": "walrus"}, said("Ana", "go on"))
-        process.apply(Retire((2,), why="wrong"))
-        assert process.window.at(2) is Place.RETIRED
+        session = store.session("s")
+        session.append(said("Ana", "hello"), {"role": "assistant", "content": "walrus"}, said("Ana", "go on"))
+        session.apply(Retire((2,), why="wrong"))
+        assert session.window.at(2) is Place.RETIRED
         assert not store.search("walrus")
-        assert not process.search("walrus")
+        assert not session.search("walrus")

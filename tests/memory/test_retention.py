@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import kilburn
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.dates import DAY
+from kilburn.kernel.store import Store
 from kilburn.memory.retention import Quota, sweep, within, worth
 from kilburn.move import Add, Retire
 from kilburn.page import Place
+from kilburn.search.dates import DAY
 
 START = 1_000_000.0
 
@@ -33,18 +33,18 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[Hierarchy]:
+def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
     with kilburn.open(str(tmp_path / "agent.db"), tokenizer="chars/4") as opened:
         opened.clock = clock
         yield opened
 
 
-def facts(store: Hierarchy, user: str = "ana", at: float | None = None) -> list[str]:
+def facts(store: Store, user: str = "ana", at: float | None = None) -> list[str]:
     memory = store.memory(user)
     return [memory.text(page.id) for page, _ in memory.pages(at)]
 
 
-def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Hierarchy, clock: Clock) -> None:
+def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Store, clock: Clock) -> None:
     assert store.memory("ana").remember("Ana is in Rome", until=START + DAY, importance=0.5) == "p1"
     assert store.memory("ana").remember("Ana was in Oslo", since=START - 9 * DAY, until=START) == "p2"
     assert store.memory().remember("Everyone has a key") == "p1"
@@ -56,7 +56,7 @@ def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Hierarch
     assert facts(store, at=START) == ["Ana is in Rome"]
 
 
-def test_a_quota_refuses_and_names_the_counts(store: Hierarchy) -> None:
+def test_a_quota_refuses_and_names_the_counts(store: Store) -> None:
     quota = Quota(facts=2)
     for number in range(2):
         store.memory("ana").remember(f"fact {number}", quota=quota)
@@ -71,7 +71,7 @@ def test_a_quota_refuses_and_names_the_counts(store: Hierarchy) -> None:
         store.memory("eve").remember("one", quota=Quota(facts=0, evict=True))
 
 
-def test_what_is_retired_makes_room_and_so_does_what_the_same_change_retires(store: Hierarchy) -> None:
+def test_what_is_retired_makes_room_and_so_does_what_the_same_change_retires(store: Store) -> None:
     quota = Quota(facts=1)
     store.memory("ana").remember("Ana lives in Porto", quota=quota)
     memory = store.memory("ana")
@@ -83,7 +83,7 @@ def test_what_is_retired_makes_room_and_so_does_what_the_same_change_retires(sto
     assert store.memory("ana").remember("a third", quota=quota) == "p3"
 
 
-def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Hierarchy, clock: Clock) -> None:
+def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Store, clock: Clock) -> None:
     store.memory("ana").remember("important", importance=0.9)
     store.memory("ana").remember("pinned", pin=True)
     store.memory("ana").remember("old")
@@ -103,8 +103,8 @@ def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Hierarc
     assert len(facts(store)) == 5
 
 
-def test_what_is_proposed_counts_and_is_not_evicted(store: Hierarchy) -> None:
-    session = store.process("s")
+def test_what_is_proposed_counts_and_is_not_evicted(store: Store) -> None:
+    session = store.session("s")
     session.append({"role": "user", "content": "hello"})
     cites = ((session.number, 1),)
     store.memory("ana").apply(Add(text="planted", cites=cites), policy="learner", tainted=True)
@@ -123,7 +123,7 @@ def test_worth_is_importance_or_recency() -> None:
     assert worth(page, state, page.time - 9 * DAY) == 1.0
 
 
-def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store: Hierarchy, clock: Clock) -> None:
+def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store: Store, clock: Clock) -> None:
     store.memory("ana").remember("over soon", until=START + DAY)
     store.memory("bob").remember("over later", until=START + 20 * DAY)
     store.memory("ana").remember("for ever")
@@ -149,7 +149,7 @@ def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store:
     assert sweep(store, "bob", retention=11 * DAY).receipt.pages == {"@memory/bob": ("p1",)}
 
 
-def test_history_is_kept_unless_it_is_asked_for(store: Hierarchy, clock: Clock) -> None:
+def test_history_is_kept_unless_it_is_asked_for(store: Store, clock: Clock) -> None:
     store.memory("ana").remember("Ana lives in Porto")
     memory = store.memory("ana")
     memory.apply(Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0))
@@ -161,7 +161,7 @@ def test_history_is_kept_unless_it_is_asked_for(store: Hierarchy, clock: Clock) 
 
 
 @pytest.mark.parametrize("retention", [-1.0, float("nan")])
-def test_a_retention_that_is_none_is_refused(store: Hierarchy, retention: float) -> None:
+def test_a_retention_that_is_none_is_refused(store: Store, retention: float) -> None:
     with pytest.raises(SpecError):
         sweep(store, retention=retention)
 
@@ -173,14 +173,14 @@ def test_a_quota_that_is_none_is_refused(most: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 10_001, "\ud800"])
-def test_a_text_that_is_no_fact_is_refused(store: Hierarchy, text: str) -> None:
+def test_a_text_that_is_no_fact_is_refused(store: Store, text: str) -> None:
     with pytest.raises((KernelError, SpecError)):
         store.memory("ana").remember(text)
     assert facts(store) == []
 
 
 @pytest.mark.parametrize("times", [{"since": 2.0, "until": 1.0}, {"until": float("inf")}, {"importance": 1.5}])
-def test_numbers_that_cannot_be_are_refused(store: Hierarchy, times: dict[str, float]) -> None:
+def test_numbers_that_cannot_be_are_refused(store: Store, times: dict[str, float]) -> None:
     with pytest.raises((KernelError, SpecError)):
         store.memory("ana").remember("Ana is in Rome", **times)  # type: ignore[arg-type]
 
@@ -198,7 +198,7 @@ INJECTIONS = [
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_an_injection_is_only_a_text_and_only_a_name(store: Hierarchy, text: str) -> None:
+def test_an_injection_is_only_a_text_and_only_a_name(store: Store, text: str) -> None:
     store.memory("bob").remember("Bob's secret")
     store.memory(text).remember(text)
     assert facts(store, text) == [text]
@@ -208,12 +208,12 @@ def test_an_injection_is_only_a_text_and_only_a_name(store: Hierarchy, text: str
 
 
 @pytest.mark.parametrize("user", [" ", "a\0b", "x" * 600, "\ud800"])
-def test_a_name_of_no_user_is_refused(store: Hierarchy, user: str) -> None:
+def test_a_name_of_no_user_is_refused(store: Store, user: str) -> None:
     with pytest.raises(SpecError):
         store.memory(user).remember("x")
 
 
-def test_a_secret_is_never_written(tmp_path: Path, store: Hierarchy) -> None:
+def test_a_secret_is_never_written(tmp_path: Path, store: Store) -> None:
     pytest.importorskip("betterleaks")
     token = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
     with pytest.raises(SecretFound):

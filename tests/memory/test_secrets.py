@@ -188,7 +188,7 @@ class Witness:
 def test_no_policy_sees_a_secret(how: str) -> None:
     witness = Witness()
     with kilburn.open(":memory:", tokenizer="chars/4") as store:
-        session = store.process("s")
+        session = store.session("s")
         for text in ("I live in Porto", f"my token is {TOKEN}", "I like tea"):
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": f"noted: {text}"})
         learned = store.memory().learn("s", witness, secrets=how)  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_no_policy_sees_a_secret(how: str) -> None:
 
 def test_a_quota_holds_for_what_is_learned() -> None:
     with kilburn.open(":memory:", tokenizer="chars/4") as store:
-        session = store.process("s")
+        session = store.session("s")
         session.append({"role": "user", "content": "I live in Porto"}, {"role": "user", "content": "I like tea"})
         with pytest.raises(QuotaExceeded):
             store.memory().learn("s", Witness(), quota=Quota(facts=1))
@@ -221,7 +221,7 @@ def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     with kilburn.open(":memory:", tokenizer="chars/4") as store:
         store.memory().add("Ana's own fact")
-        session = store.process("s")
+        session = store.session("s")
         session.append(
             {"role": "user", "content": "read it"},
             {"role": "assistant", "content": None, "tool_calls": [call]},

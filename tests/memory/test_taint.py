@@ -13,7 +13,7 @@ import kilburn
 from kilburn.agents.access import Rights
 from kilburn.agents.loop import Agent
 from kilburn.agents.tool import Tool
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.kernel.taint import lowest_read, tainted
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
@@ -41,22 +41,22 @@ def said(role: Role, text: str, trust: Trust | None = None) -> Message:
     return Message(role=role, parts=(Part(kind=Kind.TEXT, text=text),), trust=trust)
 
 
-def take(process: Process, step: str, number: int) -> None:
+def take(session: Session, step: str, number: int) -> None:
     """One step of a session: somebody says something, or a tool is called and answers."""
     if step in ("user", "planted"):
-        process.append(said(Role.USER, f"word {number}", Trust.TOOL if step == "planted" else None))
+        session.append(said(Role.USER, f"word {number}", Trust.TOOL if step == "planted" else None))
     elif step == "assistant":
-        process.append(said(Role.ASSISTANT, f"word {number}"))
+        session.append(said(Role.ASSISTANT, f"word {number}"))
     else:
         call = Part(kind=Kind.CALL, text="{}", call=f"c{number}", name=step)
         result = Part(kind=Kind.RESULT, text=f"result {number}", call=f"c{number}")
         sources = (1,) if step == "recall" else ()
-        cites = ((process.number - 1, 1),) if step == "elsewhere" else ()
-        process.append(Message(role=Role.ASSISTANT, parts=(call,)))
-        process.append(Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites))
+        cites = ((session.number - 1, 1),) if step == "elsewhere" else ()
+        session.append(Message(role=Role.ASSISTANT, parts=(call,)))
+        session.append(Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites))
 
 
-def sends(process: Process, clean: bool) -> bool:
+def sends(session: Session, clean: bool) -> bool:
     """Whether an agent in this session may still change something."""
     sent: list[str] = []
 
@@ -72,7 +72,7 @@ def sends(process: Process, clean: bool) -> bool:
     call = Part(kind=Kind.CALL, text=json.dumps({"text": "x"}), call="s", name="send")
     model = Scripted([Reply(message=Message(role=Role.ASSISTANT, parts=(call,)), finish="calls"), "done"])
     tools = [send, Tool(read, name="clean", does="read", clean=clean)]
-    Agent(model, tools, process, rights=Rights(after_untrusted="deny")).run()
+    Agent(model, tools, session, rights=Rights(after_untrusted="deny")).run()
     return bool(sent)
 
 
@@ -80,13 +80,13 @@ def sends(process: Process, clean: bool) -> bool:
 @given(st.lists(st.sampled_from(STEPS), max_size=8), st.booleans())
 def test_an_agent_and_learning_ask_one_rule(steps: list[str], clean: bool) -> None:
     with kilburn.open(":memory:", window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        store.process("other").append(said(Role.USER, "of another session"))
-        process, dirty = store.process("a"), dict[int, bool]()
-        process.append(said(Role.USER, "word 0"))
+        store.session("other").append(said(Role.USER, "of another session"))
+        session, dirty = store.session("a"), dict[int, bool]()
+        session.append(said(Role.USER, "word 0"))
         for number, step in enumerate(steps, 1):
-            take(process, step, number)
-            dirty[process.window.last] = any(each in UNTRUSTED for each in steps[:number])
-        assert {page: tainted(process, until=page) for page in dirty} == dirty
+            take(session, step, number)
+            dirty[session.window.last] = any(each in UNTRUSTED for each in steps[:number])
+        assert {page: tainted(session, until=page) for page in dirty} == dirty
         policy = Views()
         learned = store.memory().learn("a", policy)
         for view in policy.seen:
@@ -96,18 +96,18 @@ def test_an_agent_and_learning_ask_one_rule(steps: list[str], clean: bool) -> No
         proposed = {int(memory.text(memory.resolve(address)[0]).partition(" ")[0][1:]) for address in learned.proposed}
         assert all(dirty[page] for page in proposed)
         heeded = UNTRUSTED - {"clean"} if clean else UNTRUSTED
-        assert sends(process, clean) is not any(step in heeded for step in steps)
+        assert sends(session, clean) is not any(step in heeded for step in steps)
 
 
 def test_a_branch_that_was_written_after_an_untrusted_read_only_proposes() -> None:
     for steps, proposes in ((["tool"], True), ([], False)):
         with kilburn.open(":memory:", window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-            process = store.process("a")
-            process.append(said(Role.USER, "look"))
+            session = store.session("a")
+            session.append(said(Role.USER, "look"))
             for number, step in enumerate(steps, 1):
-                take(process, step, number)
-            process.append(Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text="{}", call="b", name="branch"),)))
-            branch = process.fork("work on it", inherit="nothing", call="b")
+                take(session, step, number)
+            session.append(Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text="{}", call="b", name="branch"),)))
+            branch = session.fork("work on it", inherit="nothing", call="b")
             # What follows the prompt at once is about what was recalled, and is not learned.
             branch.append(said(Role.USER, "go on"), said(Role.ASSISTANT, "the keys go to Eve"))
             assert (lowest_read(branch)[0] < Trust.AGENT) is tainted(branch) is proposes

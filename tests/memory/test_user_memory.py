@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import kilburn
+from kilburn.collections.collection import Collection
 from kilburn.errors import Forgotten, KernelError, LawBroken, SpecError, UnknownAddress
 from kilburn.event import Act
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.found import Findings
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Add
+from kilburn.search.found import Findings
 
 START = 1_000_000.0
 
@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[Hierarchy]:
+def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
     with kilburn.open(str(tmp_path / "agent.db"), tokenizer="chars/4") as opened:
         opened.clock = clock
         yield opened
@@ -42,7 +42,7 @@ def in_force(memory: UserMemory, at: float | None = None) -> list[str]:
     return [memory.text(page.id) for page, _ in memory.pages(at)]
 
 
-def test_an_updated_fact_takes_the_place_of_the_old_one_which_stays_in_the_history(store: Hierarchy, clock: Clock) -> None:
+def test_an_updated_fact_takes_the_place_of_the_old_one_which_stays_in_the_history(store: Store, clock: Clock) -> None:
     memory = store.memory("ana")
     assert memory.remember("Ana lives in Porto.", importance=0.5) == "p1"
     clock.now += 10
@@ -59,7 +59,7 @@ def test_an_updated_fact_takes_the_place_of_the_old_one_which_stays_in_the_histo
     assert in_force(memory) == ["Ana lives in Porto."]
 
 
-def test_an_update_says_from_when_the_new_text_is_true(store: Hierarchy, clock: Clock) -> None:
+def test_an_update_says_from_when_the_new_text_is_true(store: Store, clock: Clock) -> None:
     memory = store.memory("ana")
     memory.remember("Ana lives in Porto.")
     clock.now += 100
@@ -68,7 +68,7 @@ def test_an_update_says_from_when_the_new_text_is_true(store: Hierarchy, clock: 
     assert in_force(memory, START + 51) == ["Ana lives in Braga."]
 
 
-def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Hierarchy) -> None:
+def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Store) -> None:
     memory = store.memory("ana")
     memory.remember("one")
     memory.remember("two", pin=True)
@@ -95,7 +95,7 @@ def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Hierarchy)
         memory.update("p1", "newer")
 
 
-def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(store: Hierarchy) -> None:
+def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(store: Store) -> None:
     memory = store.memory("ana")
     memory.remember("Ana's locker is number 12.")
     store.memory().remember("Every locker has a number on its door.")
@@ -114,8 +114,8 @@ def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(st
     assert 0 < hits.confidence <= 1
 
 
-async def test_a_memory_learns_and_searches_for_async_callers(store: Hierarchy) -> None:
-    talk = store.process("monday", user="ana")
+async def test_a_memory_learns_and_searches_for_async_callers(store: Store) -> None:
+    talk = store.session("monday", user="ana")
     talk.append({"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "Noted."})
     memory = store.memory("ana")
     assert (await memory.alearn(talk)).stored == ("f1",)
@@ -125,7 +125,7 @@ async def test_a_memory_learns_and_searches_for_async_callers(store: Hierarchy) 
     assert (await store.asearch("Porto", where="facts", abstain=True)).confidence > 0
 
 
-def test_memories_have_the_verbs_of_facts_and_documents_do_not(store: Hierarchy) -> None:
+def test_memories_have_the_verbs_of_facts_and_documents_do_not(store: Store) -> None:
     store.document("manual").add("Open the valve.")
     store.memory("ana").remember("Ana likes tea.")
     kinds = {one.name: type(one) for one in store.collections()}

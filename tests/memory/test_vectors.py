@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kilburn.backend import Backend, Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import ModelError, Refused, SpecError, StoreError, Unavailable
-from kilburn.memory.choice import vectors_for
-from kilburn.memory.embedders.hashing import Hashing
-from kilburn.memory.scan import BLOCK, Scan, pack
-from kilburn.memory.vectors import SHORT, Vectors
-from kilburn.store import Batch, Store
-from kilburn.stores.sqlite import Sqlite
-from kilburn.testing import Memory
+from kilburn.search.choice import vectors_for
+from kilburn.search.embedders.hashing import Hashing
+from kilburn.search.scan import BLOCK, Scan, pack
+from kilburn.search.vectors import SHORT, Vectors
+from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import until
 
-Open = Callable[..., Store]
+Open = Callable[..., Backend]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = Memory() if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    made: Backend = MemoryBackend() if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
     yield made
     made.close()
 
@@ -50,8 +50,8 @@ class Counting(Hashing):
         return super().embed(texts)
 
 
-def text_of(store: Store, entry: int, texts: dict[int, str]) -> str:
-    passage = store.passages([entry])[entry]
+def text_of(backend: Backend, entry: int, texts: dict[int, str]) -> str:
+    passage = backend.passages([entry])[entry]
     return texts[passage.page][slice(*passage.span)]
 
 
@@ -60,17 +60,17 @@ def units(count: int, dimensions: int = 64, seed: int = 0) -> np.ndarray[Any, An
     return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
-def test_what_was_just_stored_is_found_at_once(store: Store) -> None:
-    process = start(store)
+def test_what_was_just_stored_is_found_at_once(backend: Backend) -> None:
+    segment = start(backend)
     texts = {1: "the parser fails on an empty file", 2: "a dinner with friends in Lisbon", 3: "rain in the afternoon"}
-    store.commit(process, batch_of(0, texts))
-    vectors = Vectors(store, "hashing(64)")
+    backend.commit(segment, batch_of(0, texts))
+    vectors = Vectors(backend, "hashing(64)")
     (best, cosine), *_ = vectors.nearest("empty files and the parser", None, 3)
-    assert text_of(store, best, texts) == texts[1]
+    assert text_of(backend, best, texts) == texts[1]
     assert 0.2 < cosine <= 1
-    store.commit(process, batch_of(1, {4: "zebra crossings"}))
+    backend.commit(segment, batch_of(1, {4: "zebra crossings"}))
     ((found, _),) = vectors.nearest("zebra crossing", None, 1)
-    assert store.passages([found])[found].page == 4
+    assert backend.passages([found])[found].page == 4
     assert vectors.similar("zebra crossings", [found, best, 17])[found] == pytest.approx(1, abs=0.01)
     assert vectors.similar("zebra crossings", [found, best, 17]).keys() == {found, best}
     assert vectors.nearest("  ", None, 3) == []
@@ -78,11 +78,11 @@ def test_what_was_just_stored_is_found_at_once(store: Store) -> None:
     assert vectors.nearest("zebra", [], 3) == []
 
 
-def test_a_long_backlog_waits_for_catch_up_which_goes_on_where_it_stopped(store: Store) -> None:
-    process = start(store)
-    store.commit(process, batch_of(0, {number: f"passage number{number}" for number in range(1, 201)}))
+def test_a_long_backlog_waits_for_catch_up_which_goes_on_where_it_stopped(backend: Backend) -> None:
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {number: f"passage number{number}" for number in range(1, 201)}))
     embedder = Counting()
-    vectors = Vectors(store, embedder)
+    vectors = Vectors(backend, embedder)
     assert vectors.nearest("number7", None, 3) == []
     assert embedder.calls == [1], "only the query was embedded"
     seen: list[int] = []
@@ -101,11 +101,11 @@ def test_a_long_backlog_waits_for_catch_up_which_goes_on_where_it_stopped(store:
     assert len(vectors.nearest("number7", None, 300)) == 200
 
 
-def test_a_search_among_few_processes_returns_as_many_as_there_are(store: Store) -> None:
-    many, few = start(store, "many"), start(store, "few")
-    store.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
-    store.commit(few, batch_of(0, {1: "hay", 2: "straw and needles", 3: "grass"}))
-    vectors = Vectors(store, "hashing(64)")
+def test_a_search_among_few_processes_returns_as_many_as_there_are(backend: Backend) -> None:
+    many, few = start(backend, "many"), start(backend, "few")
+    backend.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
+    backend.commit(few, batch_of(0, {1: "hay", 2: "straw and needles", 3: "grass"}))
+    vectors = Vectors(backend, "hashing(64)")
     vectors.catch_up()
     found = vectors.nearest("the needle", [few], 10)
     assert [entry >> 32 for entry, _ in found] == [few] * 3
@@ -113,17 +113,17 @@ def test_a_search_among_few_processes_returns_as_many_as_there_are(store: Store)
     assert len(vectors.nearest("the needle", [few, many, 99], 5)) == 5
 
 
-def test_what_is_forgotten_is_found_no_more_and_its_place_is_filled(store: Store) -> None:
-    process = start(store)
-    store.commit(process, batch_of(0, {number: f"needle {number}" for number in range(1, 21)}))
-    vectors, other = Vectors(store, "hashing(64)"), Vectors(store, "hashing(64)")
+def test_what_is_forgotten_is_found_no_more_and_its_place_is_filled(backend: Backend) -> None:
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {number: f"needle {number}" for number in range(1, 21)}))
+    vectors, other = Vectors(backend, "hashing(64)"), Vectors(backend, "hashing(64)")
     before = vectors.nearest("needle", None, 20)
     assert len(before) == len(other.nearest("needle", None, 20)) == 20
-    store.commit(process, Batch(head=1, erase=list(range(1, 11)), unindex=[11]))
+    backend.commit(segment, Batch(head=1, erase=list(range(1, 11)), unindex=[11]))
     for one in (vectors, other):
         found = one.nearest("needle", None, 9)
         assert len(found) == 9
-        assert {store.passages([entry])[entry].page for entry, _ in found} <= set(range(12, 21))
+        assert {backend.passages([entry])[entry].page for entry, _ in found} <= set(range(12, 21))
     assert len(vectors.similar("needle", [entry for entry, _ in before])) == 9
 
 
@@ -131,8 +131,8 @@ def test_another_writer_is_followed(tmp_path: Path) -> None:
     with Sqlite(str(tmp_path / "a.db")) as one, Sqlite(str(tmp_path / "a.db")) as two:
         reader, embedder = Vectors(one, Counting()), Counting()
         assert reader.nearest("needle", None, 5) == []
-        process = start(two)
-        two.commit(process, batch_of(0, {1: "needle"}))
+        segment = start(two)
+        two.commit(segment, batch_of(0, {1: "needle"}))
         Vectors(two, embedder).catch_up()
         assert len(reader.nearest("needle", None, 5)) == 1
         assert sum(reader.embedder.calls) == 1, "the other's vectors are used, not made again"  # type: ignore[attr-defined]
@@ -141,11 +141,11 @@ def test_another_writer_is_followed(tmp_path: Path) -> None:
 def test_a_store_that_is_only_read_is_searched_and_left_as_it_is(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with Sqlite(path) as writer:
-        process = start(writer)
-        writer.commit(process, batch_of(0, {1: "needle", 2: "hay"}))
-        with Sqlite(path, readonly=True) as store:
+        segment = start(writer)
+        writer.commit(segment, batch_of(0, {1: "needle", 2: "hay"}))
+        with Sqlite(path, readonly=True) as backend:
             embedder = Counting()
-            vectors = Vectors(store, embedder)
+            vectors = Vectors(backend, embedder)
             vectors.start()
             assert len(vectors.nearest("needle", None, 5)) == 2
             assert len(vectors.nearest("needle", None, 5)) == 2
@@ -154,34 +154,34 @@ def test_a_store_that_is_only_read_is_searched_and_left_as_it_is(tmp_path: Path)
         assert len(writer.unembedded(embedder.name, 5)) == 2
 
 
-def test_after_a_change_of_embedder_the_old_vectors_serve_until_the_new_ones_are_there(store: Store) -> None:
-    process = start(store)
+def test_after_a_change_of_embedder_the_old_vectors_serve_until_the_new_ones_are_there(backend: Backend) -> None:
+    segment = start(backend)
     count = SHORT + 10
-    store.commit(process, batch_of(0, {number: f"passage {number}" for number in range(1, count + 1)}))
-    Vectors(store, "hashing(32)").catch_up()
-    vectors = Vectors(store, "hashing(64)")
+    backend.commit(segment, batch_of(0, {number: f"passage {number}" for number in range(1, count + 1)}))
+    Vectors(backend, "hashing(32)").catch_up()
+    vectors = Vectors(backend, "hashing(64)")
     assert len(vectors.nearest("passage", None, 100)) == count
-    assert len(list(store.vectors("hashing(64)"))) == 0, "it was the old index that served"
+    assert len(list(backend.vectors("hashing(64)"))) == 0, "it was the old index that served"
     assert vectors.similar(np.eye(32)[0], []) == {}
     with pytest.raises(SpecError, match="dimensions"):
         vectors.similar(np.eye(64)[0], [])
     vectors.catch_up(5)
     assert len(vectors.nearest("passage", None, 100)) == count
     vectors.catch_up()
-    assert store.embedders() == ["hashing(64)"]
+    assert backend.embedders() == ["hashing(64)"]
     assert len(vectors.nearest("passage", None, 100)) == count
-    assert vectors_for(store, "auto").embedder.name == "hashing(64)"
-    store.drop_vectors("hashing(64)")
-    store.keep_vectors("gone(1)", [(store.unembedded("x", 1)[0][0], b"12345")])
-    assert Vectors(store, "hashing(64)").nearest("passage", None, 5) == [], "words serve until it is made again"
-    assert vectors_for(store, "auto") is None
+    assert vectors_for(backend, "auto").embedder.name == "hashing(64)"
+    backend.drop_vectors("hashing(64)")
+    backend.keep_vectors("gone(1)", [(backend.unembedded("x", 1)[0][0], b"12345")])
+    assert Vectors(backend, "hashing(64)").nearest("passage", None, 5) == [], "words serve until it is made again"
+    assert vectors_for(backend, "auto") is None
 
 
-def test_vectors_of_another_length_are_made_again_and_never_served(store: Store) -> None:
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "needle", 2: "hay"}))
-    store.keep_vectors("hashing(64)", [(entry, bytes(36)) for entry, _ in store.unembedded("hashing(64)", 5)])
-    vectors = Vectors(store, "hashing(64)")
+def test_vectors_of_another_length_are_made_again_and_never_served(backend: Backend) -> None:
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "needle", 2: "hay"}))
+    backend.keep_vectors("hashing(64)", [(entry, bytes(36)) for entry, _ in backend.unembedded("hashing(64)", 5)])
+    vectors = Vectors(backend, "hashing(64)")
     assert vectors.nearest("needle", None, 5) == []
     ((_, cosine), _) = vectors.nearest("needle", None, 5)
     assert cosine == pytest.approx(1, abs=0.01)
@@ -199,32 +199,32 @@ class Wrong(Hashing):
 
 
 @pytest.mark.parametrize("gives", [np.ones((1, 9)), np.ones((2, 8)), np.ones(8), np.zeros((1, 8)), np.full((1, 8), np.nan)])
-def test_an_embedder_that_gives_something_else_is_named(store: Store, gives: Any) -> None:
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "needle"}))
+def test_an_embedder_that_gives_something_else_is_named(backend: Backend, gives: Any) -> None:
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "needle"}))
     with pytest.raises(ModelError, match="hashing"):
-        Vectors(store, Wrong(gives)).catch_up()
-    assert list(store.vectors("hashing(8)")) == []
+        Vectors(backend, Wrong(gives)).catch_up()
+    assert list(backend.vectors("hashing(8)")) == []
 
 
-def test_a_passage_that_is_refused_holds_up_no_other(store: Store) -> None:
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "good", 2: "evil", 3: "fair"}))
+def test_a_passage_that_is_refused_holds_up_no_other(backend: Backend) -> None:
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "good", 2: "evil", 3: "fair"}))
     embedder = Counting()
     embedder.fail = lambda texts: Refused("no") if any("evil" in text for text in texts) else None
-    vectors = Vectors(store, embedder)
+    vectors = Vectors(backend, embedder)
     assert vectors.catch_up() == 3
     assert [round(cosine) for _, cosine in vectors.nearest("good", None, 5)] == [1, 0, 0]
-    store.commit(process, batch_of(1, {4: "more"}))
+    backend.commit(segment, batch_of(1, {4: "more"}))
     embedder.fail = lambda texts: Refused("no key")
     with pytest.raises(Refused):
         vectors.catch_up()
-    assert len(store.unembedded(embedder.name, 5)) == 1
+    assert len(backend.unembedded(embedder.name, 5)) == 1
 
 
-def test_the_background_embeds_and_says_what_is_wrong(store: Store) -> None:
-    process = start(store)
-    store.commit(process, batch_of(0, {number: f"passage {number}" for number in range(1, 101)}))
+def test_the_background_embeds_and_says_what_is_wrong(backend: Backend) -> None:
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {number: f"passage {number}" for number in range(1, 101)}))
     embedder = Counting()
     failed, healed = threading.Event(), threading.Event()
 
@@ -233,26 +233,26 @@ def test_the_background_embeds_and_says_what_is_wrong(store: Store) -> None:
         return None if healed.is_set() else Unavailable("down")
 
     embedder.fail = fail
-    vectors = Vectors(store, embedder)
+    vectors = Vectors(backend, embedder)
     vectors.start(0.01)
     assert failed.wait(600)
     until(lambda: bool(vectors.trouble))
     assert "down" in vectors.trouble
     healed.set()
-    until(lambda: not store.unembedded(embedder.name, 1))
+    until(lambda: not backend.unembedded(embedder.name, 1))
     vectors.close()
     vectors.close()
     assert len(vectors.nearest("passage", None, 200)) == 100
-    store.close()
+    backend.close()
     with pytest.raises(StoreError):
         vectors.nearest("passage", None, 5)
 
 
 EXIT = """
 import atexit, sys, threading
-from kilburn.memory.embedders.hashing import Hashing
-from kilburn.memory.vectors import Vectors
-from kilburn.stores.sqlite import Sqlite
+from kilburn.search.embedders.hashing import Hashing
+from kilburn.search.vectors import Vectors
+from kilburn.backends.sqlite import Sqlite
 from kilburn.testing.stores import batch_of, start
 
 class Counting(Hashing):
@@ -283,22 +283,22 @@ def test_a_program_that_ends_while_something_is_embedded_waits_for_one_batch(tmp
     path = str(tmp_path / "a.db")
     done = subprocess.run([sys.executable, "-c", EXIT, path], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
-    with Sqlite(path) as store:
-        assert 3 * 16 <= 1999 - len(store.unembedded("hashing(64)", 5000)) < 1000
-        assert Vectors(store, "hashing(64)").catch_up() > 1000
+    with Sqlite(path) as backend:
+        assert 3 * 16 <= 1999 - len(backend.unembedded("hashing(64)", 5000)) < 1000
+        assert Vectors(backend, "hashing(64)").catch_up() > 1000
 
 
 def test_many_threads_search_and_write(tmp_path: Path) -> None:
-    with Sqlite(str(tmp_path / "a.db")) as store:
-        vectors = Vectors(store, "hashing(64)")
+    with Sqlite(str(tmp_path / "a.db")) as backend:
+        vectors = Vectors(backend, "hashing(64)")
         wrong: list[BaseException] = []
 
         def work(number: int) -> None:
             try:
-                process = start(store, f"session {number}")
+                segment = start(backend, f"session {number}")
                 for head in range(5):
-                    store.commit(process, batch_of(head, {head + 1: f"word{number}x{head}"}))
-                    found = vectors.nearest(f"word{number}x{head}", [process], 10)
+                    backend.commit(segment, batch_of(head, {head + 1: f"word{number}x{head}"}))
+                    found = vectors.nearest(f"word{number}x{head}", [segment], 10)
                     assert len(found) == head + 1
             except BaseException as error:
                 wrong.append(error)
@@ -326,11 +326,11 @@ def test_a_scan_finds_what_a_plain_product_finds() -> None:
     assert len(scan) == len(there)
     hits = []
     for vector in units(20, seed=9):
-        for processes in (None, [2], [1, 3, 5, 6]):
-            mine = [at for at in there if processes is None or entries[at] >> 32 in processes]
+        for segments in (None, [2], [1, 3, 5, 6]):
+            mine = [at for at in there if segments is None or entries[at] >> 32 in segments]
             cosines = data[mine] @ vector
             wanted = [entries[mine[at]] for at in np.argsort(-cosines)[:10]]
-            found = scan.nearest(vector, 10, processes)
+            found = scan.nearest(vector, 10, segments)
             assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
             hits.append(len({entry for entry, _ in found} & set(wanted)))
             assert len(found) == 10

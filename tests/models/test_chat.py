@@ -299,12 +299,12 @@ def test_an_agent_keeps_its_reply_and_its_limit_whatever_the_usage_says(usage: A
         """Looks."""
         return "a tree"
 
-    process = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").process("a")
+    session = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").session("a")
     with loopback(said, forever=True) as server, open_chat(server) as model:
-        outcome = Agent(model, [look], process, limits=Limits(steps=20, tokens=2000)).run("go")
+        outcome = Agent(model, [look], session, limits=Limits(steps=20, tokens=2000)).run("go")
     assert outcome.finish == "tokens"
     assert outcome.tokens >= 2000
-    assert process.messages()[-1]["role"] == "tool"
+    assert session.messages()[-1]["role"] == "tool"
 
 
 HIGH, LOW = "\ud83d", "\ude00"

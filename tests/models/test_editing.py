@@ -15,15 +15,15 @@ from kilburn.agents.loop import Agent
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken, Refused, SpecError, Unavailable
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind
 from kilburn.model import Reply, Request, Tokens, complete
 from kilburn.models.editing import Editing
 from kilburn.models.scripted import Scripted
 from kilburn.prices import Prices
-from kilburn.testing import Memory, check_laws
+from kilburn.testing import MemoryBackend, check_laws
 from kilburn.testing.models import check_model
 from kilburn.wire.compaction import block_of, report_of
 from kilburn.wire.editing import edits_of
@@ -54,23 +54,23 @@ def compacted(content: Any = "All so far: the parser.") -> Answer:
     return told(start(), compaction(0, content), text(1, "Going", " on."), finish(context_management=applied))
 
 
-def opened(policy: str = "compact(provider=True)") -> Process:
-    process = Hierarchy(Memory(), Budget(8000), policy, tokenizer="chars/4").process("a")
-    process.append({"role": "system", "content": "Never touch the lock file."}, {"role": "user", "content": "Fix the parser."})
+def opened(policy: str = "compact(provider=True)") -> Session:
+    session = Store(MemoryBackend(), Budget(8000), policy, tokenizer="chars/4").session("a")
+    session.append({"role": "system", "content": "Never touch the lock file."}, {"role": "user", "content": "Fix the parser."})
     for number in range(4):
-        process.append({"role": "assistant", "content": f"step {number}"}, {"role": "user", "content": f"word {number} " * 40})
-    return process
+        session.append({"role": "assistant", "content": f"step {number}"}, {"role": "user", "content": f"word {number} " * 40})
+    return session
 
 
-def request(process: Process, **options: Any) -> Request:
-    prompt = process.render("messages")
+def request(session: Session, **options: Any) -> Request:
+    prompt = session.render("messages")
     return Request(messages=prompt, system=prompt.system, max_tokens=64, options=options)
 
 
-def exchange(process: Process, server: Loopback) -> Reply:
+def exchange(session: Session, server: Loopback) -> Reply:
     with Editing(open_messages(server), EDITS) as model:
-        reply = complete(model, request(process))
-    process.append(reply.message)
+        reply = complete(model, request(session))
+    session.append(reply.message)
     return reply
 
 
@@ -80,11 +80,11 @@ def test_contract() -> None:
 
 
 def test_the_request_carries_edits_and_headers_and_the_block_comes_back_first() -> None:
-    process = opened()
+    session = opened()
     with loopback(compacted(), plain()) as server:
-        reply = exchange(process, server)
-        process.append({"role": "user", "content": "And then?"})
-        exchange(process, server)
+        reply = exchange(session, server)
+        session.append({"role": "user", "content": "And then?"})
+        exchange(session, server)
         first, second = server.asked
     assert first.path == "/v1/messages"
     assert first.headers["anthropic-beta"] == "context-management-2025-06-27,compact-2026-01-12"
@@ -100,14 +100,14 @@ def test_the_request_carries_edits_and_headers_and_the_block_comes_back_first() 
     assert "word 1 " not in json.dumps(sent)
     assert [message["role"] for message in sent] == ["assistant", "user", "assistant", "user"]
     assert second.body["system"] == "Never touch the lock file."
-    assert process.recall("p4").startswith("word 0 ")
-    check_laws(process)
+    assert session.recall("p4").startswith("word 0 ")
+    check_laws(session)
 
 
 def test_what_the_provider_did_is_recorded_and_its_cost_counted_apart() -> None:
-    process = opened()
+    session = opened()
     with loopback(compacted()) as server:
-        reply = exchange(process, server)
+        reply = exchange(session, server)
     assert reply.usage == Tokens(prompt=10, reply=2, beside=Tokens(prompt=1500, reply=70, cached=1000))
     assert reply.usage.total == 1582
     prices = Prices(input=1e6, cached=1e5, output=1e6)
@@ -115,7 +115,7 @@ def test_what_the_provider_did_is_recorded_and_its_cost_counted_apart() -> None:
     kept = report_of(reply.message)
     assert kept.applied[0].cleared_input_tokens == 2000
     assert [iteration.type for iteration in kept.iterations] == ["compaction", "message"]
-    assert process.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, "it is in the transcript for good"
+    assert session.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, "it is in the transcript for good"
 
 
 def test_a_plain_reply_records_nothing() -> None:
@@ -127,29 +127,29 @@ def test_a_plain_reply_records_nothing() -> None:
 
 @pytest.mark.parametrize("content", [None, ""])
 def test_a_compaction_that_failed_changes_nothing(content: Any) -> None:
-    process = opened()
-    before = process.render("messages")
+    session = opened()
+    before = session.render("messages")
     with loopback(compacted(content), plain()) as server:
-        reply = exchange(process, server)
+        reply = exchange(session, server)
         assert block_of(reply.message) is not None
-        process.append({"role": "user", "content": "And then?"})
-        exchange(process, server)
+        session.append({"role": "user", "content": "And then?"})
+        exchange(session, server)
         sent = server.asked[1].body["messages"]
     assert sent[: len(before)] == json.loads(json.dumps(list(before)))
 
 
 def test_a_pause_ends_the_turn_and_says_so() -> None:
-    process = opened()
+    session = opened()
     with loopback(told(start(), compaction(0, "Short."), finish("compaction"))) as server:
-        reply = exchange(process, server)
+        reply = exchange(session, server)
     assert (reply.finish, reply.text) == ("stop", "")
     assert report_of(reply.message).paused
 
 
 def test_an_agent_goes_on_behind_the_block() -> None:
-    process = opened()
+    session = opened()
     with loopback(compacted(), plain()) as server, Editing(open_messages(server), EDITS) as model:
-        agent = Agent(model, [], process, memory=False)
+        agent = Agent(model, [], session, memory=False)
         assert agent.run("Go on.").tokens == 1582, "the compaction's tokens are in the sum"
         outcome = agent.run("And then?")
         assert server.asked[1].body["messages"][0]["content"][0]["type"] == "compaction"
@@ -185,17 +185,17 @@ def signed(content: Any = "All so far: the parser.") -> Answer:
 
 
 def test_on_demand_at_the_provider() -> None:
-    process = opened("fifo")
+    session = opened("fifo")
     with loopback(signed(), plain()) as server:
         with open_messages(server) as model:
-            done = compact_at_provider(process, model, instructions="Briefly.")
+            done = compact_at_provider(session, model, instructions="Briefly.")
         asked = server.asked[0]
         assert asked.body["compaction"] == {"type": "summarize", "instructions": "Briefly."}
         assert "context_management" not in asked.body
         assert asked.headers["anthropic-beta"] == "compact-2026-09-04"
-        process.append({"role": "user", "content": "And then?"})
+        session.append({"role": "user", "content": "And then?"})
         with Editing(open_messages(server), {}) as model:
-            complete(model, request(process))
+            complete(model, request(session))
         sent = server.asked[1].body["messages"]
         assert server.asked[1].headers["anthropic-beta"] == "compact-2026-09-04"
     assert (done.outcome, done.address) == ("done", "p11")
@@ -206,8 +206,8 @@ def test_on_demand_at_the_provider() -> None:
     assert "Fix the parser." in said
     assert "word 3 " in said, "the newest messages stay"
     assert "word 0 " not in said
-    assert process.recall("p4").startswith("word 0 ")
-    check_laws(process)
+    assert session.recall("p4").startswith("word 0 ")
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -221,20 +221,20 @@ def test_on_demand_at_the_provider() -> None:
     ],
 )
 def test_on_demand_that_fails_changes_nothing(answer: Answer, outcome: str) -> None:
-    process = opened()
-    before = process.render("messages")
+    session = opened()
+    before = session.render("messages")
     with loopback(answer) as server, open_messages(server) as model:
-        assert compact_at_provider(process, model).outcome == outcome
-    assert process.render("messages") == before
-    assert [item.data["outcome"] for item in process.events() if item.act is Act.COMPACT] == [outcome]
+        assert compact_at_provider(session, model).outcome == outcome
+    assert session.render("messages") == before
+    assert [item.data["outcome"] for item in session.events() if item.act is Act.COMPACT] == [outcome]
 
 
 def test_on_demand_waits_for_results() -> None:
-    process = opened()
-    process.append({"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]})
+    session = opened()
+    session.append({"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]})
     with loopback() as server, open_messages(server) as model, pytest.raises(LawBroken):
-        compact_at_provider(process, model)
-    assert process.window.resident()[-1].kind is Kind.CALL
+        compact_at_provider(session, model)
+    assert session.window.resident()[-1].kind is Kind.CALL
 
 
 def test_the_official_client_reads_the_same_stream() -> None:

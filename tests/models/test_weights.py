@@ -255,7 +255,7 @@ def test_an_environment_without_pip_says_what_to_do(home: Path, shelf: Path, tmp
     weights = tiny(noise(1_000), shelf=shelf)
     bare = tmp_path / "bare"
     bare.mkdir()
-    for package in ("apsw", "msgspec"):
+    for package in ("apsw", "backports", "msgspec"):
         (bare / package).symlink_to(SOURCES[0] / package)
     done = child(
         PULL, msgspec.json.encode(weights).decode(), python=("-S",), PYTHONPATH=f"{bare}{os.pathsep}{SOURCES[1]}", PATH=str(bare)

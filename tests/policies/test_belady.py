@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.policies.belady import Belady
 from kilburn.testing import check_laws
 
@@ -21,23 +21,23 @@ def said(number: int, lines: int = 1) -> dict[str, str]:
     return {"role": "user", "content": WORDS.format(number) + filler}
 
 
-def shown(process: Process) -> str:
-    return "\n".join(str(message["content"]) for message in process.render())
+def shown(session: Session) -> str:
+    return "\n".join(str(message["content"]) for message in session.render())
 
 
 def survivors(uses: dict[int, int], window: int, turns: int) -> int:
     """How many of the lines stand in the prompt at the turn that needs them."""
     future = {page: ((turn, ((0, SIZE),)),) for page, turn in uses.items()}
     with kilburn.open(":memory:", window=window, policy=Belady(future), tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         given = [{"role": "user", "content": "task"}, *(said(number, 12) for number in range(2, turns + 1))]
         found = 0
         for turn, message in enumerate(given, 1):
-            process.append(message)
+            session.append(message)
             due = [page for page, when in uses.items() if when == turn]
-            text = shown(process)
+            text = shown(session)
             found += sum(WORDS.format(page).strip() in text for page in due)
-        check_laws(process, given)
+        check_laws(session, given)
         return found
 
 
@@ -79,12 +79,12 @@ def test_a_message_that_is_too_long_for_the_window_keeps_the_line_that_will_be_n
     start = text.index("line 201 ")
     policy = Belady({2: ((4, ((start, start + 30),)),)})
     with kilburn.open(":memory:", window=500, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("a")
-        process.append({"role": "user", "content": "task"})
-        process.append({"role": "assistant", "content": text})
-        process.append({"role": "assistant", "content": "hm"})
-        process.append({"role": "assistant", "content": "so"})
-        assert "line 201 of a very long output" in shown(process)
+        session = store.session("a")
+        session.append({"role": "user", "content": "task"})
+        session.append({"role": "assistant", "content": text})
+        session.append({"role": "assistant", "content": "hm"})
+        session.append({"role": "assistant", "content": "so"})
+        assert "line 201 of a very long output" in shown(session)
 
 
 def test_without_a_future_it_keeps_nothing_but_what_just_came() -> None:

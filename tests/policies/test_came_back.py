@@ -34,12 +34,12 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
     for seed in (1, 2, 3):
         rng = random.Random(seed)
         with kilburn.open(":memory:", window=900, policy=spec, tokenizer="chars/4") as store:
-            process = store.process("s")
+            session = store.session("s")
             for message in trace(seed, 24):
-                process.append(message)
-                meddle(process, rng)
-            check_laws(process, list(trace(seed, 24)))
-            assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
+                session.append(message)
+                meddle(session, rng)
+            check_laws(session, list(trace(seed, 24)))
+            assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
 
 
 @pytest.mark.slow
@@ -50,11 +50,11 @@ def test_a_summary_that_is_as_long_as_what_it_replaces_is_not_made(spec: str) ->
         with kilburn.open(
             ":memory:", window=window, policy=spec, tokenizer="chars/4", model=Scripted(list(islice(cycle(replies), 900)))
         ) as store:
-            process = store.process("s")
+            session = store.session("s")
             for message in trace(window, 40):
-                process.append(message)
-            check_laws(process, list(trace(window, 40)))
-            assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
+                session.append(message)
+            check_laws(session, list(trace(window, 40)))
+            assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
 
 
 @pytest.mark.parametrize("spec", ["clear_tool_uses(trigger=50, keep=1, clear_tool_inputs=True)", "hybrid", "agentfold(to=20)"])
@@ -62,18 +62,18 @@ def test_a_chain_of_one_does_what_that_one_does(spec: str) -> None:
     seen = []
     for policy in (spec, f"chain({spec})"):
         with kilburn.open(":memory:", window=900, policy=policy, tokenizer="chars/4") as store:
-            process = store.process("s")
+            session = store.session("s")
             for number in range(12):
                 call = {"name": "write", "arguments": f'{{"path": "m{number}.py", "text": "{"word " * 60}"}}'}
-                process.append(
+                session.append(
                     {
                         "role": "assistant",
                         "content": None,
                         "tool_calls": [{"id": f"c{number}", "type": "function", "function": call}],
                     }
                 )
-                process.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}: written, and so on. " * 12})
-            check_laws(process)
-            seen.append([(event.act, event.pages) for event in process.events()])
+                session.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}: written, and so on. " * 12})
+            check_laws(session)
+            seen.append([(event.act, event.pages) for event in session.events()])
     assert seen[0] == seen[1]
     assert any(act in (Act.FOLD, Act.EVICT) for act, _ in seen[0])

@@ -10,15 +10,15 @@ import pytest
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.policies.clear_thinking import ClearThinking
-from kilburn.testing import FakeClock, Memory, check_laws
+from kilburn.testing import FakeClock, MemoryBackend, check_laws
 
 
-def opened(policy: str) -> Process:
-    return Hierarchy(Memory(), Budget(20_000), policy, tokenizer="chars/4", clock=FakeClock()).process("a")
+def opened(policy: str) -> Session:
+    return Store(MemoryBackend(), Budget(20_000), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
 
 
 def thinking(number: int) -> dict[str, Any]:
@@ -29,54 +29,54 @@ def thinking(number: int) -> dict[str, Any]:
     }
 
 
-def turn(process: Process, number: int, *, tools: bool = False) -> None:
-    process.append({"role": "user", "content": f"question {number}"})
+def turn(session: Session, number: int, *, tools: bool = False) -> None:
+    session.append({"role": "user", "content": f"question {number}"})
     if tools:
         use = {"type": "tool_use", "id": f"t{number}", "name": "look", "input": {}}
-        process.append({"role": "assistant", "content": [thinking(number), use]})
+        session.append({"role": "assistant", "content": [thinking(number), use]})
         result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": f"result {number}"}
-        process.append({"role": "user", "content": [result]})
-    process.append({"role": "assistant", "content": [thinking(100 + number), {"type": "text", "text": f"answer {number}"}]})
+        session.append({"role": "user", "content": [result]})
+    session.append({"role": "assistant", "content": [thinking(100 + number), {"type": "text", "text": f"answer {number}"}]})
 
 
-def thoughts(process: Process) -> list[int]:
-    said = json.dumps(process.render("messages"))
+def thoughts(session: Session) -> list[int]:
+    said = json.dumps(session.render("messages"))
     return [number for number in range(200) if f"and goes on {number} " in said]
 
 
 @pytest.mark.parametrize(("policy", "left"), [("", [102]), ("(keep=2)", [101, 102]), ("(keep='all')", [100, 101, 102])])
 def test_the_last_turns_keep_their_thinking(policy: str, left: list[int]) -> None:
-    process = opened(f"clear_thinking{policy}")
+    session = opened(f"clear_thinking{policy}")
     for number in range(3):
-        turn(process, number)
-    assert thoughts(process) == left
-    assert "answer 0" in json.dumps(process.render("messages"))
-    assert process.recall("p2").startswith("thought 100")
-    check_laws(process)
+        turn(session, number)
+    assert thoughts(session) == left
+    assert "answer 0" in json.dumps(session.render("messages"))
+    assert session.recall("p2").startswith("thought 100")
+    check_laws(session)
 
 
 def test_a_turn_is_all_between_two_messages_of_the_user() -> None:
-    process = opened("clear_thinking")
-    turn(process, 0, tools=True)
-    assert thoughts(process) == [0, 100]
-    turn(process, 1, tools=True)
-    assert thoughts(process) == [1, 101]
-    said = json.dumps(process.render("messages"))
+    session = opened("clear_thinking")
+    turn(session, 0, tools=True)
+    assert thoughts(session) == [0, 100]
+    turn(session, 1, tools=True)
+    assert thoughts(session) == [1, 101]
+    said = json.dumps(session.render("messages"))
     assert "thought 0 begins here" not in said
     assert "result 0" in said, "what was called with it stays"
-    figures = [event.data for event in process.events() if event.act is Act.COMPACT]
+    figures = [event.data for event in session.events() if event.act is Act.COMPACT]
     assert figures[-1]["cleared_thinking_turns"] == 1
     assert figures[-1]["cleared_input_tokens"] > 0
-    check_laws(process)
+    check_laws(session)
 
 
 def test_pinned_thinking_stays() -> None:
-    process = opened("clear_thinking")
-    turn(process, 0)
-    process.pin("p2")
-    turn(process, 1)
-    turn(process, 2)
-    assert thoughts(process) == [100, 102]
+    session = opened("clear_thinking")
+    turn(session, 0)
+    session.pin("p2")
+    turn(session, 1)
+    turn(session, 2)
+    assert thoughts(session) == [100, 102]
 
 
 @pytest.mark.parametrize("keep", ["0", "'none'", "True", "{'type': 'tool_uses', 'value': 3}"])

@@ -12,8 +12,8 @@ import pytest
 
 import kilburn
 from kilburn.kernel import memory_tools
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.message import Kind
 from kilburn.policies.cost import Cost
 from kilburn.prices import Prices
@@ -32,14 +32,14 @@ def work(seed: int, steps: int) -> Iterator[dict[str, Any]]:
         yield {"role": "user", "content": f"output {step}\n" + "\n".join(lines)}
 
 
-def played(policy: Any, window: int = 2000, steps: int = 60) -> tuple[Process, list[list[str]], Any]:
+def played(policy: Any, window: int = 2000, steps: int = 60) -> tuple[Session, list[list[str]], Any]:
     store = kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4")
-    process = store.process("a")
+    session = store.session("a")
     prompts = []
     for message in work(1, steps):
-        process.append(message)
-        prompts.append([str(shown["content"]) for shown in process.render()])
-    return process, prompts, store
+        session.append(message)
+        prompts.append([str(shown["content"]) for shown in session.render()])
+    return session, prompts, store
 
 
 def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
@@ -59,27 +59,27 @@ def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
 def test_it_reads_less_again_than_hybrid_on_the_same_work() -> None:
     again = {}
     for policy in ("cost", "hybrid"):
-        process, _, store = played(policy)
+        session, _, store = played(policy)
         with store:
-            again[policy] = process.stats().tokens_reprefilled
+            again[policy] = session.stats().tokens_reprefilled
     assert again["cost"] < again["hybrid"]
 
 
 def test_a_miss_that_costs_more_keeps_more() -> None:
     kept = {}
     for miss in (50.0, 500.0, 1000.0):
-        process, _, store = played(Cost(miss=miss))
+        session, _, store = played(Cost(miss=miss))
         with store:
-            kept[miss] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
+            kept[miss] = sum(page.tokens for page, _ in session.pages() if page.kind is Kind.EXCERPT)
     assert kept[50.0] < kept[500.0] < kept[1000.0]
 
 
 def test_where_reading_the_cache_is_free_more_is_kept_than_where_it_costs() -> None:
     kept = {}
     for name, cached in (("free", 0.0), ("dear", 1.0)):
-        process, _, store = played(Cost(prices=Prices(input=1.0, written=1.0, cached=cached)))
+        session, _, store = played(Cost(prices=Prices(input=1.0, written=1.0, cached=cached)))
         with store:
-            kept[name] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
+            kept[name] = sum(page.tokens for page, _ in session.pages() if page.kind is Kind.EXCERPT)
     assert kept["dear"] < kept["free"]
 
 
@@ -87,12 +87,12 @@ def test_pages_that_are_asked_back_make_it_keep_more() -> None:
     kept = {}
     for asks in (False, True):
         with kilburn.open(":memory:", window=2000, policy="cost(miss=500)", tokenizer="chars/4") as store:
-            process = store.process("a")
+            session = store.session("a")
             for message in work(1, 60):
-                process.append(message)
-                if asks and process.window.last > 8:
-                    process.recall(f"p{process.window.last - 4}")
-            kept[asks] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
+                session.append(message)
+                if asks and session.window.last > 8:
+                    session.recall(f"p{session.window.last - 4}")
+            kept[asks] = sum(page.tokens for page, _ in session.pages() if page.kind is Kind.EXCERPT)
     assert kept[False] < kept[True]
 
 
@@ -106,12 +106,12 @@ def test_a_trigger_below_the_capacity_keeps_the_prompt_smaller() -> None:
 
 def test_what_the_user_marked_stays_whole() -> None:
     with kilburn.open(":memory:", window=2000, policy="cost", tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         for number, message in enumerate(work(2, 40)):
-            process.append(message)
+            session.append(message)
             if number == 3:
-                process.rate("p2")
-        assert process.window.at(2) == "in"
+                session.rate("p2")
+        assert session.window.at(2) == "in"
 
 
 @pytest.mark.parametrize("spec", ["cost(miss=0)", "cost(miss=-1)", "cost(prices='nobody')", "cost(nothing=1)"])
@@ -128,15 +128,15 @@ def test_a_table_without_a_price_of_input_is_refused() -> None:
 @pytest.mark.parametrize("policy", ["cost", "hybrid", "summarize"])
 def test_what_memory_brought_from_another_session_stays_whole(policy: str) -> None:
     with kilburn.open(":memory:", window=1000, policy=policy, tokenizer="chars/4") as store:
-        process, other = store.process("a"), store.process("b")
+        session, other = store.session("a"), store.session("b")
         for number in range(12):
             other.append({"role": "user", "content": f"the zebra number {number} has {number * 7} stripes\n" * 4})
         for message in work(1, 8):
-            process.append(message)
+            session.append(message)
         asked = json.dumps({"query": "zebra stripes", "session": "b"})
         call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": asked}}
-        process.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        found = memory_tools.call(process, "search_memory", asked, "c", lambda kind, name: name == "b")
-        process.append(found.message("c"))
-        assert process.counter.count(found.text) > process.capacity // 2
-        assert process.render()[-1]["content"] == found.text
+        session.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        found = memory_tools.call(session, "search_memory", asked, "c", lambda kind, name: name == "b")
+        session.append(found.message("c"))
+        assert session.counter.count(found.text) > session.capacity // 2
+        assert session.render()[-1]["content"] == found.text

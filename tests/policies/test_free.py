@@ -15,14 +15,14 @@ from kernel.talk import assistant, call_of, tool, user
 from kilburn.effect import Answer, Effect
 from kilburn.errors import SpecError
 from kilburn.event import Act, Event
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.move import Load
 from kilburn.policies.free import Cleaner, Free, Heuristic, Prompted, Proposal
 from kilburn.policy import Cause
+from kilburn.selection.anchors import Anchors, Exact, Scanned
 from kilburn.testing import Scripted, check_laws, check_policy
-from kilburn.text.anchors import Anchors, Exact, Scanned
 
 NOISE = "".join(f"noise {number}: nothing of this is of any use to anybody\n" for number in range(12))
 LOG = f"START of the log\nkept line above\nBEGIN-NOISE\n{NOISE}END-NOISE\nkept line below\nEND of the log\n"
@@ -42,45 +42,45 @@ class Fixed:
         return Proposal(self.directives)
 
 
-def opened(policy: Any, *script: Any, window: int = 4000, path: str = ":memory:") -> Process:
+def opened(policy: Any, *script: Any, window: int = 4000, path: str = ":memory:") -> Session:
     model = Scripted(list(script)) if script else None
-    process = kilburn.open(path, window=window, policy=policy, tokenizer="chars/4", model=model).process("a")
-    process.append(user("Find the reason in the log"))
-    return process
+    session = kilburn.open(path, window=window, policy=policy, tokenizer="chars/4", model=model).session("a")
+    session.append(user("Find the reason in the log"))
+    return session
 
 
-def step(process: Process, number: int, text: str = LOG, name: str = "run", **arguments: Any) -> None:
-    process.append(assistant(f"step {number}", call_of(f"c{number}", name, **(arguments or {"number": number}))))
-    process.append(tool(f"c{number}", text))
+def step(session: Session, number: int, text: str = LOG, name: str = "run", **arguments: Any) -> None:
+    session.append(assistant(f"step {number}", call_of(f"c{number}", name, **(arguments or {"number": number}))))
+    session.append(tool(f"c{number}", text))
 
 
-def cross(process: Process) -> None:
+def cross(session: Session) -> None:
     """Have a border of 300 tokens behind all that is there."""
-    process.append(assistant("on " * 420))
+    session.append(assistant("on " * 420))
 
 
-def passes(process: Process) -> list[Event]:
-    return [event for event in process.events() if event.act is Act.COMPACT]
+def passes(session: Session) -> list[Event]:
+    return [event for event in session.events() if event.act is Act.COMPACT]
 
 
-def last_pass(process: Process) -> dict[str, Any]:
-    data = dict(passes(process)[-1].data)
+def last_pass(session: Session) -> dict[str, Any]:
+    data = dict(passes(session)[-1].data)
     data.pop("freed")
     return data
 
 
-def outputs(process: Process) -> list[str]:
-    return [message["content"] for message in process.render() if message["role"] == "tool"]
+def outputs(session: Session) -> list[str]:
+    return [message["content"] for message in session.render() if message["role"] == "tool"]
 
 
 def test_a_pass_comes_with_every_so_many_tokens_and_not_between() -> None:
     cleaner = Fixed(())
-    process = opened(Free(every=1000, cleaner=cleaner))
+    session = opened(Free(every=1000, cleaner=cleaner))
     borders = []
     for number in range(30):
-        before, heard = process.window.seen, len(cleaner.heard)
-        step(process, number, "x" * 400)
-        if before // 1000 != process.window.seen // 1000:
+        before, heard = session.window.seen, len(cleaner.heard)
+        step(session, number, "x" * 400)
+        if before // 1000 != session.window.seen // 1000:
             borders.append(number)
             assert len(cleaner.heard) == heard + 1, f"a border was crossed at {number}"
         else:
@@ -89,29 +89,29 @@ def test_a_pass_comes_with_every_so_many_tokens_and_not_between() -> None:
 
 
 def test_the_span_goes_the_rest_is_identical_and_undo_brings_the_page_back_bit_by_bit() -> None:
-    process = opened(Free(every=300, cleaner=Fixed()))
-    step(process, 0)
-    cross(process)
-    assert last_pass(process) == {"outcome": "done", "moves": 1, "deleted": 1}
-    head, _, tail = outputs(process)[0].partition("\n…\n")
+    session = opened(Free(every=300, cleaner=Fixed()))
+    step(session, 0)
+    cross(session)
+    assert last_pass(session) == {"outcome": "done", "moves": 1, "deleted": 1}
+    head, _, tail = outputs(session)[0].partition("\n…\n")
     assert head == "[p4 in part:]\nSTART of the log\nkept line above"
     assert tail == "kept line below\nEND of the log\n"
-    assert process.text(4) == LOG, "what was deleted stays below"
-    check_laws(process)
-    process.apply(Load((4,)))
-    assert outputs(process)[0] == LOG
-    check_laws(process)
+    assert session.text(4) == LOG, "what was deleted stays below"
+    check_laws(session)
+    session.apply(Load((4,)))
+    assert outputs(session)[0] == LOG
+    check_laws(session)
 
 
 def test_what_was_brought_back_is_not_cleaned_again() -> None:
-    process = opened(Free(every=300, cleaner=Fixed()))
-    step(process, 0)
-    cross(process)
-    assert outputs(process)[0] != LOG
-    process.apply(Load((4,)))
+    session = opened(Free(every=300, cleaner=Fixed()))
+    step(session, 0)
+    cross(session)
+    assert outputs(session)[0] != LOG
+    session.apply(Load((4,)))
     for _ in range(4):
-        cross(process)
-    assert outputs(process)[0] == LOG
+        cross(session)
+    assert outputs(session)[0] == LOG
 
 
 def test_a_page_is_cleaned_again_from_its_original() -> None:
@@ -122,22 +122,22 @@ def test_a_page_is_cleaned_again_from_its_original() -> None:
             whole = any(page.page == 4 and page.is_whole for page in scanned)
             return Proposal([CUT if whole else Anchors("kept line below", "END of the log\n")])
 
-    process = opened(Free(every=300, least=0, cleaner=Twice()))
-    step(process, 0)
-    cross(process)
-    cross(process)
-    excerpts = [page for page, state in process.pages() if page.kind is Kind.EXCERPT and state.at == "in"]
+    session = opened(Free(every=300, least=0, cleaner=Twice()))
+    step(session, 0)
+    cross(session)
+    cross(session)
+    excerpts = [page for page, state in session.pages() if page.kind is Kind.EXCERPT and state.at == "in"]
     assert [(page.depth, page.sources) for page in excerpts] == [(1, (4,))]
-    assert outputs(process)[0] == "[p4 in part:]\nSTART of the log\nkept line above\n…\n"
-    check_laws(process)
-    process.apply(Load((4,)))
-    assert outputs(process)[0] == LOG
+    assert outputs(session)[0] == "[p4 in part:]\nSTART of the log\nkept line above\n…\n"
+    check_laws(session)
+    session.apply(Load((4,)))
+    assert outputs(session)[0] == LOG
 
 
-def moves_of(process: Process) -> Sequence[Any]:
+def moves_of(session: Session) -> Sequence[Any]:
     """What a pass over the window as it is now would do."""
-    last = process.window.last
-    plan = Free(every=1, cleaner="heuristic", least=0).plan(process._planner.view(Cause.ADMIT, (last,)))
+    last = session.window.last
+    plan = Free(every=1, cleaner="heuristic", least=0).plan(session._planner.view(Cause.ADMIT, (last,)))
     assert isinstance(plan, Generator)
     try:
         next(plan)
@@ -149,26 +149,26 @@ def moves_of(process: Process) -> Sequence[Any]:
 
 
 def test_a_second_pass_with_the_same_cleaner_changes_nothing() -> None:
-    process = opened("fifo")
+    session = opened("fifo")
     failed = "error: No such file or directory: x\n" + "  some usage that helps nobody\n" * 4
     for number in range(3):
-        step(process, number, LOG, "read", path="a.log")
-        step(process, 10 + number, failed if number == 1 else f"fine {number}\n{NOISE}")
-    moves = moves_of(process)
+        step(session, number, LOG, "read", path="a.log")
+        step(session, 10 + number, failed if number == 1 else f"fine {number}\n{NOISE}")
+    moves = moves_of(session)
     assert len(moves) >= 4
-    process.apply(*moves)
-    assert moves_of(process) == []
-    check_laws(process)
+    session.apply(*moves)
+    assert moves_of(session) == []
+    check_laws(session)
 
 
 def test_superseded_output_leaves_a_handle() -> None:
-    process = opened("free(every=500, cleaner='heuristic')")
+    session = opened("free(every=500, cleaner='heuristic')")
     for number in range(3):
-        step(process, number, LOG, "read", path="a.log")
-    assert [text == LOG for text in outputs(process)].count(True) < 3
-    assert " out: " in outputs(process)[0]
-    assert outputs(process)[-1] == LOG
-    check_laws(process)
+        step(session, number, LOG, "read", path="a.log")
+    assert [text == LOG for text in outputs(session)].count(True) < 3
+    assert " out: " in outputs(session)[0]
+    assert outputs(session)[-1] == LOG
+    check_laws(session)
 
 
 @pytest.mark.parametrize(
@@ -184,49 +184,49 @@ def test_superseded_output_leaves_a_handle() -> None:
     ],
 )
 def test_anchors_that_name_nothing_exactly_are_counted_and_change_nothing(directive: Anchors, name: str) -> None:
-    process = opened(Free(every=300, cleaner=Fixed((directive,))))
-    step(process, 0)
-    process.append(assistant("second page " + "w " * 30))
-    cross(process)
-    data = last_pass(process)
+    session = opened(Free(every=300, cleaner=Fixed((directive,))))
+    step(session, 0)
+    session.append(assistant("second page " + "w " * 30))
+    cross(session)
+    data = last_pass(session)
     assert data["outcome"] == "no progress"
     assert data[name] == 1
     assert data["moves"] == 0
-    assert outputs(process)[0] == LOG
-    check_laws(process)
+    assert outputs(session)[0] == LOG
+    check_laws(session)
 
 
 def test_overlapping_spans_count_once() -> None:
-    process = opened(Free(every=300, cleaner=Fixed((CUT, Anchors("noise 3", "noise 5"), CUT))))
-    step(process, 0)
-    cross(process)
-    assert last_pass(process) == {"outcome": "done", "moves": 1, "deleted": 1, "overlapping": 2}
+    session = opened(Free(every=300, cleaner=Fixed((CUT, Anchors("noise 3", "noise 5"), CUT))))
+    step(session, 0)
+    cross(session)
+    assert last_pass(session) == {"outcome": "done", "moves": 1, "deleted": 1, "overlapping": 2}
 
 
 def test_pins_the_users_words_the_latest_message_and_calls_are_not_offered() -> None:
     cleaner = Fixed(())
-    process = opened(Free(every=200, cleaner=cleaner))
-    process.append(user(f"please {NOISE}"))
-    step(process, 0)
-    process.pin("p5")
-    step(process, 1, LOG + "one")
-    step(process, 2, LOG + "two")
+    session = opened(Free(every=200, cleaner=cleaner))
+    session.append(user(f"please {NOISE}"))
+    step(session, 0)
+    session.pin("p5")
+    step(session, 1, LOG + "one")
+    step(session, 2, LOG + "two")
     offered = {page.page: page for page in cleaner.heard[-1] if not page.fixed}
-    latest = process.window.last
-    kinds = {process.window.pages[page].role for page in offered}
+    latest = session.window.last
+    kinds = {session.window.pages[page].role for page in offered}
     assert latest not in offered
     assert 5 not in offered
     assert kinds <= {Role.ASSISTANT, Role.TOOL}
-    assert all(process.window.pages[page].kind is not Kind.CALL for page in offered)
+    assert all(session.window.pages[page].kind is not Kind.CALL for page in offered)
 
 
 def test_no_pass_while_a_call_is_open_but_its_border_is_not_lost() -> None:
     cleaner = Fixed(())
-    process = opened(Free(every=300, cleaner=cleaner))
-    process.append(assistant("a long thought " * 100, call_of("c1"), call_of("c2")))
-    process.append(tool("c1", "short"))
+    session = opened(Free(every=300, cleaner=cleaner))
+    session.append(assistant("a long thought " * 100, call_of("c1"), call_of("c2")))
+    session.append(tool("c1", "short"))
     assert cleaner.heard == []
-    process.append(tool("c2", "short"))
+    session.append(tool("c2", "short"))
     assert len(cleaner.heard) == 1
 
 
@@ -234,11 +234,11 @@ def test_thoughts_stay_whole() -> None:
     heard = []
     for extra in (None, '{"signature": "abc"}'):
         cleaner = Fixed(())
-        process = opened(Free(every=200, cleaner=cleaner))
+        session = opened(Free(every=200, cleaner=cleaner))
         thought = Part(kind=Kind.REASONING, text=f"hm {NOISE}", extra=extra)
-        process.append(Message(role=Role.ASSISTANT, parts=(thought, Part(kind=Kind.TEXT, text="I look."))))
-        process.append(assistant("b " * 300))
-        process.append(assistant("c " * 300))
+        session.append(Message(role=Role.ASSISTANT, parts=(thought, Part(kind=Kind.TEXT, text="I look."))))
+        session.append(assistant("b " * 300))
+        session.append(assistant("c " * 300))
         heard.append({page.page: page.fixed for page in cleaner.heard[-1]}[2])
     assert heard == [True, True]
 
@@ -248,12 +248,12 @@ DELETE = json.dumps({"delete": [{"prefix": "BEGIN-NOISE", "suffix": "END-NOISE"}
 
 def test_the_model_is_asked_with_a_schema_and_its_anchors_count() -> None:
     model = Scripted([DELETE] * 3)
-    process = kilburn.open(":memory:", window=4000, policy="free(every=300)", tokenizer="chars/4", model=model).process("a")
-    process.append(user("Find the reason in the log"))
-    process.append(assistant("other words that stay " * 20))
-    step(process, 0)
-    cross(process)
-    assert "noise" not in outputs(process)[0]
+    session = kilburn.open(":memory:", window=4000, policy="free(every=300)", tokenizer="chars/4", model=model).session("a")
+    session.append(user("Find the reason in the log"))
+    session.append(assistant("other words that stay " * 20))
+    step(session, 0)
+    cross(session)
+    assert "noise" not in outputs(session)[0]
     request = model.requests[-1]
     assert request.schema is not None
     assert request.schema["properties"]["delete"]["items"]["required"] == ["prefix", "suffix"]
@@ -280,23 +280,23 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("reply", "outcome"), BAD)
 def test_a_bad_reply_changes_nothing_and_has_a_typed_outcome(reply: Any, outcome: str) -> None:
-    process = opened("free(every=300)", *[reply] * 5)
-    step(process, 0)
-    cross(process)
-    cross(process)
-    assert {event.data["outcome"] for event in passes(process)} == {outcome}
-    assert outputs(process)[0] == LOG
-    assert all(state.at == "in" for _, state in process.pages())
-    assert len(passes(process)) == 2, "it is asked once a border"
-    check_laws(process)
+    session = opened("free(every=300)", *[reply] * 5)
+    step(session, 0)
+    cross(session)
+    cross(session)
+    assert {event.data["outcome"] for event in passes(session)} == {outcome}
+    assert outputs(session)[0] == LOG
+    assert all(state.at == "in" for _, state in session.pages())
+    assert len(passes(session)) == 2, "it is asked once a border"
+    check_laws(session)
 
 
 def test_a_reply_that_would_delete_nearly_all_is_rejected() -> None:
-    process = opened("free(every=300, cleaner='model')", *[json.dumps([{"prefix": "START of", "suffix": "END of the log"}])] * 3)
-    step(process, 0)
-    cross(process)
-    assert last_pass(process)["outcome"] == "rejected"
-    assert outputs(process)[0] == LOG
+    session = opened("free(every=300, cleaner='model')", *[json.dumps([{"prefix": "START of", "suffix": "END of the log"}])] * 3)
+    step(session, 0)
+    cross(session)
+    assert last_pass(session)["outcome"] == "rejected"
+    assert outputs(session)[0] == LOG
 
 
 def test_a_model_that_hangs_is_not_waited_for_for_ever() -> None:
@@ -306,32 +306,32 @@ def test_a_model_that_hangs_is_not_waited_for_for_ever() -> None:
         never.wait(600)
         return DELETE
 
-    process = opened(Free(every=300, cleaner=Prompted(timeout=0.05)), hang, hang, hang)
-    step(process, 0)
-    cross(process)
+    session = opened(Free(every=300, cleaner=Prompted(timeout=0.05)), hang, hang, hang)
+    step(session, 0)
+    cross(session)
     never.set()
-    assert {event.data["outcome"] for event in passes(process)} == {"failed"}
-    assert outputs(process)[0] == LOG
+    assert {event.data["outcome"] for event in passes(session)} == {"failed"}
+    assert outputs(session)[0] == LOG
 
 
 def test_without_a_model_rules_clean_unless_only_the_model_may() -> None:
     for cleaner, expected in (("auto", True), ("heuristic", True), ("model", False)):
-        process = opened(f"free(every=500, cleaner={cleaner!r})")
+        session = opened(f"free(every=500, cleaner={cleaner!r})")
         for number in range(3):
-            step(process, number, LOG, "read", path="a.log")
-        assert (" out: " in outputs(process)[0]) is expected
+            step(session, number, LOG, "read", path="a.log")
+        assert (" out: " in outputs(session)[0]) is expected
 
 
 @pytest.mark.parametrize("make", [lambda: Free(every=150, least=0), lambda: Free(every=90, cleaner=Prompted())])
 def test_it_keeps_the_contract(make: Callable[[], Free]) -> None:
     model = Scripted([DELETE, "garbage", json.dumps([{"prefix": "1: ", "suffix": "3: "}])] * 300)
     check_policy(make, windows=(400,), seeds=(5,), model=None)
-    process = kilburn.open(":memory:", window=600, policy=make(), tokenizer="chars/4", model=model).process("a")
-    process.append(user("go"))
+    session = kilburn.open(":memory:", window=600, policy=make(), tokenizer="chars/4", model=model).session("a")
+    session.append(user("go"))
     for number in range(12):
-        step(process, number, f"{number}: {LOG}")
-    check_laws(process)
-    assert not [event for event in process.events() if event.act is Act.REFUSE]
+        step(session, number, f"{number}: {LOG}")
+    check_laws(session)
+    assert not [event for event in session.events() if event.act is Act.REFUSE]
 
 
 def test_cleaners_are_a_protocol() -> None:

@@ -15,14 +15,14 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
 from kilburn.event import Act, Event
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import locate, names, resolve
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Move
 from kilburn.policy import Policy, View
-from kilburn.testing import FakeClock, Memory, Scripted, check_laws, trace
+from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws, trace
 from kilburn_lab.evals.roster import SPECS, Entrant
 
 WINDOW = 700
@@ -147,24 +147,24 @@ WAYS: dict[str, tuple[Any, str]] = {
 }
 
 
-def run(spec: str, model: Any, seed: int = 5, patience: float = 120.0) -> tuple[Process, Hasty, list[dict[str, Any]]]:
+def run(spec: str, model: Any, seed: int = 5, patience: float = 120.0) -> tuple[Session, Hasty, list[dict[str, Any]]]:
     """A trace through a small window; all that must hold whatever the model does."""
     policy = Hasty(resolve("policies", spec), patience)
     appended: list[dict[str, Any]] = []
-    store = Hierarchy(Memory(), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
-    process = store.process("misbehaving")
+    store = Store(MemoryBackend(), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
+    session = store.session("misbehaving")
     for message in trace(seed, steps=10):
-        process.append(message)
+        session.append(message)
         appended.append(message)
         for thread in threading.enumerate():
             if thread.name == "kilburn-later":
                 thread.join()
-        assert process.render().tokens <= WINDOW
-    check_laws(process, appended)
-    events = list(process.events())
+        assert session.render().tokens <= WINDOW
+    check_laws(session, appended)
+    events = list(session.events())
     assert {event.data["outcome"] for event in events if event.act is Act.COMPACT} <= OUTCOMES
     assert not unexplained(events), "a policy did something, and the ledger has no outcome of it"
-    return process, policy, appended
+    return session, policy, appended
 
 
 def unexplained(events: Sequence[Event]) -> list[Event]:
@@ -182,9 +182,9 @@ def unexplained(events: Sequence[Event]) -> list[Event]:
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_without_a_model_every_outcome_is_typed(spec: str) -> None:
-    process, _, _ = run(spec, None)
-    compacted = [event for event in process.events() if event.act is Act.COMPACT]
-    assert not [event.why for event in process.events() if event.act is Act.REFUSE]
+    session, _, _ = run(spec, None)
+    compacted = [event for event in session.events() if event.act is Act.COMPACT]
+    assert not [event.why for event in session.events() if event.act is Act.REFUSE]
     assert all(event.data["outcome"] != "illegal" for event in compacted)
 
 
@@ -201,12 +201,12 @@ def test_policies_that_need_no_model_ask_none(spec: str) -> None:
 def test_whatever_the_model_says_nothing_is_lost_and_nobody_asks_again_and_again(spec: str, way: str) -> None:
     answer, outcome = WAYS[way]
     model = Scripted([answer] * 2000)
-    process, policy, _ = run(spec, model)
+    session, policy, _ = run(spec, model)
     assert len(model.requests) <= policy.consulted
-    asked = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+    asked = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
     # A policy that reviews an answer may reject what was cut.
     assert not outcome or set(asked) <= {outcome, "rejected"}
-    assert not [event.why for event in process.events() if event.act is Act.REFUSE], "its moves broke a law"
+    assert not [event.why for event in session.events() if event.act is Act.REFUSE], "its moves broke a law"
 
 
 @pytest.mark.parametrize("spec", ASKING)
@@ -219,27 +219,27 @@ def test_a_model_that_hangs_is_left_behind(spec: str) -> None:
 
     model = Scripted([hang] * 2000)
     try:
-        process, policy, _ = run(spec, model, patience=0.02)
+        session, policy, _ = run(spec, model, patience=0.02)
     finally:
         end.set()
     assert len(model.requests) <= policy.consulted
-    asked = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+    asked = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
     assert set(asked) <= {"failed"}
-    assert "too late" not in str(process.render())
+    assert "too late" not in str(session.render())
 
 
 @pytest.mark.parametrize("spec", ASKING)
 def test_a_summary_is_never_deeper_than_its_policy_says(spec: str) -> None:
     answers: list[Callable[[Request], str]] = [echo, lambda request: echo(request)[:60]]
-    process, policy, _ = run(spec, Scripted(answers * 1000))
-    assert all(page.depth <= policy.max_depth for page, _ in process.pages())
+    session, policy, _ = run(spec, Scripted(answers * 1000))
+    assert all(page.depth <= policy.max_depth for page, _ in session.pages())
     if policy.max_depth == 1:
-        assert all(source > 0 for page, _ in process.pages() for source in page.sources)
+        assert all(source > 0 for page, _ in session.pages() for source in page.sources)
 
 
 def test_the_summary_of_summaries_counts_its_depth_and_keeps_its_originals() -> None:
-    process, _, appended = run("recursive", Scripted([lambda request: echo(request)[:60]] * 1000))
-    depths = [page.depth for page, _ in process.pages() if page.kind is Kind.FOLD and not page.message]
+    session, _, appended = run("recursive", Scripted([lambda request: echo(request)[:60]] * 1000))
+    depths = [page.depth for page, _ in session.pages() if page.kind is Kind.FOLD and not page.message]
     assert depths == list(range(1, len(depths) + 1))
     assert len(depths) > 2
-    assert process.messages() == appended
+    assert session.messages() == appended

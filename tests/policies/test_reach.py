@@ -10,8 +10,8 @@ import pytest
 
 import kilburn
 from kilburn.event import Act
-from kilburn.text.excerpts import CITED
-from kilburn.text.selection import candidates_of, focus_words, select
+from kilburn.selection.excerpts import CITED
+from kilburn.selection.selection import candidates_of, focus_words, select
 from kilburn_lab.evals.drift import measure
 from kilburn_lab.evals.paging import evaluate
 from kilburn_lab.evals.sample import sample_of
@@ -35,18 +35,18 @@ def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(("window", "actions"), [(8000, 5), (32_000, 5), (64_000, 4), (128_000, 2), (200_000, 2)])
 def test_after_an_action_three_fifths_of_the_window_are_used(policy: str, window: int, actions: int) -> None:
     with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         fills: list[float] = []
         for message in telling(window, max(1000, window // 10)):
-            before = process.window.last_derived
-            process.append(message)
-            if process.window.last_derived < before:
-                fills.append(process.use / window)
+            before = session.window.last_derived
+            session.append(message)
+            if session.window.last_derived < before:
+                fills.append(session.use / window)
                 if len(fills) == actions:
                     break
         assert min(fills) >= 0.6, fills
         assert max(fills) <= 0.9, fills
-        assert not [event for event in process.events() if event.act is Act.REFUSE]
+        assert not [event for event in session.events() if event.act is Act.REFUSE]
 
 
 @pytest.mark.parametrize(("policy", "least"), [("hybrid", 0.35), ("cost", 0.35)])
@@ -61,15 +61,15 @@ def test_after_twenty_compactions_the_window_still_shows_how_the_session_began(p
 def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(policy: str) -> None:
     rule = "Never restart the gateway of zuvoka before Friday."
     with kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("a")
+        session = store.session("a")
         work = telling(3, 300)
-        process.append(next(work), {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": rule})
-        while process.window.last < 2 * CITED:
-            process.append(next(work), next(work))
-        assert rule in "".join(str(message["content"]) for message in process.render())
-        cited = [len(page.sources) for page, _ in process.pages() if page.depth]
+        session.append(next(work), {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": rule})
+        while session.window.last < 2 * CITED:
+            session.append(next(work), next(work))
+        assert rule in "".join(str(message["content"]) for message in session.render())
+        cited = [len(page.sources) for page, _ in session.pages() if page.depth]
         assert max(cited) <= CITED + 64, "of old pages of which nothing is kept, none is cited for ever"
-        assert not [event for event in process.events() if event.act is Act.REFUSE]
+        assert not [event for event in session.events() if event.act is Act.REFUSE]
 
 
 def test_the_choice_of_passages_shows_what_the_next_action_needs() -> None:

@@ -11,7 +11,7 @@ import pytest
 import kilburn
 from kernel.talk import assistant, call_of, meddle, tool, user
 from kilburn.event import Act
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.move import Evict, Move
 from kilburn.policy import View
 from kilburn.testing import check_laws
@@ -52,60 +52,60 @@ class Arbitrary:
 def test_whatever_pages_are_named_the_laws_allow_the_stretch(seed: int) -> None:
     policy, rng = Arbitrary(seed), random.Random(seed)
     with kilburn.open(":memory:", window=900, policy=policy, tokenizer="chars/4") as store:
-        process = store.process("s")
+        session = store.session("s")
         for message in trace(seed, 30):
-            process.append(message)
-            meddle(process, rng)
-        check_laws(process, list(trace(seed, 30)))
-        assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
+            session.append(message)
+            meddle(session, rng)
+        check_laws(session, list(trace(seed, 30)))
+        assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
         assert policy.moved > 3
 
 
-def talk() -> Process:
+def talk() -> Session:
     """A request, two calls with their results (p2-p4, p5-p7), and the next request, which is held."""
-    process = kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4").process("s")
-    process.append(user("Find the fault."), assistant("looking", call_of("c1")), tool("c1", "one " * 60))
-    process.append(assistant("again", call_of("c2")), tool("c2", "two " * 60), user("Go on."), assistant("Done."))
-    process.unpin("p1")
-    return process
+    session = kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4").session("s")
+    session.append(user("Find the fault."), assistant("looking", call_of("c1")), tool("c1", "one " * 60))
+    session.append(assistant("again", call_of("c2")), tool("c2", "two " * 60), user("Go on."), assistant("Done."))
+    session.unpin("p1")
+    return session
 
 
 def test_a_stretch_takes_whole_groups_and_passes_over_what_is_held() -> None:
-    process = talk()
-    assert process.view().stretch([4, 6]).pages == (), "the call of p4 stays, and the result of p6"
+    session = talk()
+    assert session.view().stretch([4, 6]).pages == (), "the call of p4 stays, and the result of p6"
     everything = range(1, 10)
-    assert process.view().stretch(everything).sources == (1, 2, 3, 4, 5, 6, 7), "all but the request and what is newest"
-    process.pin("p7")
-    assert process.view().stretch(everything).sources == (1, 2, 3, 4, 5), "a call stays with its result"
+    assert session.view().stretch(everything).sources == (1, 2, 3, 4, 5, 6, 7), "all but the request and what is newest"
+    session.pin("p7")
+    assert session.view().stretch(everything).sources == (1, 2, 3, 4, 5), "a call stays with its result"
 
 
 def test_a_stretch_cites_results_that_stand_as_handles_and_what_is_out_already() -> None:
-    process = talk()
-    process.apply(Evict((4,)))
-    assert process.view().stretch([2, 3]).sources == (2, 3, 4)
-    process.apply(Evict((2, 3)))
-    assert process.view().stretch([1, 2, 3]).sources == (1, 2, 3)
-    beside = process.view().stretch([2, 3])
+    session = talk()
+    session.apply(Evict((4,)))
+    assert session.view().stretch([2, 3]).sources == (2, 3, 4)
+    session.apply(Evict((2, 3)))
+    assert session.view().stretch([1, 2, 3]).sources == (1, 2, 3)
+    beside = session.view().stretch([2, 3])
     assert beside.sources == (2, 3)
     assert not beside.leaving, "a fold of them would take the place of nothing"
-    assert process.view().stretch([1, 2, 3], within={1, 3}).sources == (1, 3)
+    assert session.view().stretch([1, 2, 3], within={1, 3}).sources == (1, 3)
 
 
 def test_a_derived_page_is_replaced_whole_or_torn() -> None:
-    process = talk()
-    process.apply(*process.view().stretch(range(1, 5)).fold("a try", text="nothing found", torn=""))
-    remade = process.view().stretch([-1, 5, 6, 7])
+    session = talk()
+    session.apply(*session.view().stretch(range(1, 5)).fold("a try", text="nothing found", torn=""))
+    remade = session.view().stretch([-1, 5, 6, 7])
     assert remade.sources == (1, 2, 3, 4, 5, 6, 7)
     assert not remade.torn
-    process.pin("p2")
-    came_back = process.view().stretch([-1, 5, 6, 7])
+    session.pin("p2")
+    came_back = session.view().stretch([-1, 5, 6, 7])
     assert came_back.torn == {-1}, "it also tells of p2, which stays"
     assert 2 not in came_back.sources
-    process.unpin("p2")
-    less = process.view().stretch([-1, 5, 6, 7], within={3, 4, 5, 6, 7})
+    session.unpin("p2")
+    less = session.view().stretch([-1, 5, 6, 7], within={3, 4, 5, 6, 7})
     assert less.torn == {-1}
-    process.apply(*less.fold("again", text="two looks, nothing found", torn="more than it may cite"))
-    assert not [event for event in process.events() if event.act is Act.REFUSE]
+    session.apply(*less.fold("again", text="two looks, nothing found", torn="more than it may cite"))
+    assert not [event for event in session.events() if event.act is Act.REFUSE]
 
 
 def test_a_group_of_which_not_all_may_be_cited_is_torn_and_not_cited_at_all() -> None:

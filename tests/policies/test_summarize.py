@@ -10,29 +10,29 @@ import pytest
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.event import Act
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.models.scripted import Scripted
 from kilburn_lab.evals.plants import work
 
 
-def played(store: kilburn.Hierarchy, steps: int) -> tuple[Process, list[int]]:
-    process = store.process("a")
-    process.append({"role": "system", "content": "You repair jobs."}, {"role": "user", "content": "Find why the job fails."})
+def played(store: kilburn.Store, steps: int) -> tuple[Session, list[int]]:
+    session = store.session("a")
+    session.append({"role": "system", "content": "You repair jobs."}, {"role": "user", "content": "Find why the job fails."})
     uses = []
     for number, step in enumerate(work(1, ["zuvoka", "mena"])):
         if number == steps:
             break
         for message in step:
-            process.append(message)
-            uses.append(process.use)
-    return process, uses
+            session.append(message)
+            uses.append(session.use)
+    return session, uses
 
 
 @pytest.mark.parametrize("trigger", [2500, 9000])
 def test_after_acting_the_window_is_under_its_trigger_however_large_the_window_is(trigger: int) -> None:
     with kilburn.open(":memory:", window=60_000, policy=f"summarize(ask=False, trigger={trigger})", tokenizer="chars/4") as store:
-        process, uses = played(store, 130)
-        assert sum(event.act is Act.FOLD for event in process.events()) > 2
+        session, uses = played(store, 130)
+        assert sum(event.act is Act.FOLD for event in session.events()) > 2
         # What just came stays whole, so one large output may stand over the trigger until the next message.
         over = [use for use in uses if use > trigger]
         assert max(uses) <= trigger + 200, max(uses)
@@ -41,12 +41,12 @@ def test_after_acting_the_window_is_under_its_trigger_however_large_the_window_i
 
 def test_the_kernel_never_lets_go_of_a_summary_for_want_of_room() -> None:
     with kilburn.open(":memory:", window=1000, policy="summarize(ask=False)", tokenizer="chars/4") as store:
-        process, uses = played(store, 250)
-        pages = process.window.pages
-        folds = sum(event.act is Act.FOLD and event.policy != "kernel" for event in process.events())
+        session, uses = played(store, 250)
+        pages = session.window.pages
+        folds = sum(event.act is Act.FOLD and event.policy != "kernel" for event in session.events())
         lost = [
             event.number
-            for event in process.events()
+            for event in session.events()
             if event.act is Act.EVICT
             and event.policy == "kernel"
             and any(page < 0 and not pages[page].message for page in event.pages)
@@ -66,12 +66,12 @@ def test_a_model_that_hangs_is_left_behind(policy: str) -> None:
 
     # Without an answer a policy takes the lines themselves, or waits.
     with kilburn.open(":memory:", window=1000, policy=policy, model=Scripted([hang] * 100), tokenizer="chars/4") as store:
-        process, uses = played(store, 12)
+        session, uses = played(store, 12)
         late.set()
-        asked = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+        asked = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
         assert set(asked) == {"failed"}
         assert max(uses) <= 1000
-        assert "It is late." not in str(list(process.render()))
+        assert "It is late." not in str(list(session.render()))
 
 
 @pytest.mark.parametrize("spec", ["summarize(timeout=0)", "recursive(timeout=-1)", "compact(timeout=0)"])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.text.anchors import Anchors, Exact, Resolved, Scanned, parse_anchors, resolve_anchors
-from kilburn.text.lines import complement
+from kilburn.selection.anchors import Anchors, Exact, Resolved, Scanned, parse_anchors, resolve_anchors
+from kilburn.selection.lines import complement
 
 
 def page(number: int, text: str, *spans: tuple[int, int]) -> Scanned:

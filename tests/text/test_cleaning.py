@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.text.anchors import Scanned
-from kilburn.text.cleaning import redundant
-from kilburn.text.lines import complement, merge
+from kilburn.selection.anchors import Scanned
+from kilburn.selection.cleaning import redundant
+from kilburn.selection.lines import complement, merge
 
 BLOCK = "".join(f"a line of a block that is long enough to count, number {word}\n" for word in ("one", "two", "three", "four"))
 

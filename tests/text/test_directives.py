@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.directives import Directive, Malformed, directive_of, state_of, within, without
+from kilburn.selection.directives import Directive, Malformed, directive_of, state_of, within, without
 
 
 def said(inner: str) -> str:

@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.extract import Piece, condense, extract
-from kilburn.text.lines import join
+from kilburn.selection.extract import Piece, condense, extract
+from kilburn.selection.lines import join
 
 LINES = st.sampled_from(
     [

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.facts import FactKind, facts
-from kilburn.text.identifiers import identifiers
-from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
+from kilburn.selection.facts import FactKind, facts
+from kilburn.selection.identifiers import identifiers
+from kilburn.selection.signs import Sign, case_of, sign_of, sign_of_prose
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_megabyte_without_a_blank_is_read_in_linear_time() -> None:
         ("FAILED (failures=2, errors=71, skipped=1)", Sign.SUMMARY),
         (" tests finished: 135 passed, 3 skipped, 10 exceptions, ", Sign.SUMMARY),
         ("test result: FAILED. 3 passed; 1 failed", Sign.SUMMARY),
-        ("Process exited with code 1", Sign.SUMMARY),
+        ("Session exited with code 1", Sign.SUMMARY),
         ("FAILED tests/test_a.py::test_b - assert 1 == 2", Sign.FAILED),
         ("ERROR: test_x (pkg.mod.Case)", Sign.FAILED),
         ("test_eigen E", Sign.FAILED),

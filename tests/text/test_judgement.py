@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.extract import Piece, extract
-from kilburn.text.judgement import complete, garbage, judge, key_facts
+from kilburn.selection.extract import Piece, extract
+from kilburn.selection.judgement import complete, garbage, judge, key_facts
 
 PROMPT = "Summarise the following part of the transcript. Keep paths, identifiers, numbers, decisions, errors and open tasks."
 PIECES = (

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.lines import join, merge, sample, skeleton, units
+from kilburn.selection.lines import join, merge, sample, skeleton, units
 
 WEIRD = st.text(st.sampled_from("ab1 .,;\t\n\r\x0b\x0c\x1c\x85\u2028\u2029\x00é漢😀_/\x1b["), max_size=400)
 TEXTS = st.one_of(st.text(max_size=300), WEIRD)

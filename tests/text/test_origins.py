@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.extract import Piece, extract
-from kilburn.text.origins import all_origins, origins_of, words_at
+from kilburn.selection.extract import Piece, extract
+from kilburn.selection.origins import all_origins, origins_of, words_at
 
 TEXTS = {
     3: "The store listens on port 40123.\nNothing else here.\nBuild 9fce21aa07b1 was the last good one.\n",

@@ -207,7 +207,8 @@ def test_threads_agree(name: str) -> None:
 
 
 def test_importing_the_counters_loads_no_vocabulary() -> None:
-    code = "import sys; from kilburn.tokens import counter_for as c; c('gpt-5'), c('claude-3'); print('toktok' in sys.modules)"
+    code = "import sys; from kilburn.tokens.choice import counter_for as c\n"
+    code += "c('gpt-5'), c('claude-3'); print('toktok' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -215,7 +216,7 @@ def test_importing_the_counters_loads_no_vocabulary() -> None:
 def test_without_the_wheel_models_are_estimated() -> None:
     code = (
         "import sys; sys.modules['toktok'] = None\n"
-        "from kilburn.tokens import counter_for as c\n"
+        "from kilburn.tokens.choice import counter_for as c\n"
         "print(*(type(c(n)).__name__ for n in ('gpt-5', 'gpt-4', 'qwen3.5-4b', 'claude-opus-4-8')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -38,7 +38,7 @@ def strike(session: Session) -> None:
     def call() -> str:
         session.counter.arm(session.rng.choice([1, 2, 3, 5, 8, 20, 50, 150]), error)
         try:
-            return session.process.append(*turn.messages)
+            return session.session.append(*turn.messages)
         except MemoryError:
             raise Struck from None
         finally:
@@ -67,7 +67,7 @@ def interrupt(session: Session) -> None:
 
     def call() -> str:
         try:
-            return session.process.append(*turn.messages)
+            return session.session.append(*turn.messages)
         finally:
             over.set()
 
@@ -87,7 +87,7 @@ def cancel(session: Session) -> None:
     turn, which = session.talk.next(session.book.open_calls()), session.rng.choice([1, 1, 2, 3])
 
     async def appended() -> str:
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(session.process.aappend(*turn.messages))
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(session.session.aappend(*turn.messages))
         over = session.await_answer(which, lambda: loop.call_soon_threadsafe(task.cancel))
         try:
             return await task
@@ -151,30 +151,30 @@ def threads(session: Session) -> None:
 
 
 def _work(session: Session, rng: random.Random, name: str) -> Callable[[], None]:
-    talk, process, book = Talk(rng, session.form, name, session.window // 3), session.process, session.book
+    talk, opened, book = Talk(rng, session.form, name, session.window // 3), session.session, session.book
 
     def work() -> None:
         for _ in range(5):
             turn = talk.plain(rng.choice(["user", "assistant"]))
             try:
-                address = process.append(*turn.messages)
+                address = opened.append(*turn.messages)
             except PinsExceedWindow:
                 continue
             session.found(book.admit(address, turn))
-            if process.recall(address) != turn.texts[0]:
+            if opened.recall(address) != turn.texts[0]:
                 session.found([f"recall: {address} is not what was given, beside other threads"])
-            session.found(look(process, session.window).faults)
-            process.pages()
+            session.found(look(opened, session.window).faults)
+            opened.pages()
             what = rng.random()
             if what < 0.2:
-                process.forget(address)
+                opened.forget(address)
                 book.forgotten.add(int(address[1:]))
             elif what < 0.4 and len(turn.texts[0]) < session.window // 10:
                 try:
-                    process.pin(address)
+                    opened.pin(address)
                 except PinsExceedWindow:
                     continue
-                process.unpin(address)
+                opened.unpin(address)
 
     return work
 
@@ -184,10 +184,10 @@ def odd(session: Session) -> None:
     acts = {**ODD, **CARELESS}
     name = session.rng.choice(list(acts))
     session.after = f"odd: {name}"
-    before = session.process.messages()
+    before = session.session.messages()
     session.shrunk = session.shrunk or name.startswith("observe")
     try:
-        made = acts[name](session.process)
+        made = acts[name](session.session)
     except KilburnError:
         return
     except (TypeError, AttributeError, ValueError):
@@ -197,14 +197,14 @@ def odd(session: Session) -> None:
     if name.startswith("append") and isinstance(made, str):
         # Odd, and yet a message: it has to come back like any other.
         first, last = made[1:].split("-p") if "-" in made else (made[1:], made[1:])
-        more = session.process.messages()[len(before) :]
-        texts: list[Any] = [str(session.process.recall(f"p{at}")) for at in range(int(first), int(last) + 1)]
+        more = session.session.messages()[len(before) :]
+        texts: list[Any] = [str(session.session.recall(f"p{at}")) for at in range(int(first), int(last) + 1)]
         session.found(session.book.admit(made, Turn(messages=more, texts=texts)))
 
 
 def mark(session: Session) -> None:
     """Pin, unpin, rate, forget, recall, search, idle: what a person or an agent does besides."""
-    single, process = session.book.single(), session.process
+    single, opened = session.book.single(), session.session
     if not single:
         return
     page = session.rng.choice(single)
@@ -215,13 +215,13 @@ def mark(session: Session) -> None:
         verb = "rate"
     try:
         if verb == "search":
-            process.search(text[:60])
+            opened.search(text[:60])
         elif verb == "idle":
-            process.idle()
+            opened.idle()
         elif verb == "recall":
-            session.found([] if process.recall(address) == text else [f"recall: {address} is not what was given"])
+            session.found([] if opened.recall(address) == text else [f"recall: {address} is not what was given"])
         else:
-            getattr(process, verb)(address)
+            getattr(opened, verb)(address)
         if verb == "forget":
             session.book.forgotten.add(page)
     except PinsExceedWindow:
@@ -234,7 +234,7 @@ def resize(session: Session) -> None:
     """Another budget; the old one stays where it does not fit."""
     window = session.rng.choice([1, 40, 300, 900, 1500, 3000, 9000])
     try:
-        session.process.resize(kilburn.Budget(window))
+        session.session.resize(kilburn.Budget(window))
     except KernelError:
         return
     session.window = session.talk.size = window
@@ -242,7 +242,7 @@ def resize(session: Session) -> None:
     if window < 300:
         # Nothing is to be said at such a size; what it shows was right, or is told below.
         session.check(outside=True)
-        session.process.resize(kilburn.Budget(3000))
+        session.session.resize(kilburn.Budget(3000))
         session.window = session.talk.size = 3000
 
 

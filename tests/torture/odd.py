@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kilburn.budget import Budget
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Message, Role
 from kilburn.model import Tokens
 from kilburn.move import Evict, Fold
@@ -45,23 +45,23 @@ MESSAGES: tuple[Any, ...] = (
 )
 
 
-def _observe(prompt: Any, counted: Any) -> Callable[[Process], Any]:
-    return lambda process: process.observe(Tokens(prompt=prompt, reply=prompt, cached=prompt), counted)
+def _observe(prompt: Any, counted: Any) -> Callable[[Session], Any]:
+    return lambda session: session.observe(Tokens(prompt=prompt, reply=prompt, cached=prompt), counted)
 
 
-def _at(verb: str, *more: Any) -> Callable[[Process], Any]:
-    return lambda process: getattr(process, verb)(*more)
+def _at(verb: str, *more: Any) -> Callable[[Session], Any]:
+    return lambda session: getattr(session, verb)(*more)
 
 
-def _apply(move: Callable[..., Any], *values: Any, **more: Any) -> Callable[[Process], Any]:
-    return lambda process: process.apply(move(*values, **more))
+def _apply(move: Callable[..., Any], *values: Any, **more: Any) -> Callable[[Session], Any]:
+    return lambda session: session.apply(move(*values, **more))
 
 
-def _resize(*tokens: Any) -> Callable[[Process], Any]:
-    return lambda process: process.resize(Budget(*tokens))
+def _resize(*tokens: Any) -> Callable[[Session], Any]:
+    return lambda session: session.resize(Budget(*tokens))
 
 
-ODD: dict[str, Callable[[Process], Any]] = {
+ODD: dict[str, Callable[[Session], Any]] = {
     **{f"observe({number!r}, {counted!r})": _observe(number, counted) for number in NUMBERS for counted in (100, 0, number)},
     **{
         f"{verb}({address!r})": _at(verb, address)
@@ -80,7 +80,7 @@ ODD: dict[str, Callable[[Process], Any]] = {
 }
 """What may come from outside: from a provider, a model, a file, a person."""
 
-CARELESS: dict[str, Callable[[Process], Any]] = {
+CARELESS: dict[str, Callable[[Session], Any]] = {
     "rate(p1, '5')": _at("rate", "p1", "5"),
     "search(None)": _at("search", None),
     "search(x, '5')": _at("search", "x", "5"),

@@ -94,7 +94,7 @@ def _looked(order: dict[str, Any]) -> Look:
     path, window = order["path"], order["window"]
     try:
         with kilburn.open(path, window=window, policy="fifo", tokenizer=RULER, readonly=True) as store:
-            return look(store.process(order["name"]), window)
+            return look(store.session(order["name"]), window)
     except KilburnError as error:
         return Look(error=f"{type(error).__name__}: {error}")
 
@@ -118,7 +118,7 @@ def _appended(order: dict[str, Any]) -> dict[str, str]:
     model = Scripted([answer] * 100)
     try:
         with kilburn.open(order["path"], window=order["window"], policy=order["policy"], tokenizer=RULER, model=model) as store:
-            return {"said": store.process(order["name"]).append(*order["messages"])}
+            return {"said": store.session(order["name"]).append(*order["messages"])}
     except KilburnError as error:
         return {"said": f"{type(error).__name__}: {error}"}
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import KilburnError
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.page import parse_address
 
 __all__ = ["RULER", "Book", "Look", "Turn", "faults_of_chat", "faults_of_messages", "look", "weight"]
@@ -104,18 +104,18 @@ def faults_of_messages(prompt: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "tool uses at the end have no result"
 
 
-def look(process: Process, window: int) -> Look:
+def look(session: Session, window: int) -> Look:
     """Render in both forms and read the transcript; whatever is wrong is in `faults`, and nothing is raised."""
     seen = Look()
     try:
         for form, rules in (("chat", faults_of_chat), ("messages", faults_of_messages)):
-            prompt = process.render(form)
+            prompt = session.render(form)
             size = weight(list(prompt)) + weight(prompt.system or "")
             if size > window:
                 seen.faults.append(f"over: a prompt of {size} in a window of {window} ({form})")
             seen.faults += [f"invalid: {fault} ({form})" for fault in rules(prompt)]
             seen.prompt = seen.prompt or list(prompt)
-        seen.messages = process.messages()
+        seen.messages = session.messages()
     except KilburnError as error:
         seen.error = f"{type(error).__name__}: {error}"
     except BaseException as error:
@@ -176,7 +176,7 @@ class Book:
         elif not missing and not more:
             yield "disorder: the transcript is not in the order of its addresses"
 
-    def unreadable(self, process: Process) -> Iterator[str]:
+    def unreadable(self, session: Session) -> Iterator[str]:
         """Pages that do not come back as they were given, by address."""
         with self.lock:
             admitted = sorted(self.admitted.items())
@@ -184,7 +184,7 @@ class Book:
             for at, text in enumerate(turn.texts):
                 address = f"p{first + at}"
                 try:
-                    back: Any = str(process.recall(address))
+                    back: Any = str(session.recall(address))
                 except KilburnError as error:
                     if type(error).__name__ != "Forgotten" or first not in self.forgotten:
                         yield f"recall: {address} raises {type(error).__name__}"

@@ -74,12 +74,12 @@ class Session:
         self.policy = Torn(resolve("policies", self.spec), self.seed, share)
         model = Scripted([self.liar] * 20_000)
         self.store = kilburn.open(self.path, window=self.window, policy=self.policy, tokenizer=self.counter, model=model)
-        self.process = self.store.process(NAME)
+        self.session = self.store.session(NAME)
         self.opened = self.window
 
     def again(self) -> None:
         """Take the session up where another writer left it; it has the store's budget then."""
-        self.process = self.store.process(NAME)
+        self.session = self.store.session(NAME)
         self.window = self.talk.size = self.opened
 
     def run(self, mishaps: Sequence[tuple[int, Mishap]], steps: int) -> list[Violation]:
@@ -103,7 +103,7 @@ class Session:
                         break
             if not self.violations:
                 self.after = "the end"
-                self.found(self.book.unreadable(self.process))
+                self.found(self.book.unreadable(self.session))
                 self.suffer(self.reopen)
         finally:
             self.liar.hook = None
@@ -129,7 +129,7 @@ class Session:
 
     def check(self, *, outside: bool = False) -> None:
         """Everything that must hold between two calls, seen from here and, at times, from outside."""
-        seen = look(self.process, self.window)
+        seen = look(self.session, self.window)
         self.judge(seen)
         if self.policy.unbounded:
             self.found(["endless: every effect of a policy that never ends was answered"])
@@ -149,9 +149,9 @@ class Session:
 
     def attempt(self, turn: Turn, call: Callable[[], str] | None = None, *, again: bool = True) -> None:
         """Append a turn; whatever happens, it is in the transcript whole and once, or not at all."""
-        before = len(self.process.pages())
+        before = len(self.session.pages())
         try:
-            address = (call or (lambda: self.process.append(*turn.messages)))()
+            address = (call or (lambda: self.session.append(*turn.messages)))()
         except (Struck, KeyboardInterrupt):
             pass
         except KilburnError as error:
@@ -160,7 +160,7 @@ class Session:
                 self.found([f"refused: an ordinary append raises {type(error).__name__}: {error}"])
             if isinstance(error, StoreStale):
                 self.again()
-                before = len(self.process.pages())
+                before = len(self.session.pages())
         except BaseException as error:
             if not isinstance(error, Exception):
                 raise
@@ -168,7 +168,7 @@ class Session:
         else:
             self.found(self.book.admit(address, turn))
             return
-        originals = len(self.process.pages())
+        originals = len(self.session.pages())
         if originals != before:
             self.found([f"pages: {originals - before} more after an append that raised"])
         self.check(outside=True)
@@ -195,7 +195,7 @@ class Session:
     def admit(self, turn: Turn) -> None:
         """Append a turn and note it; pins may leave no room for it."""
         try:
-            address = self.process.append(*turn.messages)
+            address = self.session.append(*turn.messages)
         except PinsExceedWindow:
             return
         self.found(self.book.admit(address, turn))
@@ -204,7 +204,7 @@ class Session:
         """What others see while a policy waits: the state before, within the window."""
         at, self.after = self.after, f"{self.after}, while the model is asked"
         seen: list[Look] = []
-        looking = threading.Thread(target=lambda: seen.append(look(self.process, self.window)), daemon=True)
+        looking = threading.Thread(target=lambda: seen.append(look(self.session, self.window)), daemon=True)
         looking.start()
         looking.join(PATIENCE)
         if seen:
@@ -216,10 +216,10 @@ class Session:
 
     def reopen(self) -> None:
         """Close and open again: the transcript is the same, and so is the prompt."""
-        before = look(self.process, self.window)
+        before = look(self.session, self.window)
         self.store.close()
         self.open()
-        after = look(self.process, self.window)
+        after = look(self.session, self.window)
         if before.messages != after.messages:
             self.found(["reopened: the transcript is another one"])
         if before.prompt != after.prompt and not self.shrunk:

@@ -29,27 +29,27 @@ def test_an_odd_value_is_refused_by_type_or_does_no_harm(name: str, tmp_path: Pa
     path, window = str(tmp_path / "agent.db"), 1000
     given = [user("Fix it"), assistant("I read", call_of("c", path="m.py")), tool("c", "x " * 200), assistant("It is " * 100)]
     with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER) as store:
-        process = store.process("a")
+        session = store.session("a")
         for message in given:
-            process.append(message)
+            session.append(message)
         refusals = (KilburnError, *([TypeError, AttributeError, ValueError] if name in CARELESS else []))
         try:
-            made = {**ODD, **CARELESS}[name](process)
+            made = {**ODD, **CARELESS}[name](session)
         except refusals:
             made = None
         if not (name.startswith("append") and made is not None):
-            assert process.messages() == given
-        before = process.messages()
-        assert look(process, window).faults == []
+            assert session.messages() == given
+        before = session.messages()
+        assert look(session, window).faults == []
     with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER, readonly=True) as store:
-        seen = look(store.process("a"), window)
+        seen = look(store.session("a"), window)
         assert (seen.faults, seen.error) == ([], "")
     with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER) as store:
-        process = store.process("a")
-        assert process.messages() == before
-        process.append(user("and on"))
-        assert look(process, window).faults == []
-        assert process.messages() == [*before, user("and on")]
+        session = store.session("a")
+        assert session.messages() == before
+        session.append(user("and on"))
+        assert look(session, window).faults == []
+        assert session.messages() == [*before, user("and on")]
 
 
 @pytest.mark.parametrize("name", ["", " ", "half \ud83d", "a\x00b", None, 5, True, b"a", ["a"]], ids=repr)
@@ -59,14 +59,14 @@ def test_an_odd_name_is_refused_by_type_or_works(what: str, name: object, tmp_pa
     options = {} if what == "process" else {what: name}
     try:
         with kilburn.open(path, window=1000, **options) as store:  # type: ignore[arg-type]
-            process = store.process(name if what == "process" else "a")  # type: ignore[arg-type]
-            process.append(user("hello"))
-            assert [info.name for info in store.processes()] == [process.name]
+            session = store.session(name if what == "process" else "a")  # type: ignore[arg-type]
+            session.append(user("hello"))
+            assert [info.name for info in store.sessions()] == [session.name]
     except KilburnError:
         pass
     with kilburn.open(path) as store:
-        assert [info for info in store.processes() if not isinstance(info.name, str)] == []
-        store.process("b").append(user("the store works on"))
+        assert [info for info in store.sessions() if not isinstance(info.name, str)] == []
+        store.session("b").append(user("the store works on"))
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 1, 2, True, None, 1.5, 2**70, "5"], ids=repr)
@@ -75,14 +75,14 @@ def test_an_odd_budget_is_refused_by_type_or_holds(what: str, tokens: object) ->
     options = {"window": 1000} | {what: tokens}
     try:
         with kilburn.open(":memory:", policy="fifo", tokenizer=RULER, **options) as store:  # type: ignore[arg-type]
-            process = store.process("a")
+            session = store.session("a")
             for number in range(4):
                 try:
-                    process.append(user(f"message {number}"))
+                    session.append(user(f"message {number}"))
                 except PinsExceedWindow:
-                    assert process.messages() == []
+                    assert session.messages() == []
             if what == "window":
                 assert isinstance(tokens, int)
-                assert look(process, tokens).faults == []
+                assert look(session, tokens).faults == []
     except KilburnError:
         pass

@@ -104,16 +104,16 @@ def test_the_book_knows_what_is_lost_added_doubled_or_out_of_order() -> None:
 def test_talk_is_what_a_user_may_append_and_comes_back(form: str, tmp_path: Path) -> None:
     talk, book = Talk(random.Random(1), form, "s", 300), Book()
     with package.open(str(tmp_path / "agent.db"), window=100_000, policy="fifo", tokenizer=RULER) as store:
-        process = store.process("a")
+        session = store.session("a")
         for turn in [talk.first(), *(talk.plain("user") for _ in range(2))]:
-            assert list(book.admit(process.append(*turn.messages), turn)) == []
+            assert list(book.admit(session.append(*turn.messages), turn)) == []
         for _ in range(40):
             turn = talk.next(book.open_calls())
-            assert list(book.admit(process.append(*turn.messages), turn)) == []
-        assert list(book.unreadable(process)) == []
-        seen = look(process, 100_000)
+            assert list(book.admit(session.append(*turn.messages), turn)) == []
+        assert list(book.unreadable(session)) == []
+        seen = look(session, 100_000)
         assert (seen.faults, seen.error, list(book.faults(seen.messages))) == ([], "", [])
-        assert look(process, 1000).faults[0].startswith("over")
+        assert look(session, 1000).faults[0].startswith("over")
 
 
 def test_threads_take_turns_one_at_a_time_in_an_order_that_is_the_seeds() -> None:
@@ -122,13 +122,13 @@ def test_threads_take_turns_one_at_a_time_in_an_order_that_is_the_seeds() -> Non
 
         def work(me: int) -> None:
             with package.open(":memory:", window=1000, policy="fifo", tokenizer=RULER) as store:
-                process = store.process(str(me))
+                session = store.session(str(me))
                 for number in range(4):
-                    process.append(user(f"{number}"))
+                    session.append(user(f"{number}"))
                     with inside:
                         seen.append(me)
                     with lock:
-                        process.render()
+                        session.render()
 
         assert take_turns([lambda me=me: work(me) for me in range(3)], seed) == []  # type: ignore[misc]
         return seen
@@ -145,7 +145,7 @@ def test_a_thread_that_holds_a_lock_and_loses_its_turn_stops_nobody() -> None:
         with package.open(":memory:", window=1000, policy="fifo", tokenizer=RULER) as store:
             for _ in range(3):
                 with lock:
-                    store.process(str(me)).append(user("x"))
+                    store.session(str(me)).append(user("x"))
                 time.sleep(0)
         done.append(me)
 
@@ -194,7 +194,7 @@ def test_the_other_process_looks_writes_dies_and_comes_again(tmp_path: Path) -> 
 
 def test_every_policy_of_the_product_that_can_act_takes_part() -> None:
     tortured = set(re.findall(r"\w+", " ".join(POLICIES)))
-    assert set(names("policies")) - tortured == {"belady"}
+    assert set(names("policies")) - tortured == {"belady", "oldest"}
 
 
 def test_a_broken_promise_is_told_with_the_seed_that_brings_it_back() -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.models.scripted import Scripted
-from kilburn.testing import Memory
+from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, check_speakers, weight
 
@@ -195,21 +195,21 @@ def run(form: str, policy: str, window: int, seed: int, *, asked: bool = False, 
     prompts = 0
     taken: list[Dicts] = []
     lost: set[str] = set()
-    with Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/1", model=model, clock=FakeClock()) as store:
-        process = store.process("fuzz")
+    with Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/1", model=model, clock=FakeClock()) as store:
+        session = store.session("fuzz")
         for message in FORMS[form](seed, steps):
             left = _without(message, lost)
             if left is None:
                 continue
             message = left
             try:
-                process.append(message)
+                session.append(message)
             except PinsExceedWindow:
                 lost |= _calls(message)
                 continue
             taken.append(message)
             for name in ("messages", "chat"):
-                prompt = process.render(name)
+                prompt = session.render(name)
                 prompts += 1
                 where = f"{form} seed {seed}, {policy} at {window}{', asked' * asked}, {len(taken)} messages, as {name}"
                 try:

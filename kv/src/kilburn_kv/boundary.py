@@ -16,8 +16,8 @@ import msgspec
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Effect, Note, Outcome
 from kilburn.errors import BudgetTooSmall, SpecError
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.move import Evict, Move
 from kilburn.policy import Cause, Policy, View
 from kilburn_kv.table import Table
@@ -41,7 +41,7 @@ class Relief(msgspec.Struct, frozen=True):
 
 
 class Boundary:
-    """A policy at the kv boundary of one process.
+    """A policy at the kv boundary of one session.
 
     Args:
         tokens: that may be cached.
@@ -58,7 +58,7 @@ class Boundary:
         self.name = policy if isinstance(policy, str) else type(policy).__name__.lower()
         self.policy: Policy = resolve("policies", policy)
 
-    def relief(self, process: Process, table: Table, need: int) -> list[Relief]:
+    def relief(self, session: Session, table: Table, need: int) -> list[Relief]:
         """The pages that have to leave so that `need` more tokens fit; none if they fit already.
 
         Raises:
@@ -67,7 +67,7 @@ class Boundary:
         use, room = len(table), self.tokens - need
         if use <= room:
             return []
-        seen = process.view(Cause.PRESSURE)
+        seen = session.view(Cause.PRESSURE)
         cached = {page: table.count(*borders) for page, borders in table.pages.items().items()}
         whole = {page.id: page for page in seen.pages}
         view = replace(

@@ -3,7 +3,7 @@
 It appends, evicts, inserts, forks, rolls back and presses sequences, many in one batch. Each token keeps its logical
 position, whatever leaves around it. All blocks that a step needs are allocated before it runs, so an error leaves
 every sequence as it was. It does not schedule requests, and is slower than a serving engine: here the moves of the
-hierarchy are exact and can be inspected.
+store are exact and can be inspected.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["CachedPage", "Observation"]
 
 @dataclass(frozen=True)
 class CachedPage:
-    """A page's tokens in the cache, and what the hierarchy knows about it.
+    """A page's tokens in the cache, and what the store knows about it.
 
     Args:
         page: its id; 0 for tokens that belong to no page (the chat template's).

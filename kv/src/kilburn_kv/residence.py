@@ -1,4 +1,4 @@
-"""Keeps a process's window in an engine's cache: the window's moves are repeated there.
+"""Keeps a session's window in an engine's cache: the window's moves are repeated there.
 
 When the kernel evicts or folds pages in the window, `follow` evicts their tokens from the cache, or computes again
 from there, whichever costs less. The cache may have its own budget, with its own policy. A branch shares everything
@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.errors import BudgetTooSmall, OutOfBlocks, SpecError
 from kilburn.event import Act, Data
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.page import Place
 from kilburn.policy import Cause
 from kilburn_kv.boundary import Boundary
@@ -52,7 +52,7 @@ class Followed(msgspec.Struct, frozen=True):
 
 
 class Residence:
-    """One process in one engine.
+    """One session in one engine.
 
     Args:
         budget: tokens that may be cached for it; None for as many as the engine has.
@@ -68,7 +68,7 @@ class Residence:
     def __init__(
         self,
         engine: Engine,
-        process: Process,
+        session: Session,
         *,
         budget: int | None = None,
         policy: Any = "lru",
@@ -79,7 +79,7 @@ class Residence:
         held = engine.pool.capacity * engine.pool.size
         if budget is not None and budget > held:
             raise SpecError(f"a KV budget of {budget} tokens in an engine of {held}", advice="open a larger engine")
-        self.engine, self.process = engine, process
+        self.engine, self.session = engine, session
         self.pressure = Boundary(held if budget is None else budget, policy)
         self.price, self.how, self.channel = price or Price(), How.asked(how), channel
         self._template = Template(engine.weights)
@@ -99,7 +99,7 @@ class Residence:
             the engine's blocks.
         """
         self._revive()
-        wanted = self._template.lines(self.process)
+        wanted = self._template.lines(self.session)
         before, self._evicted = self.prefilled, 0
         purged = self._purge()
         self._forget_missing_pins()
@@ -151,25 +151,25 @@ class Residence:
                 yield token
 
     @contextmanager
-    def branch(self, process: Process) -> Iterator[Residence]:
-        """A residence for another process that begins with what this window shows. It shares all blocks until it writes.
+    def branch(self, session: Session) -> Iterator[Residence]:
+        """A residence for another session that begins with what this window shows. It shares all blocks until it writes.
 
         When the block ends, its own blocks are freed, and this residence is unchanged.
         """
         self._revive()
         made = Residence.__new__(Residence)
         made.__dict__.update(self.__dict__)
-        made.process, made.sequence = process, self.engine.fork(self.sequence)
+        made.session, made.sequence = session, self.engine.fork(self.sequence)
         made._placed, made.prefilled = list(self._placed), 0
-        made.sequence.owners |= {owner_of(process)}
+        made.sequence.owners |= {owner_of(session)}
         try:
             yield made
         finally:
             made.close()
 
     def facts(self) -> Mapping[int, CachedPage]:
-        """What the hierarchy knows of each cached page, for the page-aware press."""
-        view = self.process.view()
+        """What the store knows of each cached page, for the page-aware press."""
+        view = self.session.view()
         cached = self.sequence.table.pages.items()
         folded = {source for page in view.pages if page.depth and page.id in cached for source in page.sources}
         latest: dict[str, int] = {}
@@ -200,12 +200,12 @@ class Residence:
 
     def _open(self) -> CachedSequence:
         made = self.engine.open()
-        made.owners = frozenset((owner_of(self.process),))
+        made.owners = frozenset((owner_of(self.session),))
         return made
 
     def _purge(self) -> bool:
         """Drop everything that was computed while a page was visible that is forgotten now."""
-        states = self.process.window.states
+        states = self.session.window.states
         stood = [
             start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == Place.DROPPED
         ]
@@ -217,7 +217,7 @@ class Residence:
 
     def _forget_missing_pins(self) -> None:
         """Pages that were pinned after their keys and values had left, and have to come back."""
-        table, pins = self.sequence.table, self.process.window.pins
+        table, pins = self.sequence.table, self.session.window.pins
         self._placed = [one for one in self._placed if one.line.page not in pins or table.count(one.start, one.stop)]
 
     def _adopt(self, plan: EditPlan) -> int:
@@ -253,7 +253,7 @@ class Residence:
     def _edit(self, plan: EditPlan) -> None:
         """Insert folds while their sources are visible, then evict the sources, then insert everything else."""
         sources = {one.line.page for one in plan.evict}
-        pages = self.process.window.pages
+        pages = self.session.window.pages
         seeing: list[tuple[WindowLine, int]] = []
         blind: list[tuple[WindowLine, int]] = []
         for line, position in plan.insert:
@@ -306,7 +306,7 @@ class Residence:
     def _place(self, line: WindowLine, start: int) -> None:
         stop = start + len(line.tokens)
         # The handle of a result quotes from its call; that of a gap has only numbers.
-        if line.key[2] in self.process.window.stubs and not line.page:
+        if line.key[2] in self.session.window.stubs and not line.page:
             stood = self.sequence.table.stood
             stood[line.key[2]] = min(start, stood.get(line.key[2], start))
         if line.page:
@@ -323,7 +323,7 @@ class Residence:
         """Ask the policy at the kv boundary with cause PRESSURE: what it evicts leaves the cache, and the ledger records
         it."""
         table = self.sequence.table
-        for relief in self.pressure.relief(self.process, table, need):
+        for relief in self.pressure.relief(self.session, table, need):
             for page in relief.pages:
                 self._evicted += self.engine.evict(self.sequence, *table.pages[page])
             if relief.pages or relief.refused:
@@ -334,7 +334,7 @@ class Residence:
 
     def _record(self, pages: Any, policy: str, why: str, **data: Unpack[Data]) -> None:
         said: Data = {"cached": len(self.sequence), **data}
-        self.process.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, **said)
+        self.session.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, **said)
 
 
 def _subtract(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """A folder of spilled keys and values: its size, and which files are deleted when it is full.
 
 If there is a limit, the least recently read or written files are deleted first, but never one that is pinned, by this
-process or another.
+session or another.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.errors import InvalidRange, KVError
 from kilburn.event import Act
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.page import Place
 from kilburn_kv.engine import Engine
 from kilburn_kv.lineage import Alteration, TableLineage, context
@@ -79,10 +79,10 @@ class Spill:
 
     def __init__(self, folder: str | Path, limit_bytes: int | None = None) -> None:
         self.shelf = Shelf(folder, limit_bytes)
-        self._windows: dict[str, Process] = {}
+        self._windows: dict[str, Session] = {}
 
-    def attend(self, process: Process) -> list[str]:
-        """From now on, files with what a process forgets are removed here too; returns the addresses of files that are
+    def attend(self, session: Session) -> list[str]:
+        """From now on, files with what a session forgets are removed here too; returns the addresses of files that are
         removed at once.
 
         These are files with pages that were forgotten before. Later removals are in the process's ledger (`note`,
@@ -91,17 +91,17 @@ class Spill:
         Raises:
             SpillFailed: some files could not be removed.
         """
-        owner = owner_of(process)
-        self._windows[owner] = process
+        owner = owner_of(session)
+        self._windows[owner] = session
 
         def erase(pages: Collection[int]) -> None:
             gone = self.shelf.forget(owner, pages)
             if gone:
                 why = "spilled keys and values were removed"
-                process.record(Act.NOTE, pages, policy="kernel", why=why, how="forgotten", files=gone)
+                session.record(Act.NOTE, pages, policy="kernel", why=why, how="forgotten", files=gone)
 
-        process.erasers[f"spilled to {self.shelf.folder.resolve()}"] = erase
-        forgotten = _forgotten_pages(process)
+        session.erasers[f"spilled to {self.shelf.folder.resolve()}"] = erase
+        forgotten = _forgotten_pages(session)
         return self.shelf.forget(owner, forgotten) if forgotten else []
 
     def save(self, engine: Engine, sequence: CachedSequence, *, pin: bool = False) -> Spilled:
@@ -109,7 +109,7 @@ class Spill:
 
         Raises:
             SpillFailed: the disk or the limit does not allow it; nothing of it is left there. KVError: it contains
-                what its process has forgotten (see `attend`). FreedSequence.
+                what its session has forgotten (see `attend`). FreedSequence.
         """
         table, watch = sequence.table, sequence.watch
         self._check_forgotten(sequence, table.end)
@@ -324,14 +324,14 @@ def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spil
     return None
 
 
-def owner_of(process: Process) -> str:
+def owner_of(session: Session) -> str:
     """What files say of the window that their sequence showed: tenant and session."""
-    return f"{process.tenant}/{process.name}"
+    return f"{session.tenant}/{session.name}"
 
 
-def _forgotten_pages(process: Process) -> set[int]:
-    with process.lock:
-        return {page for page, state in process.window.states.items() if state.at == Place.DROPPED}
+def _forgotten_pages(session: Session) -> set[int]:
+    with session.lock:
+        return {page for page, state in session.window.states.items() if state.at == Place.DROPPED}
 
 
 def _difference(part: PageHeader, table: Table, start: int) -> str:

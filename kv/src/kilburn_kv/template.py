@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn_kv.weights import Weights
@@ -68,12 +68,12 @@ class Template:
         """The tokens of a line."""
         return (*self.opening(role), *self._plain(text), *self.closing())
 
-    def lines(self, process: Process) -> list[WindowLine]:
-        """All lines of a process's window."""
-        with process.lock:
-            shown = process.shown()
+    def lines(self, session: Session) -> list[WindowLine]:
+        """All lines of a session's window."""
+        with session.lock:
+            shown = session.shown()
             fresh = [page for _, page, instead in shown if page is not None and not instead]
-            process.fetch(page for page in fresh if _name(page) not in self._kept)
+            session.fetch(page for page in fresh if _name(page) not in self._kept)
             made = []
             kept: dict[_Name, tuple[int, ...]] = {}
             for key, page, instead in shown:
@@ -83,7 +83,7 @@ class Template:
                         made.append(WindowLine(key, 0, self.line(role, instead)))
                     continue
                 name = _name(page)
-                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, process.text(page.id)))
+                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, session.text(page.id)))
                 made.append(WindowLine(key, page.id, kept[name]))
             self._kept = kept
         return made

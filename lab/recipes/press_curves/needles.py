@@ -1,7 +1,7 @@
 """Contexts made of pages of real text, with facts planted in them and a question about one of the facts.
 
 Some pages are older outputs that a later one superseded, and say what was true then; of one page an
-excerpt stands further on; the first page is the system prompt. That is what a hierarchy knows, and all
+excerpt stands further on; the first page is the system prompt. That is what a store knows, and all
 that `Case.facts` tells. The question is drawn when the context is there, from all of its facts, so that
 nothing a press is told says where the answer stands.
 """
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 from kilburn.errors import SpecError
 from kilburn.message import Kind
 from kilburn.page import address_of
-from kilburn.text.extract import Piece as Source
-from kilburn.text.extract import extract
-from kilburn.text.lines import OMISSION
-from kilburn.text.selection import candidates_of, focus_words, grain_of, select
+from kilburn.selection.extract import Piece as Source
+from kilburn.selection.extract import extract
+from kilburn.selection.lines import OMISSION
+from kilburn.selection.selection import candidates_of, focus_words, grain_of, select
 from kilburn.wire.trajectory import Trajectory
 from kilburn_kv.observation import CachedPage
 
@@ -81,7 +81,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A page of a context: its text and tokens, and what a hierarchy knows of it (see `kilburn_kv.observation.CachedPage`)."""
+    """A page of a context: its text and tokens, and what a store knows of it (see `kilburn_kv.observation.CachedPage`)."""
 
     role: str
     text: str
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def facts(self) -> Mapping[int, CachedPage]:
-        """What the hierarchy knows, by page."""
+        """What the store knows, by page."""
         return {
             page: CachedPage(page, 0, 0, pinned=leaf.pinned, folded=leaf.folded, stale=leaf.stale)
             for page, leaf in enumerate(self.leaves, 1)

@@ -16,9 +16,9 @@ import msgspec
 
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.message import Kind, Role
-from kilburn.text.extract import Piece
-from kilburn.text.identifiers import identifiers
-from kilburn.text.judgement import garbage
+from kilburn.selection.extract import Piece
+from kilburn.selection.identifiers import identifiers
+from kilburn.selection.judgement import garbage
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 from kilburn.wire.quotation import quote
 from traces.segmentation import sentences

@@ -20,15 +20,15 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backend import State
 from kilburn.claims import contested, is_speaker, plain_name
+from kilburn.collections.collecting import is_true, until_of
+from kilburn.collections.collection import Collection
 from kilburn.event import Act
-from kilburn.kernel.collecting import is_true, until_of
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Place
-from kilburn.store import State
 
 STALE = 180 * 86_400.0
 """Seconds after which a fact that nobody used or said again has decayed."""
@@ -59,25 +59,25 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One finding: `address` in the process called `process`, and why, in words that quote no page."""
 
     kind: Failing
-    process: str
+    session: str
     address: str
     why: str
 
 
-def not_triggered(process: Process, memory: Collection) -> list[Failure]:
+def not_triggered(session: Session, memory: Collection) -> list[Failure]:
     """Messages of the user in a session that needed the memory, and after which nothing was recalled or searched before
     the user spoke again.
 
     A message needs it if it speaks of the past, or names something that a claim of the memory names and nothing that was
     said before in the session does.
     """
-    rows = [(page, state) for page, state in process.pages() if page.id > 0 and state.at is not Place.DROPPED]
+    rows = [(page, state) for page, state in session.pages() if page.id > 0 and state.at is not Place.DROPPED]
     asked = [page for page, _ in rows if page.role is Role.USER and page.kind is Kind.TEXT]
-    used = [event.turn for event in process.events() if event.act in (Act.FAULT, Act.SEARCH)]
+    used = [event.turn for event in session.events() if event.act in (Act.FAULT, Act.SEARCH)]
     times = [event.time for event in memory.events() if event.act in (Act.FAULT, Act.SEARCH)]
     known = _names(memory)
     found, heard = [], ""
-    texts = {page.id: process.text(page.id) for page, _ in rows if page.kind in (Kind.TEXT, Kind.RESULT)}
+    texts = {page.id: session.text(page.id) for page, _ in rows if page.kind in (Kind.TEXT, Kind.RESULT)}
     order = iter(sorted(texts))
     for page, following in zip(asked, [*asked[1:], None], strict=True):
         for earlier in order:
@@ -88,11 +88,11 @@ def not_triggered(process: Process, memory: Collection) -> list[Failure]:
         why = "the user speaks of the past" if _PAST.search(text) else ""
         if not why and any(name in known and f" {name} " not in heard for name in _mentioned(text)):
             why = "the memory knows a name that the session does not"
-        last = following.message if following is not None else process.turn + 1
+        last = following.message if following is not None else session.turn + 1
         until = following.time if following is not None else float("inf")
         recalled = any(page.message <= turn < last for turn in used) or any(page.time <= time < until for time in times)
         if why and not recalled:
-            found.append(Failure(kind=Failing.NOT_TRIGGERED, process=process.name, address=page.address, why=why))
+            found.append(Failure(kind=Failing.NOT_TRIGGERED, session=session.name, address=page.address, why=why))
         heard += f" {plain_name(text)} "
     return found
 
@@ -120,7 +120,7 @@ def unattributed(memory: Collection) -> list[Failure]:
     found = []
     for page, _ in _facts(memory):
         keys = [*page.cites, *((memory.number, source) for source in page.sources)]
-        there = memory.store.read(keys)
+        there = memory.backend.read(keys)
         if any(key not in there or there[key][1].at is Place.DROPPED for key in keys):
             why = "a page that it was made from is not there"
         elif not keys and page.id not in told:
@@ -129,7 +129,7 @@ def unattributed(memory: Collection) -> list[Failure]:
             why = "it cites nothing but entities"
         else:
             continue
-        found.append(Failure(kind=Failing.UNATTRIBUTED, process=memory.name, address=page.address, why=why))
+        found.append(Failure(kind=Failing.UNATTRIBUTED, session=memory.name, address=page.address, why=why))
     return found
 
 
@@ -140,8 +140,8 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
     for event in memory.events():
         if event.act in (Act.FAULT, Act.SEARCH, Act.RESTORE):
             used.update(dict.fromkeys(event.pages, event.time))
-    waiting = [entry for entry, _ in memory.store.unembedded(embedder, MOST)] if embedder else []
-    bare = {hit.page for hit in memory.store.passages(waiting).values() if hit.process == memory.number}
+    waiting = [entry for entry, _ in memory.backend.unembedded(embedder, MOST)] if embedder else []
+    bare = {hit.page for hit in memory.backend.passages(waiting).values() if hit.segment == memory.number}
     found = []
     for page, state in _facts(memory):
         until = until_of(page, state)
@@ -153,7 +153,7 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
             why = "without a vector of this embedder"
         else:
             continue
-        found.append(Failure(kind=Failing.DECAYED, process=memory.name, address=page.address, why=why))
+        found.append(Failure(kind=Failing.DECAYED, session=memory.name, address=page.address, why=why))
     return found
 
 
@@ -161,7 +161,7 @@ def contaminated(memory: Collection, now: float) -> list[Failure]:
     """Facts in force that contradict another one, and facts that were made from recalled text."""
     facts = [page for page, state in _facts(memory) if is_true(page, state, now)]
     rivals = contested((memory.number, page.claim) for page in facts)
-    cited = memory.store.read({key for page in facts for key in page.cites})
+    cited = memory.backend.read({key for page in facts for key in page.cites})
     found = []
     for page, against in zip(facts, rivals, strict=True):
         origins = [cited[key][0] for key in page.cites if key in cited]
@@ -171,11 +171,11 @@ def contaminated(memory: Collection, now: float) -> list[Failure]:
             why = "it was learned from recalled text"
         else:
             continue
-        found.append(Failure(kind=Failing.CONTAMINATED, process=memory.name, address=page.address, why=why))
+        found.append(Failure(kind=Failing.CONTAMINATED, session=memory.name, address=page.address, why=why))
     return found
 
 
-def examine(store: Hierarchy, user: str = "", *, stale: float = STALE, embedder: str = "") -> list[Failure]:
+def examine(store: Store, user: str = "", *, stale: float = STALE, embedder: str = "") -> list[Failure]:
     """All failures of a user's memory and of the sessions of that user, and a note of their number in the memory's ledger. It
     reads all of these.
 
@@ -184,9 +184,9 @@ def examine(store: Hierarchy, user: str = "", *, stale: float = STALE, embedder:
     """
     memory, now = store.memory(user), store.clock()
     found = [*unattributed(memory), *decayed(memory, now, stale=stale, embedder=embedder), *contaminated(memory, now)]
-    for info in store.processes():
+    for info in store.sessions():
         if info.user == user and not info.damaged:
-            found += not_triggered(store.process(info.name), memory)
+            found += not_triggered(store.session(info.name), memory)
     figures = Counter(str(failure.kind) for failure in found)
     noted: dict[str, Any] = {kind.replace(" ", "_"): figures[kind] for kind in Failing}
     memory.record(Act.NOTE, policy="failures", outcome="examined", why="failures", **noted)

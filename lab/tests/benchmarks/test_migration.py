@@ -32,16 +32,16 @@ def test_forty_files_are_migrated_by_branches_through_crashes(tmp_path: Path) ->
     script = Failing({5, 77, 200})
     for text in (TASK, None, None):
         with kilburn.open(path, window=window, policy="hybrid", tokenizer="chars/4") as store:
-            process = store.process("main")
+            session = store.session("main")
             with pytest.raises(Unavailable):
-                agent_for(repository, process, "history", script).run(text)
+                agent_for(repository, session, "history", script).run(text)
     with kilburn.open(path, window=window, policy="hybrid", tokenizer="chars/4") as store:
-        process = store.process("main")
-        assert agent_for(repository, process, "history", script).run().text == "It is done."
+        session = store.session("main")
+        assert agent_for(repository, session, "history", script).run().text == "It is done."
         assert (repository.moved(), repository.right()) == (40, 40)
-        assert len(process.branches.children()) == 40, "a crash begins no branch twice"
-        assert process.stats().peak < 5000
+        assert len(session.branches.children()) == 40, "a crash begins no branch twice"
+        assert session.stats().peak < 5000
         # What a branch read is in no prompt of the main line, and can be read.
-        assert not any("notes on module" in str(message) for message in process.render())
-        assert process.search("notes on module mod_07")[0].session == "main/b8"
-        check_laws(process)
+        assert not any("notes on module" in str(message) for message in session.render())
+        assert session.search("notes on module mod_07")[0].session == "main/b8"
+        check_laws(session)

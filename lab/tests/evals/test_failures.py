@@ -112,15 +112,15 @@ def test_a_replay_says_it_too(broken: Path) -> None:
 
 def test_a_session_warns_of_it(broken: Path, caplog: pytest.LogCaptureFixture) -> None:
     with kilburn.open(str(broken / "a.db"), window=300, policy="broken:Raises", tokenizer="chars/4", embedder=None) as store:
-        process = store.process("s")
+        session = store.session("s")
         for number in range(30):
-            process.append({"role": "user", "content": f"{number} " + "word " * 40})
-        stats = process.stats()
+            session.append({"role": "user", "content": f"{number} " + "word " * 40})
+        stats = session.stats()
         assert stats.policy_failures > 5
         assert any(f"the policy failed {stats.policy_failures} times" in warning for warning in stats.warnings)
-        assert "words of the page" not in str([event.data for event in process.events()])
-        check_laws(process)
+        assert "words of the page" not in str([event.data for event in session.events()])
+        check_laws(session)
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
     with kilburn.open(str(broken / "a.db"), window=300, policy="lru", tokenizer="chars/4", embedder=None) as store:
-        assert store.process("s").stats().policy_failures == stats.policy_failures
-        check_laws(store.process("s"))
+        assert store.session("s").stats().policy_failures == stats.policy_failures
+        check_laws(store.session("s"))

@@ -22,13 +22,13 @@ def test_pages_and_turns_are_those_of_a_process() -> None:
     for run in sample_of(None, 3).runs:
         future = future_of(run, references(run))
         with kilburn.open(":memory:", window=100_000, tokenizer="chars/4") as store:
-            process = store.process("run")
+            session = store.session("run")
             for step in run.steps:
                 for role, text in (("assistant", step.thought), ("assistant", step.action), ("user", step.observation)):
-                    process.append({"role": role, "content": text})
-            pages = {page.id: page for page, _ in process.pages()}
+                    session.append({"role": role, "content": text})
+            pages = {page.id: page for page, _ in session.pages()}
             shown = {
-                (turn, process.recall(f"p{page}")[slice(*span)])
+                (turn, session.recall(f"p{page}")[slice(*span)])
                 for page, uses in future.items()
                 for turn, spans in uses
                 for span in spans

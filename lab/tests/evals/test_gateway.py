@@ -16,7 +16,7 @@ from cli.terminal import kilburn
 from kilburn.errors import SpecError, Unavailable
 from kilburn.testing.upstream import Upstream, calling, serving
 from kilburn_lab.evals.gateway import evaluate
-from kilburn_lab.evals.gateway_load import ClientConnection, Conversation, Heard, answer_all, said
+from kilburn_lab.evals.gateway_load import ClientConnection, ClientConversation, Heard, answer_all, said
 from kilburn_lab.evals.gateway_report import GatewayRow
 from kilburn_lab.evals.pass_through import build
 
@@ -24,7 +24,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 async def exchanged(port: int, *, stream: bool, events: int = 5) -> tuple[bool, Heard]:
-    connection, talk = ClientConnection(port), Conversation(1, 10, 4)
+    connection, talk = ClientConnection(port), ClientConversation(1, 10, 4)
     heard = await connection.ask(talk.next(7, events, stream=stream))
     right = talk.hear(heard)
     await connection.close()
@@ -82,7 +82,7 @@ async def test_a_stream_that_is_not_as_it_was_sent_is_noticed(app: App, right: b
 
 
 def test_a_conversation_resends_everything_and_is_the_same_for_a_seed() -> None:
-    one, other = (Conversation(3, 12, 19) for _ in range(2))
+    one, other = (ClientConversation(3, 12, 19) for _ in range(2))
     body = one.next(1, 2)
     assert body == other.next(1, 2)
     messages = json.loads(body)["messages"]

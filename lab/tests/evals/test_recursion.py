@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from kilburn.agents.sandbox import open_sandbox
 from kilburn.errors import SandboxRefused, SpecError
 from kilburn.model import Request, complete
+from kilburn.recursion.sandbox import open_sandbox
 from kilburn_lab.evals.aggregation import TASKS, TOPICS, items, question_of, reports, tally, topic_of
 from kilburn_lab.evals.recursion import PAIR, REPORTS, TELL, Oracle, RecursionReport, evaluate
 from kilburn_lab.evals.report import row_of

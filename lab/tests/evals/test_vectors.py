@@ -10,7 +10,7 @@ import pytest
 
 from kilburn.cli import main
 from kilburn.errors import InvalidMessage, SpecError
-from kilburn.memory.embedders.hashing import Hashing
+from kilburn.search.embedders.hashing import Hashing
 from kilburn_lab.evals.vectors import evaluate, read
 
 

@@ -1,6 +1,6 @@
-"""The OpenAI Agents SDK: a `Session` that is a process.
+"""The OpenAI Agents SDK: its `Session`, kept in a session of a store.
 
-    session = ProcessSession(store.process("ana-1"))
+    session = AgentsSession(store.session("ana-1"))
     await Runner.run(agent, "Hello.", session=session, run_config=RunConfig(call_model_input_filter=session.window))
 
 A run begins with the window instead of the whole past; `window` keeps also a long run within it.
@@ -17,7 +17,7 @@ import msgspec
 from kilburn.adapters.history import GONE, KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.model import ToolSpec
 from kilburn.wire.digests import digest
 from kilburn.wire.form import parse
@@ -30,23 +30,23 @@ try:
 except ImportError as error:
     raise MissingExtra("openai-agents", "agents") from error
 
-__all__ = ["ProcessSession", "tools"]
+__all__ = ["AgentsSession", "tools"]
 
 ITEM = "agents_item"
 """The block that carries an item which has no place in a chat message: reasoning, a hosted tool's call."""
 
 
-class ProcessSession(SessionABC):
-    """A session of the SDK in a process. Popped and cleared items leave the window and are no longer found; `kilburn forget`
-    erases.
+class AgentsSession(SessionABC):
+    """A session of the SDK in a session of a store. Popped and cleared items leave the window and are no longer found;
+    `kilburn forget` erases.
 
     Args:
         recollections: long-term memory to put before the user's messages.
     """
 
-    def __init__(self, process: Process, *, recollections: Recollections | None = None) -> None:
-        self.history = KeptHistory(process, recollections)
-        self.session_id, self.session_settings = process.name, None
+    def __init__(self, session: Session, *, recollections: Recollections | None = None) -> None:
+        self.history = KeptHistory(session, recollections)
+        self.session_id, self.session_settings = session.name, None
         self._ahead: list[bytes] = []
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
@@ -54,7 +54,7 @@ class ProcessSession(SessionABC):
         self._ahead = []
         if limit is None:
             return items_of(await asyncio.to_thread(self.history.render))
-        whole = items_of(await asyncio.to_thread(self.history.process.messages))
+        whole = items_of(await asyncio.to_thread(self.history.session.messages))
         return whole[-limit:] if limit > 0 else []
 
     async def add_items(self, items: list[Any]) -> None:
@@ -75,20 +75,20 @@ class ProcessSession(SessionABC):
         return await asyncio.to_thread(self._pop)
 
     def _pop(self) -> Any | None:
-        process = self.history.process
-        with process.lock:
-            pages = [page for page, state in process.pages() if page.id > 0 and state.at not in GONE]
+        session = self.history.session
+        with session.lock:
+            pages = [page for page, state in session.pages() if page.id > 0 and state.at not in GONE]
             if not pages:
                 return None
             last = [page for page in pages if page.message == pages[-1].message]
-            item = items_of(process.messages()[-1:])
-            self.history.process.take_back(page.id for page in last)
+            item = items_of(session.messages()[-1:])
+            self.history.session.take_back(page.id for page in last)
         return item[-1] if item else None
 
     async def clear_session(self) -> None:
         """Take all items back."""
-        process = self.history.process
-        await asyncio.to_thread(self.history.process.take_back, list(range(1, process.window.last + 1)))
+        session = self.history.session
+        await asyncio.to_thread(self.history.session.take_back, list(range(1, session.window.last + 1)))
 
     async def window(self, data: CallModelData[Any]) -> ModelInputData:
         """Give it to a run as `call_model_input_filter`: each call of the model gets the window, also within a long run."""
@@ -96,7 +96,7 @@ class ProcessSession(SessionABC):
         return ModelInputData(input=await asyncio.to_thread(self._window, given), instructions=given.instructions)
 
     def _window(self, given: ModelInputData) -> list[Any]:
-        with self.history.process.lock:
+        with self.history.session.lock:
             # The SDK adds these items to the session later, when their turn has ended.
             self._ahead += map(digest, self.history.take(chat_of(given.input), rewinds=False))
             return items_of(self.history.prompt((), "chat", given.instructions, rewinds=False))
@@ -163,7 +163,7 @@ def items_of(messages: Sequence[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def tools(session: ProcessSession) -> list[FunctionTool]:
+def tools(session: AgentsSession) -> list[FunctionTool]:
     """`recall` and `search_memory`, for an `Agent`."""
 
     def tool(spec: ToolSpec) -> FunctionTool:

@@ -1,6 +1,6 @@
 """The Claude Agent SDK: hooks that keep a session in a process, and the memory tools as its own MCP server.
 
-    options = ClaudeAgentOptions(**keep(store.process("ana-1")))
+    options = ClaudeAgentOptions(**keep(store.session("ana-1")))
 
 Claude's own program makes its prompt, and the hooks see what is said: the user's prompts, every tool call with its result, and
 the last words of each turn. So nothing is lost when it compacts, and the model can search for it.
@@ -16,7 +16,7 @@ import msgspec
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind
 from kilburn.model import ToolSpec
 
@@ -31,13 +31,13 @@ SERVER = "kilburn"
 """The name of the MCP server with the tools."""
 
 
-def keep(process: Process, *, recollections: Recollections | None = None) -> dict[str, Any]:
-    """The options for a session that is kept in a process: its hooks, and the tools `recall` and `search_memory`.
+def keep(session: Session, *, recollections: Recollections | None = None) -> dict[str, Any]:
+    """The options for a conversation that is kept in a session: its hooks, and the tools `recall` and `search_memory`.
 
     Args:
         recollections: long-term memory to put beside the user's prompts.
     """
-    history = KeptHistory(process)
+    history = KeptHistory(session)
     server = create_sdk_mcp_server(SERVER, tools=[_tool(history, spec) for spec in OFFERED])
     allowed = [f"mcp__{SERVER}__{spec.name}" for spec in OFFERED]
     return {"hooks": hooks(history, recollections), "mcp_servers": {SERVER: server}, "allowed_tools": allowed}

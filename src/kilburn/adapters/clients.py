@@ -23,8 +23,8 @@ from kilburn.gateway.form import Asked, Form, Reading
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
+from kilburn.kernel.session import Session
 from kilburn.message import Message, Role
 from kilburn.models.provider_errors import error_of
 from kilburn.wire import messages as wire
@@ -49,8 +49,8 @@ CARRIED = ("content-encoding", "content-length", "transfer-encoding")
 Client = TypeVar("Client")
 
 
-def wrap(client: Client, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> Client:
-    """A copy of an `OpenAI`, `AsyncOpenAI`, `Anthropic` or `AsyncAnthropic` client whose conversation goes through a process.
+def wrap(client: Client, session: Session, *, recollections: Recollections | None = None, tools: bool = True) -> Client:
+    """A copy of an `OpenAI`, `AsyncOpenAI`, `Anthropic` or `AsyncAnthropic` client whose conversation goes through a session.
 
     Hand over the whole history in each call, as the APIs want it. One that is not the session's (a title, a judge with a few
     messages of its own) goes to the provider byte for byte, and the session does not change: see `KeptHistory.is_foreign`.
@@ -62,15 +62,15 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
 
     Raises:
         SpecError: not one of these clients, or one that is wrapped; one for another cloud has its own kind of requests. Or no
-            process, or no recollections. The calls raise it where the provider keeps the conversation
+            session, or no recollections. The calls raise it where the provider keeps the conversation
             (`previous_response_id`), so that there is no window to send.
     """
-    if not isinstance(process, Process):
-        raise SpecError(f"a process of type {_type(process)}", advice='wrap(client, store.process("name"))')
+    if not isinstance(session, Session):
+        raise SpecError(f"a session of type {_type(session)}", advice='wrap(client, store.session("name"))')
     if not isinstance(recollections, Recollections | None):
         raise SpecError(f"recollections of type {_type(recollections)}", advice="give Recollections(store)")
     _check(client)
-    return _wrapped(client, KeptHistory(process, recollections), tools)
+    return _wrapped(client, KeptHistory(session, recollections), tools)
 
 
 def _check(client: object) -> None:
@@ -92,7 +92,7 @@ def _check(client: object) -> None:
         said = f"a client of type {_type(client)} that this Kilburn does not know"
         raise SpecError(said, advice=f"another version of its library may do: {command(known[-1].removeprefix('Async').lower())}")
     if isinstance(inner._transport, _Through | _AsyncThrough):
-        raise SpecError("a client that is wrapped already", advice="wrap the plain client, once for each process")
+        raise SpecError("a client that is wrapped already", advice="wrap the plain client, once for each segment")
 
 
 def _type(value: object) -> str:
@@ -145,7 +145,7 @@ class _Turn:
         messages = [message for raw in asked.messages for message in form.read(raw)]
         if form.name == "responses":
             messages = _joined(messages)
-        with history.process.lock:
+        with history.session.lock:
             self.foreign = history.is_foreign(messages, _lead_of(form, asked))
             if self.foreign:
                 return
@@ -169,7 +169,7 @@ class _Turn:
             return False
         self._shortened = True
         try:
-            shrink(self._history.process, self._tokens, error)
+            shrink(self._history.session, self._tokens, error)
         except Overlong:
             return False
         self._put(self._history.render(self._form.rendered))
@@ -243,7 +243,7 @@ def _broken(answer: httpx2.Response) -> KilburnError:
 
 
 class _Through(httpx2.BaseTransport):
-    """Sends requests by a client's own connections, and through the process."""
+    """Sends requests by a client's own connections, and through the session."""
 
     def __init__(self, inner: httpx2.Client, begin: Callable[[Form, bytes], _Turn]) -> None:
         self._inner, self._begin = inner, begin

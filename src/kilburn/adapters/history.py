@@ -1,4 +1,4 @@
-"""A framework's history and the process that keeps it: what is new is appended, and the prompt is rendered from the process.
+"""A framework's history and the session that keeps it: what is new is appended, and the prompt is rendered from the session.
 
 Frameworks hand over their whole history before each call of a model. Messages are recognised by what they say: not by ids, or
 by reasoning, which frameworks and providers rewrite. So a program that starts again goes on where it was, and a call that is
@@ -6,7 +6,7 @@ tried again appends nothing twice. If the framework took back the end of its his
 for again), these pages are retired: the model no longer sees them, and they stay readable.
 
 A program may ask other things by the same client: a title, a judge, another agent. Such a history is foreign (see
-`KeptHistory.is_foreign`), and goes past the process.
+`KeptHistory.is_foreign`), and goes past the session.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes
+from kilburn.gateway.conversations import chained, last_reply
 from kilburn.gateway.form import hidden
-from kilburn.gateway.sessions import chained, last_reply
 from kilburn.kernel import memory_tools
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.memory.account import quotation
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, parse_address
@@ -53,7 +53,7 @@ class Recollections(NamedTuple):
         user: whose facts; None for everyone's.
     """
 
-    store: Hierarchy
+    store: Store
     tokens: int = 500
     user: str | None = None
 
@@ -62,13 +62,13 @@ class Recollections(NamedTuple):
         text, found = quotation(self.store, query, self.tokens, self.user)
         if not found:
             return None
-        infos = [(self.store.store.process(hit.session, time=0.0, create=False), hit) for hit in found]
+        infos = [(self.store.backend.segment(hit.session, time=0.0, create=False), hit) for hit in found]
         cites = tuple((info.number, parse_address(hit.address)[0]) for info, hit in infos if info is not None)
         return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.TOOL, cites=cites)
 
 
 class _Known(NamedTuple):
-    """A message of the process that the framework has too."""
+    """A message of the session that the framework has too."""
 
     digests: tuple[bytes, ...]
     first: int
@@ -76,15 +76,15 @@ class _Known(NamedTuple):
 
 
 class KeptHistory:
-    """What a framework says to its model, in a process. Safe to use from several threads.
+    """What a framework says to its model, in a session. Safe to use from several threads.
 
     Args:
-        process: keeps it.
+        session: keeps it.
         recollections: long-term memory to put before the user's messages; None for none.
     """
 
-    def __init__(self, process: Process, recollections: Recollections | None = None) -> None:
-        self.process, self.recollections = process, recollections
+    def __init__(self, session: Session, recollections: Recollections | None = None) -> None:
+        self.session, self.recollections = session, recollections
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._shown: set[bytes] = set()
         self._recalled: dict[str, tuple[int, ...]] = {}
@@ -102,12 +102,12 @@ class KeptHistory:
             messages: the whole history: dicts, SDK objects or `Message`s. What was rendered here before is recognised.
             form: "chat" or "messages".
             beside: what is sent with every request besides the messages, such as instructions and tools: room is kept for it.
-            rewinds: whether the end of the process that the history does not have was taken back.
+            rewinds: whether the end of the session that the history does not have was taken back.
 
         Raises:
             WireError, PinsExceedWindow, StoreError: nothing was appended.
         """
-        with self.process.lock:
+        with self.session.lock:
             self._leave_room(beside)
             self.take(messages, rewinds=rewinds)
             return self.render(form)
@@ -128,9 +128,9 @@ class KeptHistory:
             lead: the system prompt that stands before it and is not among the messages.
         """
         given = [message for message in apart(parse(list(messages))) if message.role is not Role.SYSTEM]
-        with self.process.lock:
-            self.process.refresh()
-            known = [(entry, self.process.window.pages[entry.first].role) for entry in self._known()]
+        with self.session.lock:
+            self.session.refresh()
+            known = [(entry, self.session.window.pages[entry.first].role) for entry in self._known()]
             known = [(entry, role) for entry, role in known if role is not Role.SYSTEM]
             said = [digest(message) for message in given]
             chain = list(chained(said))
@@ -145,8 +145,8 @@ class KeptHistory:
                 if not before or went_on or not self._began:
                     self._pass(chain, lead, before)
                     return True
-                mine = [page.id for page, _ in self.process.pages() if page.id > 0 and page.role is not Role.SYSTEM]
-                self.process.take_back(mine)
+                mine = [page.id for page, _ in self.session.pages() if page.id > 0 and page.role is not Role.SYSTEM]
+                self.session.take_back(mine)
             if lead not in self._leads:
                 self._leads.append(lead)
             return False
@@ -183,24 +183,24 @@ class KeptHistory:
 
     def _sums_up(self, given: Sequence[Message]) -> bool:
         """Whether a history begins with a summary that the session itself gave last."""
-        reply = last_reply(self.process)
+        reply = last_reply(self.session)
         for message in given[:-1][:OPENING]:
             found = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
-            if found and is_summary(reply, found, self.process.originals()):
+            if found and is_summary(reply, found, self.session.originals()):
                 return True
         return False
 
     def _answers(self, given: Sequence[Message]) -> bool:
         """Whether a history has the result of a call that is open here, and not the call. So do clients whose provider keeps the
         earlier messages."""
-        window = self.process.window
+        window = self.session.window
         asked = {call for message in given for call in _calls(message)}
         results = [part.call or "" for message in given for part in message.parts if part.kind is Kind.RESULT]
         return any(window.calls.get(call) in window.open for call in results if call not in asked)
 
     def _fits(self, given: Sequence[Message]) -> bool:
         """Whether a history is no longer than the window."""
-        counter, left = self.process.counter, self.process.capacity
+        counter, left = self.session.counter, self.session.capacity
         for message in given:
             left -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
             if left < 0:
@@ -214,24 +214,24 @@ class KeptHistory:
     def _pass(self, chain: Sequence[bytes], lead: str, before: int) -> None:
         """Remember a foreign history; of one that goes on, say so once."""
         if before and not self._passed[chain[before - 1]][1]:
-            advice = "wrap a client for it, with a process of its own"
-            log.warning("a conversation that is none of session %r goes past it, without a window: %s", self.process.name, advice)
+            advice = "wrap a client for it, with a session of its own"
+            log.warning("a conversation that is none of session %r goes past it, without a window: %s", self.session.name, advice)
         self._passed.update({end: (lead, bool(before)) for end in chain[-1:]})
         while len(self._passed) > PASSED:
             self._passed.popitem(last=False)
 
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
-        prompt = self.process.render(form)
+        prompt = self.session.render(form)
         self._shown.update(digest(message) for message in apart(parse(list(prompt))))
         return prompt
 
     def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
         """Append what is new of a whole history, and return it; see `prompt`."""
         given = apart(parse(list(messages)))
-        with self.process.lock:
-            self.process.refresh()
-            if not self._shown and self.process.window.last:
+        with self.session.lock:
+            self.session.refresh()
+            if not self._shown and self.session.window.last:
                 self.render()
             known = self._known()
             digests = [digest(message) for message in given]
@@ -252,18 +252,18 @@ class KeptHistory:
                 # Something new stands before the request, a summary for example: the request comes last all the same.
                 new.append(given[-1])
                 lost.append(pairs[len(given) - 1])
-            ends = [*(entry.first for entry in known[1:]), self.process.window.last + 1]
+            ends = [*(entry.first for entry in known[1:]), self.session.window.last + 1]
             gone = [page for place in lost for page in range(known[place].first, ends[place])]
             if new:
-                self.process.append(*self._with_recollections(new), instead_of=gone)
+                self.session.append(*self._with_recollections(new), instead_of=gone)
             elif gone:
-                self.process.take_back(gone)
+                self.session.take_back(gone)
             return new
 
     def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
         """The first message whose calls got other results at the end of the history than they have in the process: both are
         new then, because a call has one result."""
-        window, last = self.process.window, max(pairs.values(), default=-1)
+        window, last = self.session.window, max(pairs.values(), default=-1)
         behind = {window.pages[entry.first].answers for entry in known[last + 1 :]} - {0}
         for at, message in enumerate(given):
             if at in pairs or message.role is not Role.TOOL:
@@ -275,23 +275,23 @@ class KeptHistory:
         return None
 
     def _is_answered(self, message: Message, ids: dict[str, str]) -> bool:
-        """Whether it is another version of a result that the process has, such as one that was cleared."""
-        window, call = self.process.window, message.parts[0].call or ""
+        """Whether it is another version of a result that the session has, such as one that was cleared."""
+        window, call = self.session.window, message.parts[0].call or ""
         page = window.calls.get(ids.get(call, call))
         return message.role is Role.TOOL and page is not None and page not in window.open
 
     def append(self, messages: Iterable[Any]) -> None:
         """Append messages that are new, a reply for example."""
-        with self.process.lock:
-            self.process.refresh()
+        with self.session.lock:
+            self.session.refresh()
             ids: dict[str, str] = {}
             new = [self._renamed(message, ids) for message in apart(parse(list(messages)))]
             if new:
-                self.process.append(*self._with_recollections(new))
+                self.session.append(*self._with_recollections(new))
 
     def answer(self, name: str, arguments: str) -> str:
         """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
-        said = memory_tools.call(self.process, name, arguments)
+        said = memory_tools.call(self.session, name, arguments)
         self._recalled[said.text] = said.sources
         return said.text
 
@@ -303,7 +303,7 @@ class KeptHistory:
         """
         ours = [part for part in reply.parts if part.kind is Kind.CALL and part.name in memory_tools.OURS]
         results = [
-            memory_tools.call(self.process, part.name or "", part.text).message(HIDDEN + (part.call or "")) for part in ours
+            memory_tools.call(self.session, part.name or "", part.text).message(HIDDEN + (part.call or "")) for part in ours
         ]
         self.append([hidden(reply), *results])
         left = tuple(part for part in reply.parts if part not in ours)
@@ -321,8 +321,8 @@ class KeptHistory:
             yield msgspec.structs.replace(message, sources=sources) if sources else message
 
     def _renamed(self, message: Message, ids: dict[str, str]) -> Message:
-        """The message with call ids that the process does not have yet, and results with the ids that their calls got."""
-        taken, turn = self.process.window.calls, self.process.window.turn
+        """The message with call ids that the session does not have yet, and results with the ids that their calls got."""
+        taken, turn = self.session.window.calls, self.session.window.turn
         for call in _calls(message):
             new, number = call, 0
             while new in taken or new in ids.values():
@@ -335,17 +335,17 @@ class KeptHistory:
         return msgspec.structs.replace(message, parts=tuple(parts))
 
     def _known(self) -> list[_Known]:
-        """The messages of the process that the framework has too, in order: those that are neither hidden from it nor taken
+        """The messages of the session that the framework has too, in order: those that are neither hidden from it nor taken
         back."""
         groups: list[list[Page]] = []
-        for page, state in self.process.pages():
+        for page, state in self.session.pages():
             if page.id < 0 or state.at in GONE or page.cites:
                 continue
             if groups and groups[-1][0].message == page.message and page.kind is not Kind.RESULT:
                 groups[-1].append(page)
             else:
                 groups.append([page])
-        self.process.fetch(page for group in groups if group[0].id not in self._digests for page in group)
+        self.session.fetch(page for group in groups if group[0].id not in self._digests for page in group)
         known: list[_Known] = []
         said = ""
         for group in groups:
@@ -354,11 +354,11 @@ class KeptHistory:
                 continue
             if calls and all(call.startswith(HIDDEN) for call in calls):
                 # A stream has shown these words to the framework, as the beginning of the reply.
-                said += "".join(self.process.text(page.id) for page in group if page.kind is Kind.TEXT)
+                said += "".join(self.session.text(page.id) for page in group if page.kind is Kind.TEXT)
                 continue
             key = group[0].id
             if key not in self._digests:
-                parts = [self.process.part(page)[0] for page in group]
+                parts = [self.session.part(page)[0] for page in group]
                 self._digests[key] = (digest(Message(role=group[0].role, parts=tuple(parts))),)
                 if said and group[0].role is Role.ASSISTANT:
                     whole = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=said), *parts))
@@ -369,14 +369,14 @@ class KeptHistory:
         return known
 
     def _leave_room(self, beside: Any) -> None:
-        process, counter = self.process, self.process.counter
+        session, counter = self.session, self.session.counter
         overhead = int(getattr(counter, "overhead", 0))
         if beside:
             text = beside if isinstance(beside, str) else msgspec.json.encode(beside, enc_hook=str).decode()
             overhead += counter.count(text)
-        budget = process.budget
+        budget = session.budget
         if overhead != budget.overhead:
-            process.resize(Budget(budget.window, budget.reserve, overhead))
+            session.resize(Budget(budget.window, budget.reserve, overhead))
 
 
 def _alike(one: str, other: str) -> bool:

@@ -1,8 +1,8 @@
-"""LangChain's agents on LangGraph: a middleware that puts a process between the graph's messages and the model.
+"""LangChain's agents on LangGraph: a middleware that puts a session between the graph's messages and the model.
 
     agent = create_agent(model, tools, middleware=[WindowMiddleware(store)], checkpointer=...)
 
-The graph's own state stays as it is. What the model gets is the process's window.
+The graph's own state stays as it is. What the model gets is the session's window.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.model import ToolSpec
 
 try:
@@ -35,24 +35,24 @@ class WindowMiddleware(AgentMiddleware):
     """A middleware for `create_agent`; give it last, so that it sees what the model will see.
 
     Args:
-        where: a process; or a store, which has a process for each thread of the graph (`thread_id`).
+        where: a session; or a store, which has a session for each thread of the graph (`thread_id`).
         recollections: long-term memory to put before the user's messages.
         tools: whether the model is offered `recall` and `search_memory`.
     """
 
-    def __init__(self, where: Process | Hierarchy, *, recollections: Recollections | None = None, tools: bool = True) -> None:
+    def __init__(self, where: Session | Store, *, recollections: Recollections | None = None, tools: bool = True) -> None:
         super().__init__()
         self._where, self._recollections = where, recollections
         self._histories: dict[str, KeptHistory] = {}
         self.tools = [self._tool(spec) for spec in OFFERED] if tools else []
 
     def _history(self) -> KeptHistory:
-        process = self._where
-        if isinstance(process, Hierarchy):
-            process = process.process(str(get_config()["configurable"]["thread_id"]))
-        known = self._histories.get(process.name)
-        if known is None or known.process is not process:
-            known = self._histories[process.name] = KeptHistory(process, self._recollections)
+        session = self._where
+        if isinstance(session, Store):
+            session = session.session(str(get_config()["configurable"]["thread_id"]))
+        known = self._histories.get(session.name)
+        if known is None or known.session is not session:
+            known = self._histories[session.name] = KeptHistory(session, self._recollections)
         return known
 
     def _tool(self, spec: ToolSpec) -> StructuredTool:

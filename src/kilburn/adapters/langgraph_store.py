@@ -17,16 +17,16 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kilburn.backend import SegmentKind, State
+from kilburn.collections.collecting import LONGEST, as_changes, is_true
+from kilburn.collections.collection import Collection, undisturbed
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.event import STATE, Act
-from kilburn.kernel.collecting import LONGEST, as_changes, is_true
-from kilburn.kernel.collection import Collection, undisturbed
-from kilburn.kernel.hierarchy import MEMORY, Hierarchy
-from kilburn.kernel.search import Searcher
+from kilburn.kernel.store import MEMORY, Store
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.store import ProcessKind, State
+from kilburn.search.search import Searcher
 
 try:
     from langgraph.store.base import (
@@ -75,7 +75,7 @@ class _Row(NamedTuple):
 class KilburnStore(BaseStore):
     """A store of LangGraph in the memories of a tenant. What is put counts as said by the user, and is true at once.
 
-    Values are JSON. A search with a query ranks by words, and by meaning if the hierarchy has an embedder; items that match
+    Values are JSON. A search with a query ranks by words, and by meaning if the store has an embedder; items that match
     nothing come after the others, without a score. All of a value is searched, whatever fields `index` names; with
     `index=False` nothing is. A `ttl` counts from the put: a read does not prolong it.
 
@@ -84,7 +84,7 @@ class KilburnStore(BaseStore):
 
     supports_ttl = True
 
-    def __init__(self, store: Hierarchy) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self.ttl_config: TTLConfig | None = {"refresh_on_read": False}
         self._lock = threading.RLock()
@@ -135,7 +135,7 @@ class KilburnStore(BaseStore):
             rows = [row for row, item in zip(rows, values, strict=True) if _meets(item.value, op.filter)]
         scores: dict[tuple[int, int], float] = {}
         if op.query:
-            search = Searcher(self._store.store, self._store.ranking, self._store.vectors, [memory.info for memory in memories])
+            search = Searcher(self._store.backend, self._store.ranking, self._store.vectors, [memory.info for memory in memories])
             ranked = search.ranked(op.query, self._store.clock(), RANKED, wanted=lambda page, _: _relation(page) == ITEM)
             scores = {one.key: one.scored.score for one in ranked}
             order = {key: place for place, key in enumerate(scores)}
@@ -152,7 +152,7 @@ class KilburnStore(BaseStore):
     def _items(self, rows: Sequence[_Row], kind: Any) -> list[Any]:
         texts: dict[str, str] = {}
         for at in range(0, len(rows), READ):
-            texts |= self._store.store.texts({row.page.digest for row in rows[at : at + READ]})
+            texts |= self._store.backend.texts({row.page.digest for row in rows[at : at + READ]})
         return [
             kind(
                 namespace=_namespace(row.memory),
@@ -203,11 +203,11 @@ class KilburnStore(BaseStore):
         undisturbed(write)
 
     def _memories(self) -> Iterator[Collection]:
-        return (memory for memory in self._store.collections() if memory.kind is ProcessKind.MEMORY)
+        return (memory for memory in self._store.collections() if memory.kind is SegmentKind.MEMORY)
 
     def _memory(self, namespace: tuple[str, ...]) -> Collection | None:
         name = ".".join(namespace)
-        info = self._store.store.process(f"{MEMORY}/{name}" if name else MEMORY, time=0.0, create=False)
+        info = self._store.backend.segment(f"{MEMORY}/{name}" if name else MEMORY, time=0.0, create=False)
         return None if info is None else self._store.memory(name)
 
     def _rows(self, memory: Collection, keys: Iterable[str] | None = None) -> Iterator[_Row]:
@@ -223,7 +223,7 @@ class KilburnStore(BaseStore):
                     yield _Row(memory, one, page)
 
     def _read(self, memory: Collection, pages: Sequence[int]) -> list[tuple[Page, State]]:
-        rows = self._store.store.read((memory.number, page) for page in pages)
+        rows = self._store.backend.read((memory.number, page) for page in pages)
         return [rows[memory.number, page] if (memory.number, page) in rows else memory.read(page) for page in pages]
 
     def _kept(self, memory: Collection) -> dict[str, _Kept]:

@@ -1,6 +1,6 @@
-"""LlamaIndex: a memory that is a process.
+"""LlamaIndex: a memory that is a session.
 
-memory = ProcessMemory.of(store.process("ana-1"))
+memory = SessionMemory.of(store.session("ana-1"))
 agent = FunctionAgent(tools=tools(memory), llm=llm)
 await agent.run("Hello.", memory=memory)
 """
@@ -14,7 +14,7 @@ import msgspec
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.wire.plain import load_object
 
 try:
@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise MissingExtra("llama-index-core", "llamaindex") from error
 
-__all__ = ["ProcessMemory", "tools"]
+__all__ = ["SessionMemory", "tools"]
 
 
 OTHER = "input_llamaindex"
@@ -33,33 +33,33 @@ OTHER = "input_llamaindex"
 OpenAI's form are, so that it stays in it."""
 
 
-class ProcessMemory(BaseMemory):
-    """A memory of LlamaIndex in a process; make it with `of`. `get` gives the window, `get_all` everything."""
+class SessionMemory(BaseMemory):
+    """A memory of LlamaIndex in a session; make it with `of`. `get` gives the window, `get_all` everything."""
 
     _history: KeptHistory = PrivateAttr()
 
     @classmethod
-    def of(cls, process: Process, *, recollections: Recollections | None = None) -> ProcessMemory:
-        """The memory in a process.
+    def of(cls, session: Session, *, recollections: Recollections | None = None) -> SessionMemory:
+        """The memory in a session.
 
         Args:
             recollections: long-term memory to put before the user's messages.
         """
         made = cls()
-        made._history = KeptHistory(process, recollections)
+        made._history = KeptHistory(session, recollections)
         return made
 
     @classmethod
     def class_name(cls) -> str:
         """Its name in LlamaIndex."""
-        return "ProcessMemory"
+        return "SessionMemory"
 
     @classmethod
-    def from_defaults(cls, process: Process | None = None, **options: Any) -> ProcessMemory:
+    def from_defaults(cls, session: Session | None = None, **options: Any) -> SessionMemory:
         """See `of`."""
-        if process is None:
-            raise SpecError("a memory without a process", advice="give process=store.process(NAME)")
-        return cls.of(process, **options)
+        if session is None:
+            raise SpecError("a memory without a session", advice="give process=store.session(NAME)")
+        return cls.of(session, **options)
 
     def get(self, input: str | None = None, **options: Any) -> list[ChatMessage]:
         """The window."""
@@ -67,7 +67,7 @@ class ProcessMemory(BaseMemory):
 
     def get_all(self) -> list[ChatMessage]:
         """Everything, as it was put in."""
-        return [_message_of(each) for each in self._history.process.messages()]
+        return [_message_of(each) for each in self._history.session.messages()]
 
     def put(self, message: ChatMessage) -> None:
         """Append a message."""
@@ -83,10 +83,10 @@ class ProcessMemory(BaseMemory):
 
     def reset(self) -> None:
         """Take everything back."""
-        self._history.process.take_back(range(1, self._history.process.window.last + 1))
+        self._history.session.take_back(range(1, self._history.session.window.last + 1))
 
 
-def tools(memory: ProcessMemory) -> list[FunctionTool]:
+def tools(memory: SessionMemory) -> list[FunctionTool]:
     """`recall` and `search_memory`, for an agent with this memory."""
     history = memory._history
 

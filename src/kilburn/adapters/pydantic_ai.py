@@ -17,7 +17,7 @@ import msgspec
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.model import ToolSpec
 
 try:
@@ -40,13 +40,13 @@ class WindowCapability(AbstractCapability[Any]):
     """A capability of an agent.
 
     Args:
-        process: keeps the history; one for each conversation.
+        session: keeps the history; one for each conversation.
         recollections: long-term memory to put before the user's messages.
         tools: whether the model is offered `recall` and `search_memory`.
     """
 
-    def __init__(self, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> None:
-        self.history, self._tools = KeptHistory(process, recollections), tools
+    def __init__(self, session: Session, *, recollections: Recollections | None = None, tools: bool = True) -> None:
+        self.history, self._tools = KeptHistory(session, recollections), tools
 
     def get_toolset(self) -> FunctionToolset[Any] | None:
         """`recall` and `search_memory`."""
@@ -198,7 +198,7 @@ def _spoken(block: dict[str, Any]) -> Any:
 
 
 def _made(message: dict[str, Any], names: Mapping[str, str]) -> Any:
-    """The part or response of a chat message that the process wrote, or changed, or had before this run.
+    """The part or response of a chat message that the session wrote, or changed, or had before this run.
 
     Args:
         names: of the tools, by the ids of their calls.

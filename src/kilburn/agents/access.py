@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backend import SegmentKind
 from kilburn.errors import SpecError
-from kilburn.store import ProcessKind
 
 __all__ = ["CallQuestion", "Deed", "Permit", "Privilege", "Rights"]
 
@@ -81,12 +81,12 @@ class Privilege(msgspec.Struct, frozen=True, kw_only=True):
                 given = [os.path.realpath(folder) for folder in given]
             msgspec.structs.force_setattr(self, field, tuple(given))
 
-    def reads(self, kind: ProcessKind, name: str) -> bool:
+    def reads(self, kind: SegmentKind, name: str) -> bool:
         """Whether it allows to read a session or a document of this name, or the memory of a user of this name."""
         patterns = {
-            ProcessKind.SESSION: self.sessions,
-            ProcessKind.MEMORY: self.memories,
-            ProcessKind.DOCUMENT: self.documents,
+            SegmentKind.SESSION: self.sessions,
+            SegmentKind.MEMORY: self.memories,
+            SegmentKind.DOCUMENT: self.documents,
         }
         return _matches(name, patterns.get(kind, ()))
 
@@ -169,7 +169,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     deed: Deed = Deed.WRITE
     paths: tuple[str, ...] = ()
-    reads: tuple[tuple[ProcessKind, str], ...] = ()
+    reads: tuple[tuple[SegmentKind, str], ...] = ()
     tainted: bool = False
 
 

@@ -29,8 +29,8 @@ from kilburn.arguments import check_fields, checked
 from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, ToolSpec
 from kilburn.page import Place
@@ -132,7 +132,7 @@ class Branching(Agent):
         self,
         model: Model,
         tools: Sequence[Callable[..., Any] | Tool],
-        process: Process,
+        session: Session,
         *,
         agents: Sequence[SubAgent] = (SubAgent(),),
         most: int = 10,
@@ -143,16 +143,16 @@ class Branching(Agent):
         self.most, self.depth, self.level = most, depth, 0
         self._begun: list[str] = []
         self._options = options
-        super().__init__(model, tools, process, beside=(*(agent.spec for agent in agents), RETURN), **options)
+        super().__init__(model, tools, session, beside=(*(agent.spec for agent in agents), RETURN), **options)
 
     def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
         """Go on with the branches that an earlier run left open; close them, if the user says something new instead."""
         if not self.level:
             self._begun.clear()
-        window = self.process.window
+        window = self.session.window
         waiting = [window.pages[number] for number in window.waiting()]
         calls = [
-            Part(kind=Kind.CALL, text=self.process.text(page.id), call=page.call, name=page.name)
+            Part(kind=Kind.CALL, text=self.session.text(page.id), call=page.call, name=page.name)
             for page in waiting
             if page.name in self.agents
         ]
@@ -165,7 +165,7 @@ class Branching(Agent):
             branch = self._of(part)
             text = "[it was not done: the user went on]"
             if branch is None:
-                self.process.append(result_of(part, text))
+                self.session.append(result_of(part, text))
             else:
                 _close(branch, text)
 
@@ -195,11 +195,11 @@ class Branching(Agent):
         if branch is None:
             if self.level >= self.depth:
                 raise ToolError("a branch here cannot branch again", advice="do it here, or return")
-            with self.process.lock:
+            with self.session.lock:
                 if len(self._begun) >= self.most:
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
-            branch = self.process.fork(_told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
+            branch = self.session.fork(_told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
         outcome, text = _ended(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
@@ -208,13 +208,13 @@ class Branching(Agent):
         branch.release()
         return said
 
-    def _of(self, part: Part) -> Process | None:
+    def _of(self, part: Part) -> Session | None:
         """The branch that was begun for a call, if there is one."""
-        page = self.process.window.calls.get(part.call or "")
-        found = next((info.name for info, fork in self.process.branches.children() if fork.call == page), None)
-        return self.process.branches.open(found.removeprefix(f"{self.process.name}/")) if found else None
+        page = self.session.window.calls.get(part.call or "")
+        found = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)
+        return self.session.branches.open(found.removeprefix(f"{self.session.name}/")) if found else None
 
-    def _work_in(self, agent: SubAgent, branch: Process) -> tuple[BranchOutcome, str]:
+    def _work_in(self, agent: SubAgent, branch: Session) -> tuple[BranchOutcome, str]:
         """Work in a branch to its end, and merge its working folder, if it has one and a result."""
         if agent.folder is None:
             return self._inside(agent, branch).finish()
@@ -231,7 +231,7 @@ class Branching(Agent):
             return outcome, f"{text}\n[its files were not merged: {error.what.removeprefix('not merged: ')}]"
         return outcome, f"{text}\n[files: {', '.join(changes) or 'none changed'}]"
 
-    def _inside(self, agent: SubAgent, branch: Process, path: Path | None = None) -> Branching:
+    def _inside(self, agent: SubAgent, branch: Session, path: Path | None = None) -> Branching:
         if agent.policy:
             branch.decide_by(resolve("policies", agent.policy), agent.policy)
         options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
@@ -285,17 +285,17 @@ class Branching(Agent):
         if isinstance(event, Said):
             self.account.go_on()
         if self.caller is not None:
-            self.caller.show(in_branch(self.process.name, event))
+            self.caller.show(in_branch(self.session.name, event))
 
     def _forced(self, limit: str) -> tuple[BranchOutcome, str]:
         """Take the last steps back, and ask once for the result."""
-        fork, pages = self.process.branches.forked, self.process.window.pages
+        fork, pages = self.session.branches.forked, self.session.window.pages
         assert fork is not None
         own = [page for number, page in pages.items() if number > fork.known]
         steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
-        self.process.take_back([page.id for page in own if steps and page.message >= steps[0]])
+        self.session.take_back([page.id for page in own if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
-        self.process.append(said_by(Role.USER, text, trust=Trust.AGENT))
+        self.session.append(said_by(Role.USER, text, trust=Trust.AGENT))
         reply = finished(self._reply(), self._show)
         for part in reply.calls:
             self._invoke(part, None) if part.name == RETURN.name else None
@@ -312,13 +312,13 @@ def _told(prompt: str) -> str:
     )
 
 
-def _note(branch: Process, outcome: BranchOutcome, text: str) -> None:
+def _note(branch: Session, outcome: BranchOutcome, text: str) -> None:
     """Write down how a branch ended and its result, before its parent has it."""
     branch.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
     branch.append({"role": "assistant", "content": text})
 
 
-def _close(branch: Process, text: str) -> None:
+def _close(branch: Session, text: str) -> None:
     """Return from a branch that the user does not want to wait for, with its result if it has one; before it, from those of
     its branches that are open."""
     outcome, said = _ended(branch)
@@ -330,7 +330,7 @@ def _close(branch: Process, text: str) -> None:
     branch.exit(text if outcome is None else said)
 
 
-def _ended(branch: Process) -> tuple[BranchOutcome | None, str]:
+def _ended(branch: Session) -> tuple[BranchOutcome | None, str]:
     """How a branch ended and its result, if its parent does not have it yet because of a crash."""
     noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
     if not noted:

@@ -14,8 +14,8 @@ import msgspec
 from kilburn.effect import Outcome
 from kilburn.errors import Forgotten, LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
-from kilburn.kernel.process import Process
 from kilburn.kernel.render import to_send
+from kilburn.kernel.session import Session
 from kilburn.model import Model, Request, ToolSpec, complete
 from kilburn.move import Evict
 from kilburn.page import address_of
@@ -45,9 +45,9 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compact(
-    process: Process, model: Model | None, *, instructions: str | None = None, keep: int = 2, to: int | None = None
+    session: Session, model: Model | None, *, instructions: str | None = None, keep: int = 2, to: int | None = None
 ) -> Compaction:
-    """Summarise the window of a process now, whatever its policy is.
+    """Summarise the window of a session now, whatever its policy is.
 
     Args:
         model: writes the summary; None takes the most informative lines verbatim.
@@ -58,15 +58,15 @@ def compact(
     Raises:
         LawBroken: a tool call has no result yet; nothing changed.
     """
-    _check_no_open_call(process)
-    return _outcome(process.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model))
+    _check_no_open_call(session)
+    return _outcome(session.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model))
 
 
-def _check_no_open_call(process: Process) -> None:
-    with process.lock:
-        waiting = process.window.waiting()
+def _check_no_open_call(session: Session) -> None:
+    with session.lock:
+        waiting = session.window.waiting()
     if waiting:
-        process.record(Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet")
+        session.record(Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet")
         raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
 
 
@@ -84,9 +84,9 @@ def _outcome(events: Sequence[Event]) -> Compaction:
 
 
 def compact_at_provider(
-    process: Process, model: Model, *, instructions: str | None = None, keep: int = 2, tools: tuple[ToolSpec, ...] = ()
+    session: Session, model: Model, *, instructions: str | None = None, keep: int = 2, tools: tuple[ToolSpec, ...] = ()
 ) -> Compaction:
-    """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
+    """Let the provider summarise the window of a session now (`compaction: {"type": "summarize"}`).
 
     Its block is appended, with all that the provider was shown as its sources, and the pages that it stands for leave. Send
     the next prompt with `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was
@@ -100,9 +100,9 @@ def compact_at_provider(
     Raises:
         LawBroken: a tool call has no result yet; nothing changed. EmptyPrompt: there is nothing to summarise.
     """
-    _check_no_open_call(process)
-    with process.lock:
-        prompt, turn = to_send(process.render("messages")), process.turn
+    _check_no_open_call(session)
+    with session.lock:
+        prompt, turn = to_send(session.render("messages")), session.turn
     form = write(SummarizeRequest(instructions=instructions) if instructions else SummarizeRequest())
     request = Request(
         messages=put_block_first(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form}
@@ -110,27 +110,27 @@ def compact_at_provider(
     try:
         reply = complete(model, request)
     except Refused as error:
-        return _record(process, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
+        return _record(session, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
     except ModelError as error:
-        return _record(process, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
+        return _record(session, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
     block = block_of(reply.message)
     if block is None or len(reply.message.parts) != 1:
-        return _record(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
+        return _record(session, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
-        return _record(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
+        return _record(session, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
     try:
-        address = process.append(msgspec.structs.replace(reply.message, sources=prompt.pages))
+        address = session.append(msgspec.structs.replace(reply.message, sources=prompt.pages))
     except Forgotten:
         # It may hold what was forgotten while the provider was working.
-        return _record(process, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
-    before = process.use
-    with process.lock:
-        leaving = behind(process.view(), turn - keep)
+        return _record(session, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
+    before = session.use
+    with session.lock:
+        leaving = behind(session.view(), turn - keep)
         if leaving:
-            process.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _record(process, Compaction(outcome=Outcome.DONE, address=address, freed=before - process.use))
+            session.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
+    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=before - session.use))
 
 
-def _record(process: Process, compaction: Compaction) -> Compaction:
-    process.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why)
+def _record(session: Session, compaction: Compaction) -> Compaction:
+    session.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why)
     return compaction

@@ -1,7 +1,7 @@
-"""The agent loop: a model, tools, and a process that never overflows.
+"""The agent loop: a model, tools, and a session that never overflows.
 
 The loop is one generator. `run` runs it to its end, `stream` yields its events, and the async forms drive it from a
-thread. Tool calls of one reply run in parallel. The process itself answers the memory tools, and manages the context.
+thread. Tool calls of one reply run in parallel. The session itself answers the memory tools, and manages the context.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any, TypeVar
 import msgspec
 
 from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flat
-from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
+from kilburn.backend import SegmentKind
 from kilburn.budget import Budget
 from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
 from kilburn.kernel.brought import Brought
-from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.kernel.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
+from kilburn.models.scheduler import ScheduledModel
 from kilburn.prices import Prices, is_amount
-from kilburn.store import ProcessKind
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
 
@@ -159,21 +159,21 @@ def believed(said: Tokens | None, counted: Tokens, cap: int) -> Tokens:
     return said
 
 
-def set_up(process: Process, system: str, beside: int) -> None:
-    """Begin a process with a system prompt if it is new, and leave room for what is sent beside its pages.
+def set_up(session: Session, system: str, beside: int) -> None:
+    """Begin a session with a system prompt if it is new, and leave room for what is sent beside its pages.
 
     Args:
         system: the prompt, or "" for none.
         beside: tokens of that, such as tool schemas; a counter's own overhead is added.
     """
-    if system and not process.window.last:
-        process.append({"role": "system", "content": system})
-    budget, overhead = process.budget, beside + int(getattr(process.counter, "overhead", 0))
+    if system and not session.window.last:
+        session.append({"role": "system", "content": system})
+    budget, overhead = session.budget, beside + int(getattr(session.counter, "overhead", 0))
     if overhead != budget.overhead:
-        process.resize(Budget(budget.window, budget.reserve, overhead))
+        session.resize(Budget(budget.window, budget.reserve, overhead))
 
 
-def shrink(process: Process, tokens: int, error: Overlong) -> None:
+def shrink(session: Session, tokens: int, error: Overlong) -> None:
     """Make a window a quarter smaller than the prompt that was too long for the provider.
 
     Args:
@@ -183,10 +183,10 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
     Raises:
         Overlong: `error` itself, if the pins leave nothing to take away.
     """
-    budget = process.budget
+    budget = session.budget
     room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
     try:
-        process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
+        session.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
     except PinsExceedWindow:
         raise error from None
 
@@ -195,7 +195,7 @@ def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, i
     """A reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
 
     Args:
-        pages: of the process. others: pages of other processes, by number of the process and page.
+        pages: of the session. others: pages of other segments, by number of the segment and page.
     """
     if not any(map(is_compaction, message.parts)):
         return message
@@ -404,16 +404,16 @@ def result_of(
 
 @checked
 class Agent:
-    """A model with tools that works in a process.
+    """A model with tools that works in a session.
 
     Args:
         model: a spec such as "local" or "chat('gpt-5')", as `kilburn.open` takes it, or an object with `stream`.
         tools: typed Python functions, or `Tool`s.
-        process: has the agent's whole past.
+        session: has the agent's whole past.
         limits: what one run may spend.
         memory: whether the model is offered recall, search_memory, pin and note. One that takes no tools, or refuses these,
             is brought what has left the window by a search for the user's words instead.
-        system: appended as a pinned system message if the process is new.
+        system: appended as a pinned system message if the session is new.
         clock: monotonic seconds, for `Limits.seconds`.
         above: the account of the run that this agent works for.
         beside: what the model is offered besides tools and memory.
@@ -437,7 +437,7 @@ class Agent:
         self,
         model: Model | str,
         tools: Sequence[Callable[..., Any] | Tool],
-        process: Process,
+        session: Session,
         *,
         limits: Limits | None = None,
         memory: bool = True,
@@ -449,7 +449,7 @@ class Agent:
         confirm: Confirm | Confirmation | None = None,
     ) -> None:
         self.model: Model = resolve("models", model)
-        self.process, self.clock, self.above = process, clock, above
+        self.session, self.clock, self.above = session, clock, above
         self.rights = rights or Rights()
         self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
         if limits is not None and not isinstance(limits, Limits):
@@ -466,7 +466,7 @@ class Agent:
         self.memory = memory
         if memory and not takes_tools(self.model):
             self._go_without()
-        set_up(process, system, self._beside())
+        set_up(session, system, self._beside())
 
     def _go_without(self) -> None:
         """Offer no memory tools from now on: what they would bring is searched for."""
@@ -475,18 +475,18 @@ class Agent:
 
     def _beside(self) -> int:
         """Tokens of what is sent besides the window: the tools, and what a search brings."""
-        process = self.process
-        tools = process.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
-        return tools + (brought.room_for(process.budget.window) if self.searches else 0)
+        session = self.session
+        tools = session.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
+        return tools + (brought.room_for(session.budget.window) if self.searches else 0)
 
     def run(self, text: str | dict[str, Any] | Message | None = None) -> RunResult:
         """Work until the model stops calling tools, or a limit is reached.
 
         Args:
-            text: the user's message; None to go on where the process stands.
+            text: the user's message; None to go on where the session stands.
 
         Raises:
-            ModelError: the model failed; all that came before is in the process.
+            ModelError: the model failed; all that came before is in the session.
         """
         for event in self.stream(text):
             if isinstance(event, Stopped):
@@ -535,7 +535,7 @@ class Agent:
         outcome = self.account.outcome
         yield from self._resume(text is None, loop)
         if text is not None:
-            self.process.append({"role": "user", "content": text} if isinstance(text, str) else text)
+            self.session.append({"role": "user", "content": text} if isinstance(text, str) else text)
         if self.above is None:
             self.confirmation.begin()
         while self.returned is None:
@@ -574,20 +574,20 @@ class Agent:
                 if shortened:
                     raise
                 shortened = True
-                shrink(self.process, prompt.tokens, error)
+                shrink(self.session, prompt.tokens, error)
             except ToolsRefused:
                 ours = self.memory and not self.searches and all(spec.name in memory_tools.NAMES for spec in self.specs)
                 if not ours:
                     raise
                 self._go_without()
-                set_up(self.process, "", self._beside())
+                set_up(self.session, "", self._beside())
             if reply is None:
                 prompt, found = self._prompt()
         fresh = self._with_fresh_calls(reply)
-        counted = prompt.tokens + self.process.budget.overhead - self._unused(found)
-        usage, count = reply.usage, self.process.counter.count
+        counted = prompt.tokens + self.session.budget.overhead - self._unused(found)
+        usage, count = reply.usage, self.session.counter.count
         own = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
-        if isinstance(usage, Tokens) and self.process.observe(usage, counted):
+        if isinstance(usage, Tokens) and self.session.observe(usage, counted):
             usage = believed(usage, own, self.limits.reply)
         else:
             usage = own
@@ -602,14 +602,14 @@ class Agent:
             Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
                 now.
         """
-        brought.keep(self.process, made_of(message, prompt.pages), found.pages if found is not None else ())
+        brought.keep(self.session, made_of(message, prompt.pages), found.pages if found is not None else ())
 
     def _prompt(self) -> tuple[Prompt, Brought | None]:
         """The prompt for the model, and the passages in it that a search brought."""
-        prompt = to_send(self.process.render(self.model.form))
-        if not self.searches or self.process.window.whole:
+        prompt = to_send(self.session.render(self.model.form))
+        if not self.searches or self.session.window.whole:
             return prompt, None
-        found = brought.bring(self.process, brought.room_for(self.process.budget.window))
+        found = brought.bring(self.session, brought.room_for(self.session.budget.window))
         messages = brought.behind(prompt, found.text) if found is not None else None
         if messages is None:
             return prompt, None
@@ -618,7 +618,7 @@ class Agent:
 
     def _unused(self, found: Brought | None) -> int:
         """Of the room for what a search brings, the tokens that are not in the prompt."""
-        room = brought.room_for(self.process.budget.window) if self.searches else 0
+        room = brought.room_for(self.session.budget.window) if self.searches else 0
         return room - (found.tokens if found is not None else 0)
 
     def _charge(self, usage: Tokens) -> None:
@@ -644,9 +644,9 @@ class Agent:
 
     def _with_fresh_calls(self, reply: Reply) -> Reply:
         """The reply with unique call ids and valid characters. Some engines count call ids from 0 in every reply, and a
-        process needs them unique. Some split a character in two, and no store can keep half of one."""
-        known = self.process.window.calls
-        turn = self.process.window.turn + 1
+        session needs them unique. Some split a character in two, and no store can keep half of one."""
+        known = self.session.window.calls
+        turn = self.session.window.turn + 1
         parts: list[Part] = []
         seen: set[str] = set()
         for index, part in enumerate(reply.message.parts):
@@ -689,7 +689,7 @@ class Agent:
                 self.account.given_up |= not isinstance(error, Exception)
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        self.process.append(*(message for message, _ in results))
+        self.session.append(*(message for message, _ in results))
         for message, failed in results:
             part = message.parts[0]
             yield Returned(part.call or "", part.text, failed)
@@ -705,12 +705,12 @@ class Agent:
             rights = self.bounds
             if self.memory and name in memory_tools.NAMES:
                 deed = Deed.READ if name in memory_tools.OURS else Deed.WRITE
-                self._permit(rights, part, Action(tool=name, deed=deed, reads=memory_tools.named(self.process, name, part.text)))
+                self._permit(rights, part, Action(tool=name, deed=deed, reads=memory_tools.named(self.session, name, part.text)))
 
-                def reach(kind: ProcessKind, other: str) -> bool:
+                def reach(kind: SegmentKind, other: str) -> bool:
                     return decide(rights, Action(tool=name, deed=deed, reads=((kind, other),))).permit is Permit.ALLOW
 
-                said = memory_tools.call(self.process, name, part.text, part.call, reach)
+                said = memory_tools.call(self.session, name, part.text, part.call, reach)
                 return said.message(part.call or ""), said.text.startswith("error:")
             tool = self.tools.get(name)
             if tool is None:
@@ -753,8 +753,8 @@ class Agent:
 
     def _page_of(self, part: Part) -> tuple[int, ...]:
         """The page of a call, if it was not forgotten meanwhile."""
-        with self.process.lock:
-            found = self.process.window.calls.get(part.call or "")
+        with self.session.lock:
+            found = self.session.window.calls.get(part.call or "")
             return () if found is None else (found,)
 
     def _permit(self, rights: Rights, part: Part, action: Action) -> None:
@@ -766,7 +766,7 @@ class Agent:
         """
         if action.deed is not Deed.READ and rights.heeds_taint:
             clean = {spec.name for spec in self.specs if spec.name not in self.tools or self.tools[spec.name].clean}
-            action = msgspec.structs.replace(action, tainted=tainted(self.process, clean))
+            action = msgspec.structs.replace(action, tainted=tainted(self.session, clean))
         decision = decide(rights, action)
         if decision.permit is Permit.ALLOW:
             return
@@ -774,7 +774,7 @@ class Agent:
         if decision.permit is Permit.ASK:
             consent = self.confirmation.ask(
                 CallQuestion(
-                    session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait
+                    session=self.session.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait
                 )
             )
         data: Data = {
@@ -785,9 +785,9 @@ class Agent:
         }
         if consent:
             data["consent"] = str(consent)
-        self.process.record(Act.NOTE, self._page_of(part), policy="access", **data)
+        self.session.record(Act.NOTE, self._page_of(part), policy="access", **data)
         if consent is Consent.YES:
-            self.process.flush()
+            self.session.flush()
             return
         said = f"; {REFUSALS[consent]}" if consent else ""
         raise AccessDenied(decision.why + said, cause=decision.cause, advice=ADVICE.get(decision.cause, ""))

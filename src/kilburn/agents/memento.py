@@ -1,6 +1,6 @@
 """Reasoning in blocks: each ends with a memento, then the block leaves the window and the model goes on.
 
-The loop reads the tags from the stream, and closes a block that exceeds its cap. It appends the text to a process
+The loop reads the tags from the stream, and closes a block that exceeds its cap. It appends the text to a session
 whose policy is `memento`, which does the folding. In `Mode.RESTART` the generation stops after every memento and
 begins again from the rendered prompt; without access to the model's cache nothing else is possible. From Memento
 (Microsoft, microsoft/memento). The loop runs no tools.
@@ -20,14 +20,14 @@ from kilburn.agents.cap import Cap, clip
 from kilburn.agents.loop import Limits, Said, set_up
 from kilburn.effect import Ask
 from kilburn.kernel.drive import answerer
-from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt, to_send
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
-from kilburn.text.extract import Piece, extract
-from kilburn.text.judgement import Verdict, judge
-from kilburn.text.lines import whole_sentences
+from kilburn.selection.extract import Piece, extract
+from kilburn.selection.judgement import Verdict, judge
+from kilburn.selection.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quote
 
@@ -57,8 +57,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     """What the model is told besides the task.
 
     Args:
-        instructions: appended as a system message if the process is new; "" for a model that was trained.
-        nudge: added to the prompt after a restart, but not appended to the process; "" for nothing.
+        instructions: appended as a system message if the session is new; "" for a model that was trained.
+        nudge: added to the prompt after a restart, but not appended to the session; "" for nothing.
     """
 
     instructions: str = INSTRUCTIONS
@@ -132,7 +132,7 @@ class MementoLoop:
 
     Args:
         model: does the reasoning; its reply is read as it streams.
-        process: keeps every block; open its store with the policy "memento".
+        session: keeps every block; open its store with the policy "memento".
         mode: what happens after a memento.
         max_block_tokens: a longer block is closed, and its memento is asked for. 7,000 is the paper's cap; without
             one, its training led to ever longer blocks.
@@ -144,7 +144,7 @@ class MementoLoop:
     def __init__(
         self,
         model: Model,
-        process: Process,
+        session: Session,
         *,
         mode: Mode = Mode.RESTART,
         max_block_tokens: int = 7000,
@@ -154,24 +154,24 @@ class MementoLoop:
     ) -> None:
         if max_block_tokens < 1 or max_memento_tokens < 1:
             raise ValueError("a block and a memento hold 1 token at least")
-        self.model, self.process, self.mode = model, process, Mode(mode)
+        self.model, self.session, self.mode = model, session, Mode(mode)
         self.max_block_tokens, self.max_memento_tokens = max_block_tokens, max_memento_tokens
         self.limits = limits or Limits(reply=2 * (max_block_tokens + max_memento_tokens))
         wording = wording or Wording()
         self.nudge = wording.nudge
         self._answer = answerer(model)
-        self._count: Callable[[str], int] = process.counter.count
-        nudge = self._count(self.nudge) + process.counter.envelope if self.nudge else 0
-        set_up(process, wording.instructions, nudge)
+        self._count: Callable[[str], int] = session.counter.count
+        nudge = self._count(self.nudge) + session.counter.envelope if self.nudge else 0
+        set_up(session, wording.instructions, nudge)
 
     def run(self, text: str | None = None) -> Reasoned:
         """Reason until the model ends a reply outside of a block, or a limit is reached.
 
         Args:
-            text: the user's message; None to go on where the process stands.
+            text: the user's message; None to go on where the session stands.
 
         Raises:
-            ModelError: the model failed. All earlier blocks are in the process; nothing of the failed reply is.
+            ModelError: the model failed. All earlier blocks are in the session; nothing of the failed reply is.
         """
         for event in self.stream(text):
             if isinstance(event, Finished):
@@ -181,7 +181,7 @@ class MementoLoop:
     def stream(self, text: str | None = None) -> Iterator[ReasoningEvent]:
         """The run's events as they happen; the last one is `Finished`. Closing it early stops the model."""
         if text is not None:
-            self.process.append({"role": "user", "content": text})
+            self.session.append({"role": "user", "content": text})
         outcome = Reasoned()
         began = time.monotonic()
         while not (spent := self.limits.reached(steps=outcome.steps, tokens=outcome.tokens, seconds=time.monotonic() - began)):
@@ -198,7 +198,7 @@ class MementoLoop:
 
     def _speak(self, draft: _Draft, outcome: Reasoned) -> Iterator[Said]:
         """One reply, until it ends or the loop stops it. `draft.finish` stays "" if the reply is to be continued."""
-        prompt = to_send(self.process.render(self.model.form))
+        prompt = to_send(self.session.render(self.model.form))
         whole = Cap(self.limits.reply, self._count)
         inner = self._cap(Where.BLOCK)
         with closing(self.model.stream(self._request(prompt, bool(outcome.blocks)))) as pieces:  # type: ignore[type-var]
@@ -286,7 +286,7 @@ class MementoLoop:
         if not draft.text.strip():
             draft.finish = "empty" if draft.finish in ("", Finish.STOP) else draft.finish
             return
-        address = self.process.append({"role": "assistant", "content": draft.text})
+        address = self.session.append({"role": "assistant", "content": draft.text})
         found = parse(draft.text)
         outcome.malformed += bool(found.faults)
         outcome.text = draft.text if found.faults else _outside(draft.text, found.blocks)
@@ -305,7 +305,7 @@ class MementoLoop:
             outcome.blocks.append(closed)
             yield closed
         if found.blocks:
-            outcome.shown.append((draft.held, self.process.use))
+            outcome.shown.append((draft.held, self.session.use))
 
 
 def _outside(text: str, blocks: tuple[ThoughtBlock, ...]) -> str:

@@ -1,7 +1,7 @@
 """Reasoning Cache: long reasoning in rounds of constant context.
 
 In a round the model reasons from the problem and the last summary, and then summarises what it found. The text of a
-round's reasoning, its trace, is never part of a later prompt. It stays in the process under its address, and the
+round's reasoning, its trace, is never part of a later prompt. It stays in the session under its address, and the
 summary is a fold that stands for all traces. From "Reasoning Cache: Continual Improvement Over Long Horizons via
 Short-Horizon RL" (arXiv 2602.03773). Caps are enforced here, not left to the model, and a summary is checked before
 it is used.
@@ -20,14 +20,14 @@ from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
 from kilburn.kernel.drive import answerer
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, request_of
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
-from kilburn.text.extract import Piece
-from kilburn.text.judgement import garbage
-from kilburn.text.lines import whole_sentences
+from kilburn.selection.extract import Piece
+from kilburn.selection.judgement import garbage
+from kilburn.selection.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["ReasoningCache", "Schedule"]
@@ -140,7 +140,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rounds: T.
-        reason: H_R, the tokens of a trace at most, by the process's counter: the stream is cut there.
+        reason: H_R, the tokens of a trace at most, by the session's counter: the stream is cut there.
         summary: H_S, the tokens of a summary at most, likewise.
         temperature: of the reasoning, 0.7 as in the paper's runs; None leaves it to the model.
         seed: of the first round; each later round adds one; None for no seed.
@@ -168,7 +168,7 @@ class ReasoningCache:
 
     Args:
         model: does the reasoning.
-        process: keeps problem, traces and summaries; its window plays no part in the reasoning.
+        session: keeps problem, traces and summaries; its window plays no part in the reasoning.
         schedule: rounds and caps.
         summariser: writes the summaries; None for the same model.
         prompts: the prompts for both.
@@ -181,19 +181,19 @@ class ReasoningCache:
     def __init__(
         self,
         model: Model,
-        process: Process,
+        session: Session,
         schedule: Schedule | None = None,
         *,
         summariser: Model | None = None,
         prompts: RoundPrompts | None = None,
         done: Callable[[str], bool] | None = None,
     ) -> None:
-        self.model, self.process = model, process
+        self.model, self.session = model, session
         self.schedule = schedule or Schedule()
         self.prompts = prompts or RoundPrompts()
         self.done = done
         self._answer = answerer(summariser or model)
-        self._count = process.counter.count
+        self._count = session.counter.count
         _check(self.prompts)
 
     def run(self, problem: str, summary: str = "") -> Reasoning:
@@ -203,7 +203,7 @@ class ReasoningCache:
             summary: the last summary of an earlier run, to continue from it.
 
         Raises:
-            ModelError: the model failed while it reasoned. The earlier rounds are in the process; nothing of this one
+            ModelError: the model failed while it reasoned. The earlier rounds are in the session; nothing of this one
                 is. An error of the summariser is a typed outcome instead.
         """
         rounds = tuple(self.rounds(problem, summary))
@@ -225,17 +225,17 @@ class ReasoningCache:
 
     def rounds(self, problem: str, summary: str = "") -> Iterator[Round]:
         """Yields each round when it is done. If a later round fails, the caller has the earlier ones."""
-        process = self.process
-        task = process.window.task
-        if not task or process.window.at(task) == Place.DROPPED or process.text(task) != problem:
-            task = parse_address(process.append({"role": "user", "content": problem}))[0]
+        session = self.session
+        task = session.window.task
+        if not task or session.window.at(task) == Place.DROPPED or session.text(task) != problem:
+            task = parse_address(session.append({"role": "user", "content": problem}))[0]
         self._task = task
         traces: list[int] = []
         for number in range(1, self.schedule.rounds + 1):
             made = self._round(number, problem, summary, traces)
             summary = made.summary
             yield made
-            if self.done is not None and made.trace_address and self.done(process.text(traces[-1])):
+            if self.done is not None and made.trace_address and self.done(session.text(traces[-1])):
                 return
 
     def _round(self, number: int, problem: str, summary: str, traces: list[int]) -> Round:
@@ -247,7 +247,7 @@ class ReasoningCache:
         if trace:
             # It was made from the problem, and from the summary of all that came before.
             part, sources = Part(kind=Kind.TEXT, text=trace), (self._task, *traces)
-            address = self.process.append(Message(role=Role.ASSISTANT, parts=(part,), sources=sources))
+            address = self.session.append(Message(role=Role.ASSISTANT, parts=(part,), sources=sources))
             traces.append(parse_address(address)[0])
         if trace and outcome != Outcome.REFUSED:
             asked = self.prompts.summarise.format(
@@ -318,9 +318,9 @@ class ReasoningCache:
         return whole_sentences(text, least=0.5), Outcome.TRUNCATED
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
-        """Take the trace out of the process's window. The summary stands for all traces, or a handle does."""
+        """Take the trace out of the session's window. The summary stands for all traces, or a handle does."""
         why = f"round {number}"
-        with self.process.batch() as kernel:
+        with self.session.batch() as kernel:
             before, moves = kernel.use, 0
             move: Move = Fold(pages=tuple(traces), text=summary, why=why) if summary else Evict(pages=(traces[-1],), why=why)
             point = kernel.savepoint()
@@ -328,7 +328,7 @@ class ReasoningCache:
                 kernel.carry(move, policy=NAME, cause="idle")
                 moves = 1
             except KernelError:
-                # The policy of the process has acted before, or the summary is longer than what it stands for.
+                # The policy of the session has acted before, or the summary is longer than what it stands for.
                 kernel.undo(point)
             kernel.record(
                 Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves

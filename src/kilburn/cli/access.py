@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
 from kilburn.errors import KilburnError, SpecError
-from kilburn.kernel.hierarchy import DOCUMENT, MEMORY, Hierarchy
 from kilburn.kernel.ledger import counter_of
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.memory.choice import vectors_for
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import DOCUMENT, MEMORY, Store
 from kilburn.models.download import Progress
 from kilburn.models.weights import catalogue, pull
-from kilburn.stores.sqlite import Sqlite
+from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
 
 WIDE = 1 << 40
@@ -45,7 +45,7 @@ def existing(db: str | None) -> str:
     return path
 
 
-def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Hierarchy:
+def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Store:
     """An existing store, opened for reading only: nothing that is asked is recorded.
 
     Args:
@@ -62,29 +62,29 @@ def writing(
     tokenizer: str = "auto",
     readonly: bool = False,
     meaning: bool = False,
-) -> Hierarchy:
+) -> Store:
     """A store opened for changes made by a person, at times that `clock` tells.
 
     Args:
         meaning: see `reading`; what was added is embedded in the background while the store is open for writing: see
             `kilburn.open`.
     """
-    store = Sqlite(path, tenant=tenant or "default", readonly=readonly)
+    backend = Sqlite(path, tenant=tenant or "default", readonly=readonly)
     try:
-        vectors = vectors_for(store, "auto") if meaning else None
-        made = Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
+        vectors = vectors_for(backend, "auto") if meaning else None
+        made = Store(backend, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
     except BaseException:
-        store.close()
+        backend.close()
         raise
     if vectors is not None:
         vectors.start()
     return made
 
 
-def embed(store: Hierarchy, most: int = MOST) -> None:
+def embed(store: Store, most: int = MOST) -> None:
     """Make the vectors of what waits for one, so many passages at most, if there is an embedder on this machine: a search
     makes a few, and no program may run in between that makes the others."""
-    vectors = vectors_for(store.store) if most else None
+    vectors = vectors_for(store.backend) if most else None
     if vectors is None:
         return
     try:
@@ -94,22 +94,22 @@ def embed(store: Hierarchy, most: int = MOST) -> None:
         say(line(f"not all are found by meaning yet: {error}"))
 
 
-def session(store: Hierarchy, name: str) -> Process:
+def session(store: Store, name: str) -> Session:
     """A session that exists.
 
     Raises:
         SpecError: there is none of that name.
     """
-    return counting(store, name).process(name)
+    return counting(store, name).session(name)
 
 
-def counting(store: Hierarchy, name: str) -> Hierarchy:
+def counting(store: Store, name: str) -> Store:
     """The store, opened with the counter that the agent of a session used, so that nothing is counted again.
 
     Raises:
         SpecError: there is no session of that name.
     """
-    infos = store.processes()
+    infos = store.sessions()
     known = [info.name for info in infos]
     if name not in known:
         names = ", ".join(map(repr, known[:5])) + (" ..." if len(known) > 5 else "")
@@ -119,21 +119,21 @@ def counting(store: Hierarchy, name: str) -> Hierarchy:
     return _counting(store, infos[known.index(name)].number)
 
 
-def opened(store: Hierarchy, number: int, name: str) -> Process:
+def opened(store: Store, number: int, name: str) -> Session:
     """A session that exists, counted by the counter that its agent used, so that nothing is counted again."""
-    return _counting(store, number).process(name)
+    return _counting(store, number).session(name)
 
 
-def _counting(store: Hierarchy, number: int) -> Hierarchy:
-    ruler = counter_of(store.store, number)
+def _counting(store: Store, number: int) -> Store:
+    ruler = counter_of(store.backend, number)
     if ruler == store.counter.name:
         return store
-    return Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
+    return Store(store.backend, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
 
 
-def window_of(process: Process) -> int | None:
+def window_of(session: Session) -> int | None:
     """Tokens that the last prompt of a session might take; None before the first prompt."""
-    return process.shipped
+    return session.shipped
 
 
 def closed_after(model: Any) -> Any:
@@ -141,7 +141,7 @@ def closed_after(model: Any) -> Any:
     return closing(model) if hasattr(model, "close") else nullcontext(model)
 
 
-def conversing(db: str | None, tenant: str | None, model: Any, *, window: int, policy: str, reply: int) -> Hierarchy:
+def conversing(db: str | None, tenant: str | None, model: Any, *, window: int, policy: str, reply: int) -> Store:
     """The store, opened for an agent with this model, in a window that the model has.
 
     Args:

@@ -16,15 +16,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kilburn.backend import SegmentInfo, check_name
 from kilburn.errors import InvalidMessage, KilburnError, SpecError
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.kernel import Kernel
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Retire
 from kilburn.page import Page, Place, address_of, parse_address
-from kilburn.store import ProcessInfo, check_name
 from kilburn.terminal import line
 from kilburn.wire.form import check_fit, dump, parse
 from kilburn.wire.recording import Names, RecordedRun, is_run, run_of
@@ -98,22 +98,22 @@ class ArchivedSession(msgspec.Struct, kw_only=True):
     where: str = ""
 
 
-def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
+def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
     """The lines of one session, each with its line end."""
     encode = msgspec.json.Encoder().encode
     yield encode({"kilburn": "session", "version": VERSION, "session": info.name, "created": info.created}) + b"\n"
     waiting: list[tuple[Message, list[Page]]] = []
-    for pages in _messages(process):
-        kept = [page for page in pages if process.window.at(page.id) != Place.DROPPED]
-        process.fetch(kept)
+    for pages in _messages(session):
+        kept = [page for page in pages if session.window.at(page.id) != Place.DROPPED]
+        session.fetch(kept)
         whole = len(kept) == len(pages)
-        waiting.append((_message(process, pages), pages))
+        waiting.append((_message(session, pages), pages))
         if whole and _goes_on(waiting[-1][0]):
             continue
-        yield from (encode(line) + b"\n" for line in _lines(process, waiting))
+        yield from (encode(line) + b"\n" for line in _lines(session, waiting))
         waiting = []
-    yield from (encode(line) + b"\n" for line in _lines(process, waiting))
-    states = [(page, state) for page, state in process.pages() if page.id > 0]
+    yield from (encode(line) + b"\n" for line in _lines(session, waiting))
+    states = [(page, state) for page, state in session.pages() if page.id > 0]
     state = _State(
         pinned=[page.address for page, state in states if state.pinned],
         retired=[page.address for page, state in states if state.at == Place.RETIRED],
@@ -122,9 +122,9 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     yield encode({"state": state}) + b"\n"
 
 
-def _messages(process: Process) -> Iterator[list[Page]]:
+def _messages(session: Session) -> Iterator[list[Page]]:
     """The originals, message by message."""
-    tier = process.window
+    tier = session.window
     pages: list[Page] = []
     for number in range(1, tier.last + 1):
         page = tier.pages[number]
@@ -141,12 +141,12 @@ def _goes_on(message: Message) -> bool:
     return message.extra is not None and bool(msgspec.json.decode(message.extra).get("more"))
 
 
-def _message(process: Process, pages: Sequence[Page]) -> Message:
+def _message(session: Session, pages: Sequence[Page]) -> Message:
     """The message as `parse` returned it, without its forgotten parts."""
     parts, extra = [], None
     for page in pages:
-        if process.window.at(page.id) != Place.DROPPED:
-            part, leftovers = process.part(page)
+        if session.window.at(page.id) != Place.DROPPED:
+            part, leftovers = session.part(page)
             parts.append(part)
             extra = extra or leftovers
     first = pages[0]
@@ -156,12 +156,12 @@ def _message(process: Process, pages: Sequence[Page]) -> Message:
     )
 
 
-def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Iterator[Any]:
+def _lines(session: Session, group: Sequence[tuple[Message, list[Page]]]) -> Iterator[Any]:
     """One line with the original dict if that says everything, else one line for each message."""
     messages = [message for message, _ in group]
     if not messages:
         return
-    at = process.window.at
+    at = session.window.at
     if all(at(page.id) != Place.DROPPED for _, pages in group for page in pages):
         original = _original(messages)
         if original is not None:
@@ -176,7 +176,7 @@ def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Ite
             role=message.role,
             time=pages[0].time,
             kinds=[page.kind for page in pages] if holed else [],
-            calls=[_call_of(process, page) for page in pages] if holed else [],
+            calls=[_call_of(session, page) for page in pages] if holed else [],
             extra=message.extra,
             trust=message.trust,
             sources=[address_of(source) for source in message.sources],
@@ -192,9 +192,9 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
         return None
 
 
-def _call_of(process: Process, page: Page) -> str | None:
+def _call_of(session: Session, page: Page) -> str | None:
     """The id of a call. Of a forgotten one, its result has the id; if both are forgotten, its address is used."""
-    tier = process.window
+    tier = session.window
     call = page.id if page.kind is Kind.CALL else page.answers
     if page.call is not None or not call:
         return page.call
@@ -322,7 +322,7 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
         raise InvalidMessage(f"{where}: {error}", advice="export it again") from None
 
 
-def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
+def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
     """Make a session again: its pages at their addresses, with their times, trust, pins and marks.
 
     Raises:
@@ -330,9 +330,9 @@ def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
     """
     now = clock.now
     clock.now = now if saved.created is None else saved.created
-    process = store.process(saved.name)
+    session = store.session(saved.name)
     holes: list[int] = []
-    with process.batch() as kernel:
+    with session.batch() as kernel:
         for entry in saved.entries:
             clock.now = now if entry.time is None else entry.time
             try:
@@ -342,7 +342,7 @@ def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
                 raise
             holes += [first + hole for hole in entry.holes]
     try:
-        with process.batch() as kernel:
+        with session.batch() as kernel:
             if holes:
                 kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
             if saved.state is not None:
@@ -351,7 +351,7 @@ def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
         error.add_note(f"in {saved.where or saved.name}")
         raise
     clock.now = now
-    return process
+    return session
 
 
 def _restore(kernel: Kernel, state: _State) -> None:

@@ -13,17 +13,17 @@ import typer
 from typer import Argument, Option
 
 import kilburn
-from kilburn.agents.answer import AnswerOutcome, SubCalled
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
-from kilburn.agents.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.agents.variable import Source, texts_of
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, closed_after, conversing, model_of
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.prices import prices_of
+from kilburn.recursion.answer import AnswerOutcome, SubCalled
+from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
+from kilburn.recursion.variable import Source, texts_of
 from kilburn.terminal import line, say, tell
 
 WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
@@ -104,7 +104,7 @@ def ask(
         opened = conversing(db, tenant, root, window=window, policy=policy, reply=reply or 1024)
         store = open_until.enter_context(opened)
         # Another session's window must not change because it is read.
-        before = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
+        before = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
         done = open_until.enter_context(progress("sub-calls"))
         if recorded or goes_on:
             _check_is_there(store, session)
@@ -116,10 +116,10 @@ def ask(
             try:
                 if goes_on:
                     again = {"limits": given, "question": question} | options
-                    result = resume(store.process(session), root, source, past=before, watch=watch, **again)
+                    result = resume(store.session(session), root, source, past=before, watch=watch, **again)
                 else:
                     limits = msgspec.structs.replace(Limits(steps=30), **given)
-                    agent = RecursiveModel(root, store.process(session), depth=depth, limits=limits, **options)
+                    agent = RecursiveModel(root, store.session(session), depth=depth, limits=limits, **options)
                     result = agent.ask(question, source, past=before, watch=watch)
             except (ModelError, KeyboardInterrupt):
                 say("what was done so far is kept: go on with --resume")
@@ -168,14 +168,14 @@ def _standard_input() -> str:
     return data.decode("utf-8", "replace")
 
 
-def _check_is_there(store: Hierarchy, session: str) -> None:
-    if session not in [info.name for info in store.processes()]:
+def _check_is_there(store: Store, session: str) -> None:
+    if session not in [info.name for info in store.sessions()]:
         raise SpecError(f"no session {session!r}", advice="name the one of the run with --session")
 
 
-def _again(store: Hierarchy, session: str, source: Source | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:
+def _again(store: Store, session: str, source: Source | None, past: Store | None, sandbox: str) -> RecursiveResult:
     with kilburn.open(":memory:", window=store.budget.window, tokenizer=store.counter, embedder=None) as beside:
-        return replay(store.process(session), beside.process("again"), source, past=past, sandbox=sandbox)
+        return replay(store.session(session), beside.session("again"), source, past=past, sandbox=sandbox)
 
 
 def _tell(event: Any, done: Done) -> None:

@@ -75,7 +75,7 @@ def chat(
         agent = Agent(
             speaker,
             [],
-            store.process(name),
+            store.session(name),
             limits=Limits(steps=8, reply=reply),
             memory=memory,
             system=system,
@@ -104,7 +104,7 @@ def _talk(agent: Agent) -> None:
     """Line after line, until there are none."""
     told = _told(agent, told=False)
     if sys.stdin.isatty():
-        held = f"{line(agent.process.name)}: {many(agent.process.window.last, 'page')}"
+        held = f"{line(agent.session.name)}: {many(agent.session.window.last, 'page')}"
         say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
     for typed in _lines():
         word, _, rest = typed.strip().partition(" ")
@@ -143,22 +143,22 @@ def _lines() -> Iterator[str]:
 
 def _own(agent: Agent, word: str, rest: str) -> str:
     """Carry out a line that begins with a slash."""
-    process = agent.process
+    session = agent.session
     if word == "/recall":
-        return process.recall(rest)
+        return session.recall(rest)
     if word == "/search":
         return (
-            "\n".join(f"{hit.address} ({line(hit.origin)}): {hit.text.strip()}" for hit in process.search(rest))
+            "\n".join(f"{hit.address} ({line(hit.origin)}): {hit.text.strip()}" for hit in session.search(rest))
             or "nothing found"
         )
     if word == "/pin":
-        process.pin(rest)
+        session.pin(rest)
         return f"{rest} stays"
     if word == "/unpin":
-        process.unpin(rest)
+        session.unpin(rest)
         return f"{rest} may go"
     if word == "/stats":
-        stats = process.stats()
+        stats = session.stats()
         used = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
         return f"{used}; hit rate {cell(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
     return HELP

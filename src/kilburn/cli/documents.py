@@ -14,9 +14,9 @@ from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, OnlyUser, secrets_of
 from kilburn.cli.screen import age, count, many, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
+from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import emit, line, say, tell
@@ -147,7 +147,7 @@ def remove(
         carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=json)
 
 
-def _named(store: Hierarchy, name: str) -> Collection:
+def _named(store: Store, name: str) -> Collection:
     name = name.removeprefix(f"{DOCUMENT}/")  # as a hit of `search` has it
     known = {name_of(document): document for document in documents_of(store)}
     inside = [one for one in known if one.startswith(f"{name.rstrip('/')}/")]

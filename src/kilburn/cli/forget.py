@@ -13,16 +13,16 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from kilburn.backends.sealed import QUARANTINED
+from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import counting, existing, writing
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.errors import SpecError
-from kilburn.kernel.erasure import UNREACHED, Erasure, copies_of, described, pages_of
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.forgetting.erasure import UNREACHED, Erasure, copies_of, described, pages_of
+from kilburn.kernel.store import Store
 from kilburn.page import Page, address_of
-from kilburn.stores.sealed import QUARANTINED
-from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
 SHOWN = 50
@@ -86,14 +86,14 @@ def forget(
 
 def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
     """Erase a session that was quarantined."""
-    with Sqlite(path, tenant=tenant) as store:
-        numbers = [info.number for info in store.processes() if info.name == name and info.damaged == QUARANTINED]
+    with Sqlite(path, tenant=tenant) as backend:
+        numbers = [info.number for info in backend.segments() if info.name == name and info.damaged == QUARANTINED]
         if not numbers:
             raise SpecError(f"{name!r} is no session that was quarantined", advice="`kilburn fsck` lists them; give an address")
         if not yes:
             _confirm(f"all of {name!r}")
         for number in numbers:
-            store.erase(number)
+            backend.erase(number)
     if json:
         emit({"session": name, "asked": None, "forgotten": [name], "time": time.time(), "copies": [], "exports": []})
         return
@@ -107,7 +107,7 @@ def _confirm(what: str) -> None:
     typer.confirm(f"Forget {what} for ever?", abort=True, err=True)
 
 
-def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool, json: bool, dry: bool = False) -> None:
+def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, json: bool, dry: bool = False) -> None:
     """Say what would go and what stays, ask, let it go, and print the receipt.
 
     Args:
@@ -115,8 +115,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool,
     """
     with progress("looking for what was made from it"):
         receipt = forget(True)
-    going = pages_of(store.store, receipt)
-    copies = copies_of(store.store, going)
+    going = pages_of(store.backend, receipt)
+    copies = copies_of(store.backend, going)
     if not json:
         _announce(receipt, going, copies)
     if not dry:

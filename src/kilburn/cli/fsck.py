@@ -12,6 +12,10 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from kilburn.backend import Batch, SegmentInfo, State
+from kilburn.backends.inspection import Finding
+from kilburn.backends.sealed import QUARANTINED
+from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -22,10 +26,6 @@ from kilburn.kernel.replay import rebuild
 from kilburn.kernel.window import WindowState
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
-from kilburn.store import Batch, ProcessInfo, State
-from kilburn.stores.inspection import Finding
-from kilburn.stores.sealed import QUARANTINED
-from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
 TRIES = 5
@@ -68,15 +68,15 @@ def fsck(
     path = existing(db)
     found: list[Finding] = []
     left: list[Finding] = []
-    infos: list[ProcessInfo] = []
+    infos: list[SegmentInfo] = []
     names: dict[int, str] = {}
     try:
-        with Sqlite(path, tenant=tenant or "default", readonly=not repair, restore=repair) as store:
-            names = {info.number: info.name for info in store.processes() if info.number}
-            found = left = _check(store)
+        with Sqlite(path, tenant=tenant or "default", readonly=not repair, restore=repair) as backend:
+            names = {info.number: info.name for info in backend.segments() if info.number}
+            found = left = _check(backend)
             if repair and found:
-                left = _repair(store, found)
-            infos = store.processes()
+                left = _repair(backend, found)
+            infos = backend.segments()
     except (StoreBusy, StoreFull, StoreReadOnly):
         raise
     except StoreError as error:
@@ -105,66 +105,66 @@ def fsck(
 
 def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
     """A finding with the names that a person knows."""
-    session, page = names.get(finding.process), address_of(finding.page) if finding.page else None
+    session, page = names.get(finding.segment), address_of(finding.page) if finding.page else None
     return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
 
 
-def _check(store: Sqlite) -> list[Finding]:
+def _check(backend: Sqlite) -> list[Finding]:
     """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
     found: list[Finding] = []
     for _ in range(TRIES):
-        before = store.processes()
+        before = backend.segments()
         with progress("checking pages"):
-            found = list(store.findings())
+            found = list(backend.findings())
         # What the store can mend: no second finding says that such a session cannot be replayed.
-        mendable = {finding.process for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
+        mendable = {finding.segment for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
         whole = [info for info in before if not info.damaged]
         with progress("replaying ledgers", len(whole)) as done:
             for number, info in enumerate(whole, start=1):
-                found += _check_session(store, info, mendable=info.number in mendable)
+                found += _check_session(backend, info, mendable=info.number in mendable)
                 done(number)
-        if not found or store.processes() == before:
+        if not found or backend.segments() == before:
             return found
     say("kilburn: others wrote to this store all the while; run it again when they rest")
     return found
 
 
-def _replayed(store: Sqlite, info: ProcessInfo) -> WindowState:
+def _replayed(backend: Sqlite, info: SegmentInfo) -> WindowState:
     """The window of a session as its ledger says, opened as its reader opens it.
 
     Raises:
         StoreCorrupt: it cannot be read.
     """
-    return rebuild(store, info, Ruler(counter_of(store, info.number)), recount=False, whole=True).window
+    return rebuild(backend, info, Ruler(counter_of(backend, info.number)), recount=False, whole=True).window
 
 
-def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:
+def _check_session(backend: Sqlite, info: SegmentInfo, *, mendable: bool) -> Iterator[Finding]:
     try:
-        window, rows = _replayed(store, info), list(store.pages(info.number))
+        window, rows = _replayed(backend, info), list(backend.pages(info.number))
     except StoreCorrupt as error:
         if not mendable:
-            yield Finding(kind="ledger", what=f"it cannot be replayed: {error.what}", process=info.number)
+            yield Finding(kind="ledger", what=f"it cannot be replayed: {error.what}", segment=info.number)
         return
     states = window.states
-    if not mendable and _differs(store, info, window):
+    if not mendable and _differs(backend, info, window):
         what = "its checkpoint is not what the ledger says"
-        yield Finding(kind="checkpoint", what=what, derived=True, process=info.number)
+        yield Finding(kind="checkpoint", what=what, derived=True, segment=info.number)
     for page, state in rows:
         again = states.get(page.id)
         if again is None:
-            yield Finding(kind="ledger", what="the ledger does not know this page", process=info.number, page=page.id)
+            yield Finding(kind="ledger", what="the ledger does not know this page", segment=info.number, page=page.id)
         elif again != state:
             what = f"stored as {_described(state)}, the ledger says {_described(again)}"
-            yield Finding(kind="state", what=what, derived=True, process=info.number, page=page.id)
+            yield Finding(kind="state", what=what, derived=True, segment=info.number, page=page.id)
         if page.id < 0 and state.at != Place.DROPPED:
-            for what in _wrong_with(store, page, window.pages, lambda number: states[number].at):
-                yield Finding(kind="fold", what=what, process=info.number, page=page.id)
+            for what in _wrong_with(backend, page, window.pages, lambda number: states[number].at):
+                yield Finding(kind="fold", what=what, segment=info.number, page=page.id)
 
 
-def _differs(store: Sqlite, info: ProcessInfo, window: WindowState) -> bool:
+def _differs(backend: Sqlite, info: SegmentInfo, window: WindowState) -> bool:
     """Whether a session that is read from its checkpoint is another than from its whole ledger (law 8)."""
     try:
-        short = rebuild(store, info, Ruler(counter_of(store, info.number)), recount=False).window
+        short = rebuild(backend, info, Ruler(counter_of(backend, info.number)), recount=False).window
     except StoreCorrupt:
         return True
     # What handles cost is left out: they are counted otherwise here.
@@ -179,7 +179,7 @@ def _described(state: State) -> str:
     return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}{until}"
 
 
-def _wrong_with(store: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:
+def _wrong_with(backend: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:
     """What is wrong with a derived page: missing sources, a trust above that of its sources, or an inexact quotation."""
     sources = [pages[source] for source in fold.sources if source in pages]
     if not (fold.sources or fold.cites) or len(sources) != len(fold.sources):
@@ -187,7 +187,7 @@ def _wrong_with(store: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callab
         return
     try:
         # Those that are not there are reported by the store.
-        cited = [page for page, _ in store.read(fold.cites).values() if page.digest]
+        cited = [page for page, _ in backend.read(fold.cites).values() if page.digest]
     except StoreCorrupt as error:
         yield f"what it cites cannot be read: {error.what}"
         return
@@ -201,8 +201,8 @@ def _wrong_with(store: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callab
         yield "it is trusted more than its sources"
     if fold.kind is Kind.EXCERPT:
         try:
-            (text,) = store.texts([fold.digest]).values()
-            exact = keeps_its_spans(fold, text, lambda page: store.texts([pages[page].digest])[pages[page].digest])
+            (text,) = backend.texts([fold.digest]).values()
+            exact = keeps_its_spans(fold, text, lambda page: backend.texts([pages[page].digest])[pages[page].digest])
         except (StoreCorrupt, KernelError, KeyError) as error:
             yield f"its kept spans cannot be checked: {getattr(error, 'what', None) or f'{error} is no page'}"
             return
@@ -210,24 +210,24 @@ def _wrong_with(store: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callab
             yield f"it is not what its spans keep of {' '.join(source.address for source in sources[:3])}"
 
 
-def _repair(store: Sqlite, found: list[Finding]) -> list[Finding]:
+def _repair(backend: Sqlite, found: list[Finding]) -> list[Finding]:
     """Rebuild what is derived and quarantine what cannot be read; returns what is still wrong."""
     try:
-        store.repair()
+        backend.repair()
     except StoreCorrupt as error:
         return [*found, Finding(kind="file", what=f"not repaired: {error.what}")]
-    for info in store.processes():
+    for info in backend.segments():
         if not info.number or info.damaged == QUARANTINED:
             continue
         try:
             if info.damaged:
                 raise StoreCorrupt(info.damaged)
-            replayed, rows = _replayed(store, info).states, list(store.pages(info.number))
+            replayed, rows = _replayed(backend, info).states, list(backend.pages(info.number))
         except StoreCorrupt as error:
-            name = store.quarantine(info.number)
+            name = backend.quarantine(info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
         states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}
         if states:
-            store.commit(info.number, Batch(head=info.head, states=states))
-    return _check(store)
+            backend.commit(info.number, Batch(head=info.head, states=states))
+    return _check(backend)

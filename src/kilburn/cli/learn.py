@@ -11,7 +11,7 @@ from typer import Option
 from kilburn.cli.access import closed_after, counting, embed, existing, model_of, writing
 from kilburn.cli.memories import Evict, secrets_of
 from kilburn.cli.screen import many, progress
-from kilburn.cli.session import Session
+from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.memory.account import describe
 from kilburn.memory.retention import Quota
@@ -20,7 +20,7 @@ from kilburn.terminal import emit, line, say, tell
 
 @app.command()
 def learn(
-    name: Session,
+    name: SessionName,
     policy: Annotated[
         str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and graph ask one.")
     ] = "plain",
@@ -50,7 +50,7 @@ def learn(
     with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
         store = counting(opened, name)
         with progress(f"learning from {name}"):
-            session = store.process(name)
+            session = store.session(name)
             memory = store.memory(session.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
         new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from typer import Option
 
+from kilburn.backend import check_name
 from kilburn.cli.access import writing
 from kilburn.cli.memories import Look, User, secrets_of
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.memory.retention import Quota
-from kilburn.store import check_name
 from kilburn.terminal import say
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.kernel.ledger import Stats
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.page import parse_address
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.form import parse
@@ -67,7 +67,7 @@ class Total(Measured, kw_only=True):
 
 
 def stream(
-    process: Process, run: RecordedRun, form: str = "chat", progress: Callable[[int], object] = lambda done: None
+    session: Session, run: RecordedRun, form: str = "chat", progress: Callable[[int], object] = lambda done: None
 ) -> Measured:
     """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
 
@@ -77,31 +77,31 @@ def stream(
     Raises:
         WireError: a message that is none, or does not fit its place; what was appended before stays.
     """
-    counter, capacity = process.counter, process.budget.capacity
+    counter, capacity = session.counter, session.budget.capacity
     found = Measured(name=run.name)
     curve: list[tuple[int, int]] = []
     began = time.perf_counter()
     seen = 0
     for message in run.messages:
         if message.get("role") == "assistant" and found.messages:
-            _ship(process, form, counter, capacity, found)
-        first, last = parse_address(process.append(message))
+            _ship(session, form, counter, capacity, found)
+        first, last = parse_address(session.append(message))
         found.messages += 1
-        seen += sum(map(process.window.cost, range(first, last + 1)))
-        curve.append((seen, process.use))
+        seen += sum(map(session.window.cost, range(first, last + 1)))
+        curve.append((seen, session.use))
         progress(found.messages)
     if found.messages:
-        _ship(process, form, counter, capacity, found)
+        _ship(session, form, counter, capacity, found)
     found.seconds = time.perf_counter() - began
     found.curve = curve
-    stats = process.stats()
+    stats = session.stats()
     for name in LEDGERS:
         setattr(found, name, stats[name])
     return found
 
 
-def _ship(process: Process, form: str, counter: Counter, capacity: int, found: Measured) -> None:
-    prompt = process.render(form)
+def _ship(session: Session, form: str, counter: Counter, capacity: int, found: Measured) -> None:
+    prompt = session.render(form)
     tokens = recount(prompt, counter) + (recount([{"content": prompt.system}], counter) if prompt.system else 0)
     found.peak = max(found.peak, tokens)
     found.overflow += tokens > capacity
@@ -150,18 +150,18 @@ def _strings(value: Any) -> list[str]:
     return []
 
 
-def lost_bytes(process: Process, run: RecordedRun) -> int:
+def lost_bytes(session: Session, run: RecordedRun) -> int:
     """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
 
-    Pass a process that was just opened, because the one that did the work has texts cached.
+    Pass a session that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
-    for before, after in zip(run.messages, chain(process.messages(), repeat(None)), strict=False):
+    for before, after in zip(run.messages, chain(session.messages(), repeat(None)), strict=False):
         written = msgspec.json.encode(before)
         if after is None or msgspec.json.encode(after) != written:
             lost += len(written)
     parts = [part.text for message in run.messages for parsed in parse(message) for part in parsed.parts]
-    recalled = process.recall(f"p1-p{process.window.last}").parts if parts else ()
+    recalled = session.recall(f"p1-p{session.window.last}").parts if parts else ()
     for text, found in zip(parts, chain(recalled, repeat(None)), strict=False):
         lost += 0 if found == text else len(text.encode("utf-8"))
     return lost

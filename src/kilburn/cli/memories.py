@@ -10,20 +10,20 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from kilburn.backend import SegmentKind
 from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, sweep
 from kilburn.memory.secrets import is_installed
 from kilburn.move import Retire
 from kilburn.page import Place
-from kilburn.store import ProcessKind
 from kilburn.terminal import emit, line, tell
 
 Change = Callable[[Collection], object]
@@ -141,13 +141,13 @@ def list_memories(
     tell(f"{many}; there may be more: --limit" if len(rows) >= limit else many)
 
 
-def _memories(store: Hierarchy, user: str | None) -> Iterator[Collection]:
+def _memories(store: Store, user: str | None) -> Iterator[Collection]:
     for memory in store.collections():
-        if memory.kind is ProcessKind.MEMORY and user in (None, memory.user):
+        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
             yield memory
 
 
-def _memory(store: Hierarchy, user: str, address: str) -> Collection:
+def _memory(store: Store, user: str, address: str) -> Collection:
     """A user's memory that has this address.
 
     Raises:

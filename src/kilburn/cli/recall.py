@@ -17,8 +17,8 @@ from kilburn.cli.moments import moment, when
 from kilburn.cli.screen import age, count
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
-from kilburn.kernel.found import Found
-from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
+from kilburn.kernel.store import DOCUMENT, MEMORY
+from kilburn.search.found import Found
 from kilburn.terminal import emit, line, tell
 
 

@@ -14,10 +14,10 @@ from typer import Argument, Option
 
 from kilburn.cli.access import reading, session
 from kilburn.cli.screen import many, table
-from kilburn.cli.session import Session
+from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.kernel.process import Process
 from kilburn.kernel.receipts import Receipt
+from kilburn.kernel.session import Session
 from kilburn.page import parse_address
 from kilburn.terminal import emit, line, tell
 
@@ -27,7 +27,7 @@ SHOWN = 3
 
 @app.command()
 def receipts(
-    name: Session,
+    name: SessionName,
     address: Annotated[
         str | None, Argument(help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
     ] = None,
@@ -48,10 +48,10 @@ def receipts(
         kilburn receipts session-1 p17
     """
     with reading(db, tenant) as store:
-        process = session(store, name)
-        found = process.receipts()
+        opened = session(store, name)
+        found = opened.receipts()
         if address is not None:
-            _check(process, address)
+            _check(opened, address)
             found = [receipt for receipt in found if _concerns(receipt, address)]
     if outcome is not None:
         found = [receipt for receipt in found if receipt.outcome == outcome]
@@ -64,10 +64,10 @@ def receipts(
     tell(_footer(name, chosen))
 
 
-def _check(process: Process, address: str) -> None:
+def _check(session: Session, address: str) -> None:
     """Raise `UnknownAddress` for pages that never existed; forgotten pages still have their receipts."""
-    if not set(parse_address(address)) <= process.window.pages.keys():
-        process.resolve(address)
+    if not set(parse_address(address)) <= session.window.pages.keys():
+        session.resolve(address)
 
 
 def _concerns(receipt: Receipt, address: str) -> bool:

@@ -17,7 +17,7 @@ from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Force, Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.picture import check_picture
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs
@@ -114,23 +114,23 @@ def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
     return runs
 
 
-def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measured]:
-    taken = {info.name for info in store.processes()} & {run.name for run in runs}
+def _measure(store: Store, runs: list[RecordedRun], form: str) -> list[Measured]:
+    taken = {info.name for info in store.sessions()} & {run.name for run in runs}
     if taken:
         raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
     measured = []
     with progress("replaying", sum(len(run.messages) for run in runs), unit="messages") as done:
         before = 0
         for run in runs:
-            process = store.process(run.name)
+            session = store.session(run.name)
             try:
-                found = stream(process, run, form, lambda many, before=before: done(before + many))  # type: ignore[misc]
+                found = stream(session, run, form, lambda many, before=before: done(before + many))  # type: ignore[misc]
             except KilburnError as error:
-                error.add_note(f"in message {process.window.turn + 1} of run {run.name!r}")
+                error.add_note(f"in message {session.window.turn + 1} of run {run.name!r}")
                 raise
             # Opened again, so that texts come from the store and places from the ledger.
-            again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
-            found.lost = lost_bytes(again.process(run.name), run)
+            again = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter)
+            found.lost = lost_bytes(again.session(run.name), run)
             measured.append(found)
             before += found.messages
     return measured

@@ -1,4 +1,4 @@
-"""`serve`: the gateway. Any agent gets the hierarchy by changing its base URL."""
+"""`serve`: the gateway. Any agent gets the store by changing its base URL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.limits import check_listening, limits_of
 from kilburn.gateway.logs import Log
-from kilburn.memory.choice import usual_embedder
 from kilburn.model import takes_tools
 from kilburn.prices import prices_of
+from kilburn.search.choice import usual_embedder
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
 

@@ -11,31 +11,31 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.agents.queue import Stage
-from kilburn.agents.scheduler import JobNote
+from kilburn.backend import SegmentInfo, State, root_of
 from kilburn.cli.access import opened, reading, session, window_of
 from kilburn.cli.screen import age, count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.ledger import Stats
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Trust
+from kilburn.models.queue import Stage
+from kilburn.models.scheduler import JobNote
 from kilburn.page import Page, address_of
-from kilburn.store import ProcessInfo, State, root_of
 from kilburn.terminal import emit, line, say, tell
 
-Session = Annotated[str, Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
+SessionName = Annotated[str, Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
 
 FORKS = 5
 """Sessions of one beginning that are listed, unless all are asked for."""
 
 
-def fewer(infos: Sequence[ProcessInfo]) -> tuple[list[ProcessInfo], Counter[str]]:
+def fewer(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Counter[str]]:
     """Of each session and its forks those that were used last; and how many there are more, by the session's name."""
-    families: dict[str, list[ProcessInfo]] = {}
+    families: dict[str, list[SegmentInfo]] = {}
     for info in sorted(infos, key=lambda info: -info.used):
         families.setdefault(root_of(info.name), []).append(info)
     left = Counter({root: len(family) - FORKS for root, family in families.items() if len(family) > FORKS})
@@ -43,15 +43,15 @@ def fewer(infos: Sequence[ProcessInfo]) -> tuple[list[ProcessInfo], Counter[str]
     return [info for info in infos if info.number in kept or info.damaged], left
 
 
-def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
+def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
     """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
     found, window, places, damaged, jobs = Stats(), None, Counter[str](), None, None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
-        process = opened(store, info.number, info.name)
-        found, window, jobs = process.stats(), window_of(process), jobs_of(process)
-        places = Counter(state.at for _, state in process.pages())
+        session = opened(store, info.number, info.name)
+        found, window, jobs = session.stats(), window_of(session), jobs_of(session)
+        places = Counter(state.at for _, state in session.pages())
     except StoreCorrupt as error:
         damaged = error.what
     keys = ("hit_rate", "faults", "refaults", "evictions", "folds")
@@ -76,12 +76,12 @@ def cells_of(row: dict[str, Any], *keys: str) -> list[Any]:
     return [name, *(row[key] for key in keys), f"{age(row['used'])} ago"]
 
 
-def jobs_of(process: Process) -> dict[str, Any] | None:
+def jobs_of(session: Session) -> dict[str, Any] | None:
     """What a session's ledger says of its jobs, if it was served by a scheduler: how the last one stands, and what all
     finished ones waited and ran, in seconds."""
     last, since = None, 0.0
     finished: list[JobNote] = []
-    for event in process.events(act=Act.NOTE):
+    for event in session.events(act=Act.NOTE):
         if "job" not in event.data:
             continue
         try:
@@ -141,7 +141,7 @@ def ps(
         kilburn ps --db agent.db
     """
     with reading(db, tenant) as store:
-        infos = store.processes()
+        infos = store.sessions()
         left: Counter[str] = Counter()
         if not (every or json):
             infos, left = fewer(infos)
@@ -167,7 +167,7 @@ def ps(
 
 
 @app.command()
-def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """Show the figures of one session, from its ledger.
 
     Example:
@@ -175,9 +175,9 @@ def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = Fals
         kilburn stats session-1 --json
     """
     with reading(db, tenant) as store:
-        process = session(store, name)
-        found = dict(process.stats())
-        found["window"] = window_of(process)
+        opened = session(store, name)
+        found = dict(opened.stats())
+        found["window"] = window_of(opened)
     if json:
         emit(found)
         return
@@ -189,7 +189,7 @@ def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = Fals
 
 @app.command()
 def show(
-    name: Session,
+    name: SessionName,
     address: Annotated[
         str | None, Argument(help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
     ] = None,
@@ -206,8 +206,8 @@ def show(
         kilburn show session-1 p17
     """
     with reading(db, tenant) as store:
-        process = session(store, name)
-        pages = dict(enumerate(process.pages()))
+        opened = session(store, name)
+        pages = dict(enumerate(opened.pages()))
         cited = citing(page for page, _ in pages.values())
         if address is None:
             described = [describe(page, state, cited) for page, state in pages.values()]
@@ -216,10 +216,10 @@ def show(
             else:
                 _page_table(described)
             return
-        wanted = set(process.resolve(address))
+        wanted = set(opened.resolve(address))
         chosen = [(page, state) for page, state in pages.values() if page.id in wanted]
-        process.fetch(page for page, _ in chosen)
-        described = [describe(page, state, cited) | {"text": process.text(page.id)} for page, state in chosen]
+        opened.fetch(page for page, _ in chosen)
+        described = [describe(page, state, cited) | {"text": opened.text(page.id)} for page, state in chosen]
     if not described:
         raise SpecError(f"{address} names no page of {name!r}")
     if json:

@@ -29,8 +29,8 @@ from typer.core import TyperGroup
 
 from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, SpecError, WireError
-from kilburn.kernel.found import DamageWarning
-from kilburn.kernel.process import HitRateWarning
+from kilburn.kernel.session import HitRateWarning
+from kilburn.search.found import DamageWarning
 from kilburn.terminal import say, spelled, tell
 
 USAGE = (WireError, SpecError, KernelError, MemoryRefused)
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the process
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the session
     if sys.stdout is None:
         closed = OSError("standard output is closed; give it a file, a pipe or /dev/null")
         return _fail(given, closed, f"{name}: {closed}", 1)

@@ -19,7 +19,7 @@ from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.page import Place
 from kilburn.terminal import console, emit
 
@@ -40,16 +40,16 @@ PLACES = (Place.IN, Place.STUB, Place.FOLDED, Place.OUT, Place.RETIRED, Place.DR
 class Watch:
     """The figures of all sessions; a session is read again only when its ledger has grown."""
 
-    def __init__(self, store: Hierarchy) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[int, tuple[int, dict[str, Any]]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a session, the last used first."""
-        for info in self._store.processes():
+        for info in self._store.sessions():
             known = self._known.get(info.number)
             if known is None or known[0] != info.head:
-                fresh = Hierarchy(self._store.store, self._store.budget, "fifo", tokenizer=self._store.counter)
+                fresh = Store(self._store.backend, self._store.budget, "fifo", tokenizer=self._store.counter)
                 self._known[info.number] = (info.head, row_of(fresh, info))
         return sorted((row for _, row in self._known.values()), key=lambda row: -row["used"])
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, embed, existing, reading, session, writing
 from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
@@ -21,8 +22,7 @@ from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
 from kilburn.event import Act
 from kilburn.file import check_target
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.stores.sqlite import Sqlite
+from kilburn.kernel.store import Store
 from kilburn.terminal import emit, line, plain, say, tell
 from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
 
@@ -55,20 +55,20 @@ def export(
     if out is not None:
         check_target(out, force=force)
     with reading(db, tenant) as store:
-        infos = [info for info in store.processes() if name in (None, info.name)]
+        infos = [info for info in store.sessions() if name in (None, info.name)]
         if name is not None:
             session(store, name)
         with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
             damaged, forked = [], 0
-            left = len(store.process(name).branches.below()) if name is not None else 0
+            left = len(store.session(name).branches.below()) if name is not None else 0
             for info in infos:
                 try:
                     if info.damaged:
                         raise StoreCorrupt(f"session {info.name!r}: {info.damaged}", advice="run `kilburn fsck`")
-                    process = store.process(info.name)
-                    lines = list(write(process, info))
-                    forked += process.branches.forked is not None
+                    opened = store.session(info.name)
+                    lines = list(write(opened, info))
+                    forked += opened.branches.forked is not None
                 except StoreCorrupt as error:
                     if name is not None:
                         raise
@@ -108,9 +108,9 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
     try:
         with writing(existing(db), tenant) as store:
             for name in names:
-                process = session(store, name)
-                with process.batch() as kernel:
-                    kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=process.window.last)
+                opened = session(store, name)
+                with opened.batch() as kernel:
+                    kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=opened.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
 
@@ -148,8 +148,8 @@ def bring(
     clock = Clock(time.time())
     with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         rows: list[tuple[str, int, int]] = []
-        with store.store.together(), progress("importing", sum(len(item.entries) for item in saved)) as done:
-            taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
+        with store.backend.together(), progress("importing", sum(len(item.entries) for item in saved)) as done:
+            taken = {info.name for info in store.sessions() if info.pages} & {item.name for item in saved}
             if taken:
                 raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
             lines = 0
@@ -182,10 +182,10 @@ def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
     if times > 1:
         raise SpecError(f"{times} sessions are called {twice!r}", advice="export them one by one")
     clock = Clock(time.time())
-    with Hierarchy(Sqlite(":memory:"), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
         for item in saved:
             rebuild(store, clock, item)
-        reader = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
-        for info in store.processes():
-            for _ in write(reader.process(info.name), info):
+        reader = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter)
+        for info in store.sessions():
+            for _ in write(reader.session(info.name), info):
                 pass  # every page, state, event and text was read

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from kilburn.demo.explorer import READ
-from kilburn.kernel.found import Found
+from kilburn.search.found import Found
 
 TOKENS, HITS = 100_000, 200
 """Tokens that the hits of one search may take."""
 
 
 class Searchable(Protocol):
-    """What a `Process` offers to find text again."""
+    """What a `Session` offers to find text again."""
 
     def search(self, query: str, tokens: int = ..., limit: int = ...) -> Sequence[Found]:
         """Passages for a query, best first."""

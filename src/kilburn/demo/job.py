@@ -27,7 +27,7 @@ from kilburn.demo.voice import Folded, Phrase, folds, phrase
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.model import Model
 
 SESSION = "library"
@@ -146,29 +146,29 @@ def perform(plan: DemoPlan, model: Model | None = None, told: Told = lambda phas
         results.seconds[name] = time.monotonic() - began
 
     with kilburn.open(plan.db, window=plan.window, policy=plan.policy, tokenizer=plan.tokenizer, embedder=None) as store:
-        if any(info.name == SESSION for info in store.processes()):
+        if any(info.name == SESSION for info in store.sessions()):
             raise SpecError(f"{plan.db} has a session {SESSION!r} already", advice="give another --db, or none")
-        process = store.process(SESSION)
+        session = store.session(SESSION)
         given = [SYSTEM, TASK]
         with phase("work"):
-            covered, known = _work(process, root, given, results, told)
+            covered, known = _work(session, root, given, results, told)
         with phase("check"):
             check(given, results)
         with phase("questions"):
             asked = questions(root, covered, number=plan.questions, seed=plan.seed, searched=known)
         with phase("answers"):
-            _answer(process, asked, results, told)
+            _answer(session, asked, results, told)
         with phase("rivals"):
-            _compare(process, given, asked, results, told)
+            _compare(session, given, asked, results, told)
         if model is not None:
             with phase("model"):
-                _speak(model, process, results, told)
+                _speak(model, session, results, told)
     results.bytes_on_disk = sum(path.stat().st_size for path in Path(plan.db).parent.glob(Path(plan.db).name + "*"))
     return results
 
 
 def _work(
-    process: Process, root: Path, given: list[str], results: JobResult, told: Told
+    session: Session, root: Path, given: list[str], results: JobResult, told: Told
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Let the explorer work; `given` gets every text that it and its tools say.
 
@@ -181,7 +181,7 @@ def _work(
         return plan.seconds is not None and time.monotonic() - began > plan.seconds and results.output_tokens >= plan.enough
 
     library, explorer = Library(root, whole=plan.whole), Explorer(enough)
-    agent = Agent(explorer, library.tools(), process, limits=msgspec.structs.replace(UNLIMITED, reply=0), system=SYSTEM)
+    agent = Agent(explorer, library.tools(), session, limits=msgspec.structs.replace(UNLIMITED, reply=0), system=SYSTEM)
     for event in agent.stream(TASK):
         if isinstance(event, Called):
             given.append(event.arguments)
@@ -192,14 +192,14 @@ def _work(
         given.append(event.text)
         results.calls += 1
         results.failed += event.failed
-        results.output_tokens += process.counter.count(event.text)
+        results.output_tokens += session.counter.count(event.text)
         told("work", len(library.covered), len(explorer.files), f"files, {results.output_tokens:,} tokens of tool output")
     results.stopped = sum(lines > library.covered.get(path, 0) for path, lines in explorer.files.items())
     results.files, results.lines = len(library.covered), sum(library.covered.values())
-    results.stats = process.stats()
-    cost = {page.id: page.tokens for page, _ in process.pages()}
+    results.stats = session.stats()
+    cost = {page.id: page.tokens for page, _ in session.pages()}
     seen = 0
-    for entry in process.events():
+    for entry in session.events():
         seen += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
         if entry.act is Act.SHIP:
             results.curve.append((seen, entry.tokens))
@@ -209,28 +209,28 @@ def _work(
 def check(given: Sequence[str], results: JobResult) -> None:
     """Compare every page, read back from the file by a second reader, with what was appended."""
     with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True, embedder=None) as store:
-        back = store.process(SESSION).recall(f"p1-p{results.stats.pages}").parts
+        back = store.session(SESSION).recall(f"p1-p{results.stats.pages}").parts
     results.checked = len(given)
     results.checked_bytes = sum(len(text.encode()) for text in given)
     results.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
 
 
-def _answer(process: Process, asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
+def _answer(session: Session, asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
     for number, question in enumerate(asked, start=1):
         told("answers", number, len(asked), question.question)
-        found = answer(question.question, process)
+        found = answer(question.question, session)
         exact = found.text == question.expected
         results.asked.append(Checked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
     # Not from `stats`: forty questions and nothing else give a low hit rate, and that is no reason for a warning.
-    acts = Counter(event.act for event in process.events())
+    acts = Counter(event.act for event in session.events())
     results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]
-    results.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
+    results.faults = sum(len(event.data.get("missed", ())) for event in session.events() if event.act is Act.FAULT)
 
 
-def _compare(process: Process, given: Sequence[str], asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
+def _compare(session: Session, given: Sequence[str], asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
     """The same questions for the rivals, which keep only their window: each searches and recalls what it kept."""
-    count, capacity = process.counter.count, process.capacity
-    transcript = [(page, text) for (page, _), text in zip(process.pages(), given, strict=False)]
+    count, capacity = session.counter.count, session.capacity
+    transcript = [(page, text) for (page, _), text in zip(session.pages(), given, strict=False)]
 
     def summarising(page: int) -> None:
         told("rivals", page, len(given), "pages summarised")
@@ -239,8 +239,8 @@ def _compare(process: Process, given: Sequence[str], asked: Sequence[LibraryQues
         ("truncation", truncated(transcript, capacity, count)),
         ("summarisation", summarised(transcript, capacity, count, summarising)),
     ):
-        with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=process.counter, embedder=None) as store:
-            memory = store.process(name)
+        with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=session.counter, embedder=None) as store:
+            memory = store.session(name)
             memory.append(*({"role": "user", "content": text} for text in kept))
             exact = sum(answer(question.question, memory).text == question.expected for question in asked)
         text = "\n".join(kept)
@@ -248,7 +248,7 @@ def _compare(process: Process, given: Sequence[str], asked: Sequence[LibraryQues
         results.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
 
 
-def _speak(model: Model, process: Process, results: JobResult, told: Told) -> None:
+def _speak(model: Model, session: Session, results: JobResult, told: Told) -> None:
     plan = results.plan
 
     def folding(done: int, line: str) -> None:
@@ -260,4 +260,4 @@ def _speak(model: Model, process: Process, results: JobResult, told: Told) -> No
     short = [asked for asked in results.asked if asked.address and asked.kind != "line" and len(asked.answer) <= SHORT]
     for done, asked in enumerate(short[: plan.phrases], start=plan.folds):
         folding(done, "phrasing an answer")
-        results.phrases.append(phrase(model, process, asked.question, asked.answer))
+        results.phrases.append(phrase(model, session, asked.question, asked.answer))

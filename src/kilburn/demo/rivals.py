@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kilburn.page import Page
-from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.selection.extract import Piece, extract, piece_of
 
 FULL, TAIL, SUMMARY = 3 / 4, 1 / 4, 1 / 8
 """Shares of the window: when a summary is made, what stays unsummarised, and the size of the summary."""

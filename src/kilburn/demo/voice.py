@@ -17,7 +17,7 @@ from kilburn.agents.loop import Agent, Limits, Returned
 from kilburn.demo.explorer import TASK, Explorer
 from kilburn.demo.library import Library
 from kilburn.errors import ModelError
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.model import Model, Request, complete
 from kilburn.tokens.choice import counter_for
 
@@ -60,20 +60,20 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
     """
     policy = f"summarize(to={SUMMARY})"
     with kilburn.open(db, window=window, policy=policy, tokenizer=counter_for(model.tokenizer or "auto"), model=model) as store:
-        process = store.process(f"folds by {model.name}")
-        agent = Agent(Explorer(), Library(root).tools(), process, limits=Limits(steps=STEPS, reply=0), memory=False)
+        session = store.session(f"folds by {model.name}")
+        agent = Agent(Explorer(), Library(root).tools(), session, limits=Limits(steps=STEPS, reply=0), memory=False)
         began = time.monotonic()
         for event in agent.stream(TASK):
             if isinstance(event, Returned):
-                asked = process.stats().asks
+                asked = session.stats().asks
                 told(asked, f"asked {asked} times for a summary")
                 if asked >= number:
                     break
-        receipts = [receipt for receipt in process.receipts() if receipt.asked][:number]
+        receipts = [receipt for receipt in session.receipts() if receipt.asked][:number]
         return [
             Folded(
                 pages=" ".join(receipt.left),
-                tokens=sum(page.tokens for address in receipt.left for page in process.recall(address).pages),
+                tokens=sum(page.tokens for address in receipt.left for page in session.recall(address).pages),
                 outcome="rejected" if not receipt.why.startswith("model") else "completed" if "," in receipt.why else "accepted",
                 why=receipt.why,
                 seconds=(time.monotonic() - began) / len(receipts),
@@ -82,10 +82,10 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
         ]
 
 
-def phrase(model: Model, process: Process, question: str, exact: str) -> Phrase:
+def phrase(model: Model, session: Session, question: str, exact: str) -> Phrase:
     """The model's answer to a question, given what one search for the question brings."""
     began = time.monotonic()
-    text = "\n".join(hit.text for hit in process.search(question, HITS))
+    text = "\n".join(hit.text for hit in session.search(question, HITS))
     asked = f"<text>\n{text}\n</text>\n{question}"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
     try:

@@ -37,12 +37,12 @@ from kilburn.gateway.spans import spans
 from kilburn.gateway.status import Trouble, routes
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
-from kilburn.memory.choice import usual_embedder, vectors_for
+from kilburn.kernel.store import Store
 from kilburn.model import takes_tools
 from kilburn.prices import PRICES, Prices
 from kilburn.retrieval import Embedder
+from kilburn.search.choice import usual_embedder, vectors_for
 
 try:
     from starlette.routing import Route, Router
@@ -142,7 +142,7 @@ class Gateway:
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
         self.shares = Shares(settings.limits)
-        self._kept = Kept(lambda: self.relay(settings.tenant).histories.hierarchy)
+        self._kept = Kept(lambda: self.relay(settings.tenant).histories.store)
         self.upstream: UpstreamApi
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
@@ -151,14 +151,14 @@ class Gateway:
         self._offer = Offer(settings.memory_tools, takes=settings.model is None or takes_tools(settings.model))
         self._lock = threading.Lock()
         self._open: dict[str, Relay] = {}
-        self._stores: list[Hierarchy] = []
+        self._stores: list[Store] = []
         self._learners = Learners()
         self._used = 0.0
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
             if settings.embedder is not None:
                 named = settings.embedder != "auto"
-                self._embedder = resolve("memory.embedders", settings.embedder) if named else usual_embedder()
+                self._embedder = resolve("search.embedders", settings.embedder) if named else usual_embedder()
 
     def prepare(self) -> None:
         """Load what finds by meaning, so that no request waits for it."""
@@ -206,7 +206,9 @@ class Gateway:
                 )
                 self._stores.append(store)
                 if self._embedder is not None:
-                    store.vectors = vectors = vectors_for(store.store, "auto" if settings.embedder == "auto" else self._embedder)
+                    store.vectors = vectors = vectors_for(
+                        store.backend, "auto" if settings.embedder == "auto" else self._embedder
+                    )
                     vectors.start(QUIET, busy=self._busy)
                 known = self._open[tenant] = Relay(
                     Histories(store, settings.limits.messages),
@@ -257,7 +259,7 @@ class Gateway:
         Raises:
             StoreError: it cannot.
         """
-        self.relay(self.settings.tenant).histories.hierarchy.store.process("@health", time=0.0, create=False)
+        self.relay(self.settings.tenant).histories.store.backend.segment("@health", time=0.0, create=False)
         self._trouble.check()
 
     async def close(self) -> None:

@@ -11,12 +11,12 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.gateway.sessions import OpenSession
+from kilburn.gateway.conversations import Conversation
 from kilburn.kernel import memory_tools
 from kilburn.kernel.brought import Brought, bring
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.memory_tools import MemoryReply
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Message, Part
 from kilburn.wire.digests import HIDDEN
 
@@ -80,31 +80,31 @@ class Offer:
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"
 
 
-def answered(hierarchy: Hierarchy, session: OpenSession, calls: Sequence[Part], *, over: bool) -> list[Message]:
+def answered(store: Store, conversation: Conversation, calls: Sequence[Part], *, over: bool) -> list[Message]:
     """The results of calls of our tools, as messages. What is from an earlier session cites its pages there.
 
     Args:
         over: whether there were enough of them in this turn; then nothing is looked up.
     """
-    earlier = [] if over else _earlier(hierarchy, session)
-    done = [MemoryReply(text=ENOUGH) if over else _called(session.process, earlier, part) for part in calls]
+    earlier = [] if over else _earlier(store, conversation)
+    done = [MemoryReply(text=ENOUGH) if over else _called(conversation.session, earlier, part) for part in calls]
     return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
 
 
-def brought(hierarchy: Hierarchy, session: OpenSession, tokens: int) -> Brought | None:
+def brought(store: Store, conversation: Conversation, tokens: int) -> Brought | None:
     """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing."""
-    return bring(session.process, tokens, _earlier(hierarchy, session))
+    return bring(conversation.session, tokens, _earlier(store, conversation))
 
 
-def _earlier(hierarchy: Hierarchy, session: OpenSession) -> list[Process]:
-    if not session.earlier:
+def _earlier(store: Store, conversation: Conversation) -> list[Session]:
+    if not conversation.earlier:
         return []
     # A session that was forgotten since has its number no longer.
-    names = {info.number: info.name for info in hierarchy.processes() if not info.damaged and info.user == session.user}
-    return [hierarchy.process(names[number]) for number in session.earlier if number in names]
+    names = {info.number: info.name for info in store.sessions() if not info.damaged and info.user == conversation.user}
+    return [store.session(names[number]) for number in conversation.earlier if number in names]
 
 
-def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryReply:
+def _called(session: Session, earlier: Sequence[Session], part: Part) -> MemoryReply:
     name, arguments = part.name or "", part.text
     if name == "recall":
         for other in earlier:
@@ -112,11 +112,11 @@ def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryR
             if own is not None:
                 said = memory_tools.call(other, name, own)
                 return MemoryReply(text=said.text, cites=_cites(other, said))
-        return memory_tools.call(process, name, arguments)
-    room = process.capacity // 2
-    found = memory_tools.call(process, name, _within(arguments, room // 2) if earlier else arguments)
+        return memory_tools.call(session, name, arguments)
+    room = session.capacity // 2
+    found = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)
     for other in earlier:
-        left = room - process.counter.count(found.text)
+        left = room - session.counter.count(found.text)
         if left <= 0:
             break
         # By its name: the window of an earlier session is not what the client's model reads.
@@ -128,9 +128,9 @@ def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryR
     return found
 
 
-def _cites(process: Process, said: MemoryReply) -> tuple[tuple[int, int], ...]:
+def _cites(session: Session, said: MemoryReply) -> tuple[tuple[int, int], ...]:
     """What a reply from another session is from: pages of that one, and of its branches."""
-    owner = process.owner
+    owner = session.owner
     return (*((owner(page), page) for page in said.sources), *said.cites)
 
 
@@ -144,11 +144,11 @@ def _within(arguments: str, tokens: int, **more: str) -> str:
         return arguments
 
 
-def _address_in(process: Process, arguments: str) -> str | None:
-    """The arguments of a recall with the address as that process has it; None where it names another."""
+def _address_in(opened: Session, arguments: str) -> str | None:
+    """The arguments of a recall with the address as that session has it; None where it names another."""
     try:
         given = msgspec.json.decode(arguments, type=dict[str, object])
     except msgspec.DecodeError:
         return None
     session, mark, address = str(given.get("address", "")).rpartition(" ")
-    return msgspec.json.encode({**given, "address": address}).decode() if mark and session == process.name else None
+    return msgspec.json.encode({**given, "address": address}).decode() if mark and session == opened.name else None

@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.exchange import Exchange
-from kilburn.gateway.sessions import OpenSession
 from kilburn.kernel.ledger import Stats
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.wire.digests import HIDDEN
 
 
@@ -29,34 +29,34 @@ class Figures:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[OpenSession, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Conversation, _Known] = WeakKeyDictionary()
 
-    def begin(self, exchange: Exchange, session: OpenSession) -> None:
+    def begin(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request's new messages are in the session."""
-        now = session.process.figures
-        known = self._known.get(session)
+        now = conversation.session.figures
+        known = self._known.get(conversation)
         if known is None:
             # A session that is new has no prompt yet; of one that was read again only what comes is known.
-            known = self._known[session] = _Known(now if now.prompts else Stats(), _hidden(session.process))
-        exchange.session = session.name
+            known = self._known[conversation] = _Known(now if now.prompts else Stats(), _hidden(conversation.session))
+        exchange.session = conversation.name
         exchange.before = known.stats
         exchange.new = now.tokens_seen - known.stats.tokens_seen
         exchange.sent = max(0, now.tokens_seen - known.hidden)
         exchange.idle = None if known.used is None else exchange.began - known.used
 
-    def hide(self, session: OpenSession, before: int) -> None:
+    def hide(self, conversation: Conversation, before: int) -> None:
         """What was appended since the session had seen so many tokens is none of the client's."""
-        self._known[session].hidden += session.process.figures.tokens_seen - before
+        self._known[conversation].hidden += conversation.session.figures.tokens_seen - before
 
-    def end(self, exchange: Exchange, session: OpenSession) -> None:
+    def end(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request is over; its session is still its own."""
-        known = self._known[session]
-        exchange.after = known.stats = session.process.figures
+        known = self._known[conversation]
+        exchange.after = known.stats = conversation.session.figures
         known.used = time.time()
 
 
-def _hidden(process: Process) -> int:
+def _hidden(session: Session) -> int:
     """Tokens of our own calls and their results."""
-    window, pages = process.window, process.window.pages.originals()
+    window, pages = session.window, session.window.pages.originals()
     calls = {page.id for page in pages if (page.call or "").startswith(HIDDEN)}
     return sum(window.cost(page.id) for page in pages if page.id in calls or page.answers in calls)

@@ -103,7 +103,7 @@ class Form(ABC):
     key: ClassVar[str] = "messages"
     """The field with the conversation."""
     rendered: ClassVar[str]
-    """The form in which a process renders its prompt for this one."""
+    """The form in which a session renders its prompt for this one."""
     caps: ClassVar[tuple[str, ...]]
     """Fields that bound the reply."""
 

@@ -1,9 +1,9 @@
 """Which session a client's history continues, and what of it is new.
 
 Clients resend everything. Each message has a digest of what it says: not of ids, of marks for a cache, or of reasoning, which
-clients and gateways rewrite. The chained digests of a history lead to the process of which it is the continuation. What is new
+clients and gateways rewrite. The chained digests of a history lead to the session of which it is the continuation. What is new
 is appended. A history that says something else from some point on gets a process of its own, with the part that both have in
-common; nothing is overwritten. All this can be worked out again from the processes: what is in memory here is a cache.
+common; nothing is overwritten. All this can be worked out again from the sessions: what is in memory here is a cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_of
 from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
-from kilburn.gateway.form import Asked, Form, listed
-from kilburn.gateway.problems import Problem
-from kilburn.gateway.sessions import (
+from kilburn.gateway.conversations import (
+    Conversation,
     Memo,
-    OpenSession,
     beginning_of,
     brought_over,
     chained,
@@ -41,13 +40,14 @@ from kilburn.gateway.sessions import (
     shared,
     turn_before_reply,
 )
+from kilburn.gateway.form import Asked, Form, listed
+from kilburn.gateway.problems import Problem
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
-from kilburn.store import Digests, ProcessInfo, Said, root_of
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
@@ -96,11 +96,11 @@ class Histories:
     Safe to use from several threads.
     """
 
-    def __init__(self, hierarchy: Hierarchy, messages: int = 100_000, pages: int = PAGES) -> None:
-        self.hierarchy = hierarchy
+    def __init__(self, store: Store, messages: int = 100_000, pages: int = PAGES) -> None:
+        self.store = store
         self._messages, self._pages = messages, pages
         self._lock = threading.RLock()
-        self._sessions: OrderedDict[str, OpenSession] = OrderedDict()
+        self._sessions: OrderedDict[str, Conversation] = OrderedDict()
         """By name. A request has its session for itself as long as it goes on, and the next one need not read it again."""
         self._known: OrderedDict[tuple[str, bytes], tuple[Spoken, ...]] = OrderedDict()
         """What a message's bytes say: a client that moves its marks sends most messages as they were, and reading one takes much
@@ -160,13 +160,13 @@ class Histories:
 
     # Replies that their provider keeps
 
-    def replied(self, session: OpenSession, reply: str) -> None:
+    def replied(self, conversation: Conversation, reply: str) -> None:
         """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
-        process, key = session.process, _key(reply)
-        process.record(Act.NOTE, policy="gateway", reply=key, turn=session.turn, calls=session.heard)
-        process.flush()
+        session, key = conversation.session, _key(reply)
+        session.record(Act.NOTE, policy="gateway", reply=key, turn=conversation.turn, calls=conversation.heard)
+        session.flush()
         with self._lock:
-            self._note(key, process.name, session.number, session.turn, session.heard)
+            self._note(key, session.name, conversation.number, conversation.turn, conversation.heard)
 
     def _note(self, key: str, name: str, number: int, turn: int, calls: Iterable[str]) -> None:
         self._replies[key] = (name, number, turn, tuple(calls))
@@ -192,10 +192,10 @@ class Histories:
 
     def _read_notes(self) -> None:
         """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
-        for info in sorted(self.hierarchy.processes(), key=lambda info: info.used)[-SESSIONS:]:
+        for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
             used, last = self._noted.get(info.number, (-1.0, 0))
             if info.used != used and not info.damaged:
-                for event in self.hierarchy.store.events(info.number, last, Act.NOTE):
+                for event in self.store.backend.events(info.number, last, Act.NOTE):
                     last = event.number
                     if "reply" in event.data:
                         self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
@@ -220,11 +220,11 @@ class Histories:
             known = self._sessions[session]
             if not known.busy and known.turn == turn:
                 return _Before(known, turn, tuple(known.digests))
-            return _Before(known, turn, tuple(canonical(copy_of(known.process, turn))))
+            return _Before(known, turn, tuple(canonical(copy_of(known.session, turn))))
 
     # Which session it continues
 
-    def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> OpenSession:
+    def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> Conversation:
         """The session that a request continues, with what is new appended; it is busy until `give`.
 
         Args:
@@ -238,34 +238,34 @@ class Histories:
         with self._lock:
             self._trim()
         for left in reversed(range(TRIES)):
-            session = None
+            conversation = None
             try:
                 found = self._remembered(form, asked, name, user) if left == TRIES - 1 else None
-                session, raws, digests = found or self._found(form, asked, name, user, link=link)
-                session.linked = link
-                self._check_length(len(session.digests) + len(raws))
+                conversation, raws, digests = found or self._found(form, asked, name, user, link=link)
+                conversation.linked = link
+                self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
-                session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
+                conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
-                    self._append(form, asked, session, fresh, len(raws), session.kept_with(digests))
-                    session.extend(digests)
-                    session.turn = session.process.turn
-                session.start = session.turn
-                session.memo = None if asked.after else Memo(session, (form.name, name, user), asked)
-                return session
+                    self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
+                    conversation.extend(digests)
+                    conversation.turn = conversation.session.turn
+                conversation.start = conversation.turn
+                conversation.memo = None if asked.after else Memo(conversation, (form.name, name, user), asked)
+                return conversation
             except StoreStale:
                 # Another gateway went on with it: it is read again.
-                if session is not None:
-                    self.lose(session)
+                if conversation is not None:
+                    self.lose(conversation)
                 if not left:
                     raise
             except BaseException:
-                if session is not None:
-                    self._take_back(session)
+                if conversation is not None:
+                    self._take_back(conversation)
                 raise
             finally:
-                if session is not None:
-                    session.taken.set()
+                if conversation is not None:
+                    conversation.taken.set()
         raise AssertionError("a session is claimed or an error is raised")
 
     def _check_length(self, messages: int) -> None:
@@ -273,50 +273,50 @@ class Histories:
             raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
 
     def _append(
-        self, form: Form, asked: Asked, session: OpenSession, fresh: Sequence[Message], count: int, said: Digests | None
+        self, form: Form, asked: Asked, conversation: Conversation, fresh: Sequence[Message], count: int, said: Digests | None
     ) -> None:
         """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call.
 
         A compaction that a client brings was made, as far as anybody knows, of the session that this one is from: it cites all
         of it. A later one cites the one before it (see `pages_of`).
         """
-        process = session.process
+        session = conversation.session
         first = next((at for at, message in enumerate(fresh) if any(map(is_compaction, message.parts))), None)
         if first is not None:
             # Those behind it cite it.
-            cites = (*fresh[first].cites, *self._pages_before(process))
+            cites = (*fresh[first].cites, *self._pages_before(session))
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
-            process.append(*following(fresh, process), said=said)
+            session.append(*following(fresh, session), said=said)
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
             if asked.calls:
                 parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
                 before = [Message(role=Role.ASSISTANT, parts=parts)]
-            process.append(*following(renamed(fresh, before, process), process), said=said)
-        session.note_kept(said)
+            session.append(*following(renamed(fresh, before, session), session), said=said)
+        conversation.note_kept(said)
 
-    def _pages_before(self, process: Process) -> tuple[tuple[int, int], ...]:
+    def _pages_before(self, session: Session) -> tuple[tuple[int, int], ...]:
         """The originals of the session that another one is from, by its ledger."""
-        number = origin_in(process.events()).get("forked")
+        number = origin_in(session.events()).get("forked")
         if number is None:
             return ()
-        rows = self.hierarchy.store.pages(number)
+        rows = self.store.backend.pages(number)
         return tuple((number, page.id) for page, state in rows if page.id > 0 and state.at is not Place.DROPPED)
 
-    def _take_back(self, session: OpenSession) -> None:
+    def _take_back(self, conversation: Conversation) -> None:
         """Leave nothing of a session that never began. If even that fails, the next request of its root uses it."""
-        session.busy = False
+        conversation.busy = False
         with suppress(KilburnError):
-            session.process.refresh()
-            if not session.process.window.last:
-                self.lose(session)
-                self.hierarchy.forget(session=session.name)
+            conversation.session.refresh()
+            if not conversation.session.window.last:
+                self.lose(conversation)
+                self.store.forget(session=conversation.name)
 
     def _found(
         self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool
-    ) -> tuple[OpenSession, list[bytes], list[bytes]]:
+    ) -> tuple[Conversation, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
         self._check_length(len(asked.messages))
@@ -324,14 +324,14 @@ class Histories:
         root = root_of(name) if name else _root(user, digests)
         before = self._before(asked, name, user)
         if before is not None:
-            root, digests, ends = before.session.root, [*before.digests, *digests], [*[0] * len(before.digests), *ends]
+            root, digests, ends = before.conversation.root, [*before.digests, *digests], [*[0] * len(before.digests), *ends]
         request = _Request(form, asked, user, digests, ends, root, link=link, before=before)
-        session, common = self._claim(request)
-        return session, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
+        conversation, common = self._claim(request)
+        return conversation, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
 
     def _remembered(
         self, form: Form, asked: Asked, name: str | None, user: str
-    ) -> tuple[OpenSession, list[bytes], list[bytes]] | None:
+    ) -> tuple[Conversation, list[bytes], list[bytes]] | None:
         """The same for a history that begins with the bytes of an earlier one. Only the bytes that follow are read."""
         history = asked.history
         if asked.after:
@@ -342,31 +342,31 @@ class Histories:
                 key=lambda memo: len(memo.prefix),
                 default=None,
             )
-            if best is None or best.session.busy:
+            if best is None or best.conversation.busy:
                 return None
             rest = history[len(best.prefix) :].lstrip()
-            session, raws = best.session, _rest(b"[" + rest.removeprefix(b","))
+            conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b","))
             digests, ends = self.digests(form, raws, asked.read)
-            since = session.digests[best.digests :]
+            since = conversation.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
-            session.begin([*session.chain[-1:], *chained(digests[len(since) :], session.chain[-1])][-1])
-            self._sessions.move_to_end(session.name)
+            conversation.begin([*conversation.chain[-1:], *chained(digests[len(since) :], conversation.chain[-1])][-1])
+            self._sessions.move_to_end(conversation.name)
             asked.lead = best.lead
-            return session, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
+            return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
 
-    def _remember(self, session: OpenSession) -> None:
+    def _remember(self, conversation: Conversation) -> None:
         """Keep the bytes of a history, so that the next one is recognised by them. It happens after the request, so nobody waits
         for it."""
-        memo, session.memo = session.memo, None
+        memo, conversation.memo = conversation.memo, None
         if memo is None:
             return
         memo.prefix, memo.history = memo.history.removesuffix(b"]").rstrip(), b""
         with self._lock:
-            self._forget(session.name)
-            if session.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(session.name) is not session:
+            self._forget(conversation.name)
+            if conversation.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(conversation.name) is not conversation:
                 return
-            self._memos[session.name] = memo
+            self._memos[conversation.name] = memo
             self._kept += len(memo.prefix)
             while self._kept > MEMOS:
                 self._forget(next(iter(self._memos)))
@@ -376,61 +376,61 @@ class Histories:
         if memo is not None:
             self._kept -= len(memo.prefix)
 
-    def give(self, session: OpenSession) -> None:
+    def give(self, conversation: Conversation) -> None:
         """Its request is over."""
-        spoken, words = session.spoken, session.words
-        session.spoken, session.words = [], []
+        spoken, words = conversation.spoken, conversation.words
+        conversation.spoken, conversation.words = [], []
         with self._lock:
-            for each in {session, self._sessions.get(session.name, session)}:
-                if each.turn != session.process.turn and (each is session or not each.busy):
+            for each in {conversation, self._sessions.get(conversation.name, conversation)}:
+                if each.turn != conversation.session.turn and (each is conversation or not each.busy):
                     # The same request was answered twice, and this one does not know what the other said.
                     self.lose(each)
-        if session.prefilled and spoken:
+        if conversation.prefilled and spoken:
             # The client sees it as one message with what it began itself.
-            self.lose(session)
+            self.lose(conversation)
             return
-        session.extend(words)
-        session.last = _text_of(spoken) or session.last
+        conversation.extend(words)
+        conversation.last = _text_of(spoken) or conversation.last
         with self._lock:
-            if self._sessions.get(session.name) is session and session.kept != len(session.chain):
-                self._keep(session)
-        self._remember(session)
-        session.busy = False
+            if self._sessions.get(conversation.name) is conversation and conversation.kept != len(conversation.chain):
+                self._keep(conversation)
+        self._remember(conversation)
+        conversation.busy = False
 
-    def lose(self, session: OpenSession) -> None:
+    def lose(self, conversation: Conversation) -> None:
         """Drop what memory holds of a session. The next request reads the session from the store."""
         with self._lock:
-            self._put_away(session)
+            self._put_away(conversation)
 
-    def _put_away(self, session: OpenSession) -> None:
-        session.busy = False
-        if self._sessions.get(session.name) is session:
-            del self._sessions[session.name]
-        self._forget(session.name)
-        self.hierarchy.release(session.name)
+    def _put_away(self, conversation: Conversation) -> None:
+        conversation.busy = False
+        if self._sessions.get(conversation.name) is conversation:
+            del self._sessions[conversation.name]
+        self._forget(conversation.name)
+        self.store.release(conversation.name)
 
-    def _claim(self, request: _Request) -> tuple[OpenSession, int]:
+    def _claim(self, request: _Request) -> tuple[Conversation, int]:
         """A session for a history, not busy with another request, and how many of its digests it has.
 
         A request that is made again gets the session that has it, as long as that can be told apart from a branch: see
-        `OpenSession.again`.
+        `Conversation.again`.
         """
         while True:
             with self._lock:
                 found = self._claimed(request)
-            if not isinstance(found, OpenSession):
+            if not isinstance(found, Conversation):
                 return found
             found.taken.wait()
 
-    def _claimed(self, request: _Request) -> tuple[OpenSession, int] | OpenSession:
+    def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """The same, or a session that takes the same request in just now."""
         chain = request.chain
         family = [each for each in self._sessions.values() if (each.root, each.user) == (request.root, request.user)]
-        busy = [session for session in family if session.busy]
+        busy = [conversation for conversation in family if conversation.busy]
         others = self._unkept(request)
-        alike: list[Said] = []
+        alike: list[HistoryOwner] = []
         for at in range(len(chain), 0, -1):
-            said = self.hierarchy.store.said_by(chain[at - 1], FORKS)
+            said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
             ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
             for found in (*ending, *self._having(request, said, at)):
@@ -441,76 +441,76 @@ class Histories:
                     self._sessions.move_to_end(found.name)
                     return found, at
             if at == len(chain):
-                for session in (*busy, *others, *self._having(request, said, at + 1)):
-                    if session.busy and session.asked == chain[-1] and not session.taken.is_set():
-                        return session
-                    if (turn := _asked_before(session, chain)) is not None:
-                        return session.again(turn, at), at
-        session, at = self._fork(request, family, *self._nearest(request, [*busy, *others], alike))
-        session.begin(chain[-1] if chain else b"")
-        return session, at
+                for conversation in (*busy, *others, *self._having(request, said, at + 1)):
+                    if conversation.busy and conversation.asked == chain[-1] and not conversation.taken.is_set():
+                        return conversation
+                    if (turn := _asked_before(conversation, chain)) is not None:
+                        return conversation.again(turn, at), at
+        conversation, at = self._fork(request, family, *self._nearest(request, [*busy, *others], alike))
+        conversation.begin(chain[-1] if chain else b"")
+        return conversation, at
 
-    def _having(self, request: _Request, said: Iterable[Said], count: int) -> Iterator[OpenSession]:
+    def _having(self, request: _Request, said: Iterable[HistoryOwner], count: int) -> Iterator[Conversation]:
         """The sessions that have so many digests, among those that have one of a history."""
         for each in said:
             if each.count == count:
-                session = self._session(each.name, request)
-                if session is not None and not session.busy and len(session.chain) < count:
+                conversation = self._conversation(each.name, request)
+                if conversation is not None and not conversation.busy and len(conversation.chain) < count:
                     # Another gateway went on with it.
-                    self._put_away(session)
-                    session = self._session(each.name, request)
-                if session is not None and shared(session.chain, request.chain) >= each.at:
-                    yield session
+                    self._put_away(conversation)
+                    conversation = self._conversation(each.name, request)
+                if conversation is not None and shared(conversation.chain, request.chain) >= each.at:
+                    yield conversation
 
     def _nearest(
-        self, request: _Request, sessions: Iterable[OpenSession], alike: Iterable[Said]
-    ) -> tuple[OpenSession | None, int]:
+        self, request: _Request, conversations: Iterable[Conversation], alike: Iterable[HistoryOwner]
+    ) -> tuple[Conversation | None, int]:
         """The session that has most in common with a history, and how much: one of these, or one of the store's."""
         near, common = None, 0
-        for session in sessions:
-            both = shared(session.chain, request.chain)
+        for conversation in conversations:
+            both = shared(conversation.chain, request.chain)
             if both > common:
-                near, common = session, both
+                near, common = conversation, both
         for each in alike:
-            found = self._session(each.name, request) if each.at > common else None
+            found = self._conversation(each.name, request) if each.at > common else None
             if found is not None and shared(found.chain, request.chain) > common:
                 return found, shared(found.chain, request.chain)
         return near, common
 
-    def _unkept(self, request: _Request) -> list[OpenSession]:
+    def _unkept(self, request: _Request) -> list[Conversation]:
         """Sessions of this root of which the store does not have what they said: something was forgotten, their last request was
         cut short, or they are older than that. From now on it has, unless something was forgotten."""
         found = []
-        for name in self.hierarchy.store.unkept(request.root, request.user, FORKS):
-            session = self._session(name, request)
-            if session is not None and not session.busy:
-                session.fill(request.digests)
-                self._keep(session)
-                found.append(session)
+        for name in self.store.backend.unkept(request.root, request.user, FORKS):
+            conversation = self._conversation(name, request)
+            if conversation is not None and not conversation.busy:
+                conversation.fill(request.digests)
+                self._keep(conversation)
+                found.append(conversation)
         return found
 
-    def _session(self, name: str, request: _Request) -> OpenSession | None:
+    def _conversation(self, name: str, request: _Request) -> Conversation | None:
         """The session of that name, if it is of the same user and root; None where it is damaged."""
         if name not in self._sessions and root_of(name) == request.root:
             info = self._stored(name)
             if info is not None and info.user == request.user:
                 self._read(name, request.root, request.user)
-        session = self._sessions.get(name)
-        return session if session is not None and session.user == request.user else None
+        conversation = self._sessions.get(name)
+        return conversation if conversation is not None and conversation.user == request.user else None
 
-    def _keep(self, session: OpenSession) -> None:
+    def _keep(self, conversation: Conversation) -> None:
         """Have the store keep what a session has said where no append brought it: a session that is older than that, or that was
         cut short. No request fails by it: it can be made again from the pages."""
-        store, page = self.hierarchy.store, session.process.window.last
+        backend, page = self.store.backend, conversation.session.window.last
         with suppress(StoreError):
-            for after in () if session.gaps else dict.fromkeys((session.kept, 0)):
-                if store.keep_history(session.number, session.chain[after:], after=after, page=page):
-                    session.kept = len(session.chain)
+            for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
+                if backend.keep_history(conversation.number, conversation.chain[after:], after=after, page=page):
+                    conversation.kept = len(conversation.chain)
                     return
 
     def _fork(
-        self, request: _Request, family: Sequence[OpenSession], parent: OpenSession | None, common: int
-    ) -> tuple[OpenSession, int]:
+        self, request: _Request, family: Sequence[Conversation], parent: Conversation | None, common: int
+    ) -> tuple[Conversation, int]:
         """A new session, with what it has in common with the nearest one."""
         root, user = request.root, request.user
         before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
@@ -519,24 +519,24 @@ class Histories:
             earlier = (before.number, *before.linked_to)[:LINKED]
         if request.before is not None:
             # The client has none of it.
-            parent, copied = request.before.session, len(request.before.digests)
-            kept = copy_of(parent.process, request.before.turn)
+            parent, copied = request.before.conversation, len(request.before.digests)
+            kept = copy_of(parent.session, request.before.turn)
         else:
             copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-            kept = beginning_of(parent.process, copied) if parent is not None and copied else []
-        empty = next((each for each in family if not each.busy and not each.process.window.last), None)
-        process = self._new(root, user) if empty is None else empty.process
+            kept = beginning_of(parent.session, copied) if parent is not None and copied else []
+        empty = next((each for each in family if not each.busy and not each.session.window.last), None)
+        session = self._new(root, user) if empty is None else empty.session
         origin = before or parent
         if origin is not None:
             old = [*kept, *request.read(copied, max(common, known))]
-            self._begin(process, origin.process, earlier, old, kept)
-        session = self._sessions[process.name] = OpenSession(process, root, earlier)
-        session.busy = True
+            self._begin(session, origin.session, earlier, old, kept)
+        conversation = self._sessions[session.name] = Conversation(session, root, earlier)
+        conversation.busy = True
         self._trim()
-        return session, copied
+        return conversation, copied
 
-    def _new(self, root: str, user: str) -> Process:
-        """A process with a name of this root that is free."""
+    def _new(self, root: str, user: str) -> Session:
+        """A session with a name of this root that is free."""
         free = 1
         while self._is_taken(root, free):
             free *= 2
@@ -544,7 +544,7 @@ class Histories:
         while free - taken > 1:
             middle = (taken + free) // 2
             free, taken = (free, middle) if self._is_taken(root, middle) else (middle, taken)
-        return self.hierarchy.process(_numbered(root, free), user)
+        return self.store.session(_numbered(root, free), user)
 
     def _is_taken(self, root: str, number: int) -> bool:
         name = _numbered(root, number)
@@ -554,16 +554,16 @@ class Histories:
             return True
 
     def _begin(
-        self, process: Process, origin: Process, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
+        self, session: Session, origin: Session, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
     ) -> None:
         """Begin a session: note in its ledger where it comes from, and append the messages that it takes over."""
         shared = sum(len(message.parts) for message in known)
         number = origin.number
-        process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
+        session.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
         if kept:
-            process.append(*kept)
+            session.append(*kept)
 
-    def _compacted(self, request: _Request) -> tuple[OpenSession | None, int]:
+    def _compacted(self, request: _Request) -> tuple[Conversation | None, int]:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
         beginning belong to the compaction."""
         if request.user not in self._warm:
@@ -571,20 +571,20 @@ class Histories:
             self._read_newest(request.user)
         others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
         others = [each for each in others if is_linkable(each.root, request.root)]
-        ends: list[tuple[range, OpenSession]] = []
-        for session in others:
-            common = shared(session.chain, request.chain)
-            if found := end_of(session.digests, request.digests, request.places, common):
-                ends.append((found, session))
-        for found, session in sorted(ends, key=lambda each: each[0].stop, reverse=True):
+        ends: list[tuple[range, Conversation]] = []
+        for conversation in others:
+            common = shared(conversation.chain, request.chain)
+            if found := end_of(conversation.digests, request.digests, request.places, common):
+                ends.append((found, conversation))
+        for found, conversation in sorted(ends, key=lambda each: each[0].stop, reverse=True):
             if is_own(request.read(found.start, found.stop)):
-                return session, found.stop
+                return conversation, found.stop
         opening = list(request.opening(self._leads))
-        for session in others[:SUMMED] if opening else ():
+        for conversation in others[:SUMMED] if opening else ():
             for known, text in opening:
-                quoted = quotes(session.last, text)
-                if quoted and is_summary(session.last, quoted, session.process.originals()):
-                    return session, known
+                quoted = quotes(conversation.last, text)
+                if quoted and is_summary(conversation.last, quoted, conversation.session.originals()):
+                    return conversation, known
         self._leads.update(dict.fromkeys(request.leads))
         while len(self._leads) > LEADS:
             self._leads.popitem(last=False)
@@ -592,13 +592,13 @@ class Histories:
 
     def _read_newest(self, user: str) -> None:
         """Read the sessions that were used last before a restart."""
-        infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
+        infos = sorted(self.store.sessions(), key=lambda info: info.used)
         for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
             if info.name not in self._sessions:
                 self._read(info.name, root_of(info.name), user)
 
-    def _stored(self, name: str) -> ProcessInfo | None:
-        return self.hierarchy.store.process(name, time=0.0, create=False)
+    def _stored(self, name: str) -> SegmentInfo | None:
+        return self.store.backend.segment(name, time=0.0, create=False)
 
     def _read(self, name: str, root: str, user: str) -> None:
         """Read a session into memory. One that is damaged stays as it is: what its client sends becomes another one."""
@@ -607,25 +607,30 @@ class Histories:
         except StoreCorrupt as error:
             log.warning("session %r is left out: %s", name, error)
 
-    def _opened(self, name: str, root: str, user: str) -> OpenSession:
-        process = self.hierarchy.process(name, user)
-        session = OpenSession(process, root, process.branches.origin().get("continues", ()))
-        session.last = last_reply(process)
-        return session
+    def _opened(self, name: str, root: str, user: str) -> Conversation:
+        session = self.store.session(name, user)
+        conversation = Conversation(session, root, session.branches.origin().get("continues", ()))
+        conversation.last = last_reply(session)
+        return conversation
 
     def _trim(self) -> None:
         """Keep in memory no more than is allowed: those that were used last, and in any case the very last one."""
-        pages = sum(each.process.window.last for each in self._sessions.values())
-        for session in [*self._sessions.values()][:-1]:
+        pages = sum(each.session.window.last for each in self._sessions.values())
+        for conversation in [*self._sessions.values()][:-1]:
             if len(self._sessions) <= SESSIONS and pages <= self._pages:
                 return
-            if session.busy:
+            if conversation.busy:
                 continue
-            pages -= session.process.window.last
-            self._put_away(session)
+            pages -= conversation.session.window.last
+            self._put_away(conversation)
 
     def said(
-        self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]] = (), *, more: bool = False
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        pages: Sequence[tuple[int, int]] = (),
+        *,
+        more: bool = False,
     ) -> None:
         """Append the reply of the model, and the results that were made here.
 
@@ -636,65 +641,65 @@ class Histories:
             pages: that a search brought beside the question, which the first of these messages was answered from.
             more: whether the model goes on, and the reply is not whole yet.
         """
-        words = canonical([*session.spoken, *messages])
+        words = canonical([*conversation.spoken, *messages])
         new, cited = list(messages), list(pages)
-        with session.saying:
+        with conversation.saying:
             for left in reversed(range(TRIES)):
                 try:
-                    process = self.current(session)
-                    others = said_after(process, session.start) if process.turn != session.turn else []
+                    session = self.current(conversation)
+                    others = said_after(session, conversation.start) if session.turn != conversation.turn else []
                     told = canonical(message for _, message in others)
-                    session.repeated = session.repeated or bool(told)
-                    session.heard = ()
+                    conversation.repeated = conversation.repeated or bool(told)
+                    conversation.heard = ()
                     if told and more:
-                        session.waiting += new
+                        conversation.waiting += new
                     elif told and told[: len(words)] == words:
-                        session.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
-                        session.turn, session.waiting = _end_of(others, len(words), session.start), []
+                        conversation.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
+                        conversation.turn, conversation.waiting = _end_of(others, len(words), conversation.start), []
                     else:
                         if told:
-                            new, cited = self._branch(session, new, cited)
-                        self._append_said(session, new, cited, words)
+                            new, cited = self._branch(conversation, new, cited)
+                        self._append_said(conversation, new, cited, words)
                     break
                 except StoreStale:
                     if not left:
                         raise
-        session.spoken += messages
-        session.words = words
-        session.answered = session.answered or any(
+        conversation.spoken += messages
+        conversation.words = words
+        conversation.answered = conversation.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
 
     def _append_said(
-        self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]], words: list[bytes]
+        self, conversation: Conversation, messages: Sequence[Message], pages: Sequence[tuple[int, int]], words: list[bytes]
     ) -> None:
-        process = session.process
-        if session.waiting:
-            said = session.kept_with(session.words)
-            process.append(*following(session.waiting, process), said=said)
-            session.note_kept(said)
-            session.turn, session.waiting = process.turn, []
-        new = following(messages, process)
-        said = session.kept_with(words)
-        keep(process, new[0], pages, *new[1:], said=said)
-        session.note_kept(said)
-        session.turn = process.turn
+        session = conversation.session
+        if conversation.waiting:
+            said = conversation.kept_with(conversation.words)
+            session.append(*following(conversation.waiting, session), said=said)
+            conversation.note_kept(said)
+            conversation.turn, conversation.waiting = session.turn, []
+        new = following(messages, session)
+        said = conversation.kept_with(words)
+        keep(session, new[0], pages, *new[1:], said=said)
+        conversation.note_kept(said)
+        conversation.turn = session.turn
 
-    def current(self, session: OpenSession) -> Process:
-        """The process of a busy session as it is now.
+    def current(self, conversation: Conversation) -> Session:
+        """The session of a busy conversation as it is now.
 
         Raises:
             StoreStale: it was forgotten.
         """
-        session.process.refresh()
-        process = self.hierarchy.process(session.name)
-        if process is not session.process:
-            process.refresh()
-            session.process = process
-        return process
+        conversation.session.refresh()
+        session = self.store.session(conversation.name)
+        if session is not conversation.session:
+            session.refresh()
+            conversation.session = session
+        return session
 
     def _branch(
-        self, session: OpenSession, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
+        self, conversation: Conversation, messages: Sequence[Message], pages: Sequence[tuple[int, int]]
     ) -> tuple[list[Message], list[tuple[int, int]]]:
         """Give a session a process of its own, because others went on with the old one: it begins as the old one was before.
         Returns the new messages, and the sources of the reply as pages there.
@@ -702,28 +707,28 @@ class Histories:
         Raises:
             StoreStale: others are faster again.
         """
-        process, turn, old = session.process, session.turn, session.name
-        kept = copy_of(process, turn)
-        own = tuple(page for number, page in pages if number == session.number)
-        waiting = brought_over(session.waiting, process, turn)
-        said = brought_over(messages, process, turn)
-        [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], process, turn)
+        session, turn, old = conversation.session, conversation.turn, conversation.name
+        kept = copy_of(session, turn)
+        own = tuple(page for number, page in pages if number == conversation.number)
+        waiting = brought_over(conversation.waiting, session, turn)
+        said = brought_over(messages, session, turn)
+        [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], session, turn)
         with self._lock:
-            branch = self._new(session.root, session.user)
-            self._begin(branch, process, session.linked_to, kept, kept)
-            if self._sessions.get(old) is session:
+            branch = self._new(conversation.root, conversation.user)
+            self._begin(branch, session, conversation.linked_to, kept, kept)
+            if self._sessions.get(old) is conversation:
                 del self._sessions[old]
             self._forget(old)
-            self._sessions[branch.name] = session
-        session.process, session.turn, session.repeated, session.waiting = branch, branch.turn, False, waiting
-        session.kept = 0
-        return said, [*pages, *((session.number, page) for page in shown.sources)]
+            self._sessions[branch.name] = conversation
+        conversation.session, conversation.turn, conversation.repeated, conversation.waiting = branch, branch.turn, False, waiting
+        conversation.kept = 0
+        return said, [*pages, *((conversation.number, page) for page in shown.sources)]
 
 
 class _Before(NamedTuple):
     """What came before a request that goes on from a reply: so many messages of a session, and what they say."""
 
-    session: OpenSession
+    conversation: Conversation
     turn: int
     digests: tuple[bytes, ...]
 
@@ -785,16 +790,16 @@ class _Request:
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
 
-def _asked_before(session: OpenSession, chain: Sequence[bytes]) -> int | None:
+def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> int | None:
     """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
     if it had not."""
-    if session.busy:
+    if conversation.busy:
         count = len(chain)
-        return session.start if session.asked == chain[-1] == b"".join(session.chain[count - 1 : count]) else None
-    if session.chain[-2:-1] != chain[-1:]:
+        return conversation.start if conversation.asked == chain[-1] == b"".join(conversation.chain[count - 1 : count]) else None
+    if conversation.chain[-2:-1] != chain[-1:]:
         return None
-    turn = turn_before_reply(session.process)
-    return turn if len(canonical(copy_of(session.process, turn))) == len(chain) else None
+    turn = turn_before_reply(conversation.session)
+    return turn if len(canonical(copy_of(conversation.session, turn))) == len(chain) else None
 
 
 def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:

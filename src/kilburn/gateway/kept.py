@@ -21,8 +21,8 @@ from kilburn.event import Act
 from kilburn.gateway.form import Form
 from kilburn.gateway.keys import Key
 from kilburn.gateway.problems import Problem
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import NOT_JSON
 
@@ -74,7 +74,7 @@ class Kept:
         known: ids that are known in memory.
     """
 
-    def __init__(self, opened: Callable[[], Hierarchy], known: int = KNOWN) -> None:
+    def __init__(self, opened: Callable[[], Store], known: int = KNOWN) -> None:
         self._opened = opened
         self._most = known
         self._lock = threading.RLock()
@@ -146,7 +146,7 @@ class Kept:
         found = {each: self._owners[each] for each in wanted if each in self._owners}
         if len(found) < len(wanted) and not self._whole:
             # Who got it first has it, so the oldest one counts.
-            for event in self._process().events(0, Act.NOTE):
+            for event in self._session().events(0, Act.NOTE):
                 kept = event.data.get("kept", {})
                 for each in wanted & kept.keys() - found.keys():
                     found[each] = kept[each]
@@ -191,22 +191,22 @@ class Kept:
         with self._lock:
             for left in reversed(range(TRIES if self._waiting else 0)):
                 with suppress(StoreStale) if left else nullcontext():
-                    with self._process().batch() as kernel:
+                    with self._session().batch() as kernel:
                         kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
                     self._waiting.clear()
                     self._know({})
                     break
 
-    def _process(self) -> Process:
-        process = self._opened().process(SESSION)
-        process.refresh()
-        return process
+    def _session(self) -> Session:
+        session = self._opened().session(SESSION)
+        session.refresh()
+        return session
 
     def _learn(self) -> None:
         """Read what was written since, also by other gateways."""
-        if not self._read and self._opened().store.process(SESSION, time=0.0, create=False) is None:
+        if not self._read and self._opened().backend.segment(SESSION, time=0.0, create=False) is None:
             return
-        for event in self._process().events(self._read, Act.NOTE):
+        for event in self._session().events(self._read, Act.NOTE):
             self._read = event.number
             self._know(event.data.get("kept", {}))
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
+from kilburn.backend import check_name
 from kilburn.errors import SpecError
 from kilburn.file import write_file
-from kilburn.store import check_name
 
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")

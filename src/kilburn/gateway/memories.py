@@ -16,8 +16,8 @@ import msgspec
 from kilburn.errors import KilburnError
 from kilburn.gateway.form import Asked, Form
 from kilburn.kernel.brought import QUERY, behind
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.memory.account import quotation
 from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Role, Trust
@@ -37,7 +37,7 @@ class Remembered(msgspec.Struct, frozen=True):
         text: what is known, quoted, each piece with its address, origin and age.
         tokens: what that costs.
         trust: the lowest of what it has.
-        pages: that it is from: number of the process, page.
+        pages: that it is from: number of the segment, page.
     """
 
     words: str
@@ -58,7 +58,7 @@ class Remembered(msgspec.Struct, frozen=True):
         return body if changed is None else msgspec.json.encode({**fields, form.key: changed})
 
 
-def remembered(store: Hierarchy, form: Form, asked: Asked, user: str, tokens: int) -> Remembered | None:
+def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int) -> Remembered | None:
     """The facts about the user's last message, within so many tokens; None if there are none or the store cannot be read."""
     if tokens <= 0:
         return None
@@ -69,7 +69,7 @@ def remembered(store: Hierarchy, form: Form, asked: Asked, user: str, tokens: in
         return None
     try:
         text, hits = quotation(store, words, tokens, user)
-        infos = [store.store.process(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
+        infos = [store.backend.segment(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
     except KilburnError as error:
         log.warning("nothing was recalled: %s", type(error).__name__)
         return None
@@ -96,29 +96,29 @@ class Learners:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "kilburn-gateway-learn")
         self._lock = threading.Lock()
-        self._waiting: set[Process] = set()
+        self._waiting: set[Session] = set()
         self._now: Learning | None = None
         self._closed = False
 
-    def learn(self, store: Hierarchy, process: Process, user: str) -> None:
+    def learn(self, store: Store, session: Session, user: str) -> None:
         """Learn from what was said in a session, soon."""
         with self._lock:
-            if not self._closed and process not in self._waiting:
-                self._waiting.add(process)
-                self._pool.submit(self._learn, store, process, user)
+            if not self._closed and session not in self._waiting:
+                self._waiting.add(session)
+                self._pool.submit(self._learn, store, session, user)
 
-    def _learn(self, store: Hierarchy, process: Process, user: str) -> None:
+    def _learn(self, store: Store, session: Session, user: str) -> None:
         try:
             with self._lock:
-                self._waiting.discard(process)
+                self._waiting.discard(session)
                 if self._closed:
                     return
-                self._now = Learning(store, process, "plain", user=user)
+                self._now = Learning(store, session, "plain", user=user)
             learned = self._now.result()
             if learned.failed:
-                log.warning("session %s: %d places wait to be learned from", process.name, len(learned.failed))
+                log.warning("session %s: %d places wait to be learned from", session.name, len(learned.failed))
         except Exception as error:  # noqa: BLE001 - learning is nobody's request; and its words may quote what was said
-            log.warning("session %s: nothing was learned: %s", process.name, type(error).__name__)
+            log.warning("session %s: nothing was learned: %s", session.name, type(error).__name__)
 
     def close(self) -> None:
         """Stop. A session that is being learned from is given up, and learned from the next time."""

@@ -34,6 +34,7 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
+from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.events import Events, Shape, shape_of
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
@@ -43,7 +44,6 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import reason_of, words_of
-from kilburn.gateway.sessions import OpenSession
 from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
@@ -116,8 +116,8 @@ class Relay:
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        session, work = await run_sync(self._begin, form, body, headers, key, exchange)
-        turn = _Turn(self, session, work, path, headers, exchange, send)
+        conversation, work = await run_sync(self._begin, form, body, headers, key, exchange)
+        turn = _Turn(self, conversation, work, path, headers, exchange, send)
         try:
             await turn.run()
         finally:
@@ -126,29 +126,29 @@ class Relay:
 
     def _begin(
         self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange
-    ) -> tuple[OpenSession, _Work]:
+    ) -> tuple[Conversation, _Work]:
         exchange.form = form.name
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
         for left in reversed(range(TRIES)):
-            session = self._histories.take(
+            conversation = self._histories.take(
                 form, asked, named(headers.get("x-kilburn-session", "")), key.user, link=key.link is not Link.OFF
             )
             try:
-                self.figures.begin(exchange, session)
-                room = min(key.memory, session.process.budget.window // 4)
-                known = remembered(self._histories.hierarchy, form, asked, key.user, room)
+                self.figures.begin(exchange, conversation)
+                room = min(key.memory, conversation.session.budget.window // 4)
+                known = remembered(self._histories.store, form, asked, key.user, room)
                 faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-                work = _Work(self, form, asked, session, key, room, known, faults=faults)
+                work = _Work(self, form, asked, conversation, key, room, known, faults=faults)
                 work.render()
-                return session, work
+                return conversation, work
             except StoreStale:
                 # Another gateway went on with it: it is read again.
-                self._histories.lose(session)
+                self._histories.lose(conversation)
                 if not left:
                     raise
             except BaseException:
-                self._histories.give(session)
+                self._histories.give(conversation)
                 raise
         raise AssertionError("a prompt is made or an error is raised")
 
@@ -176,16 +176,16 @@ class _Work:
         relay: Relay,
         form: Form,
         asked: Asked,
-        session: OpenSession,
+        conversation: Conversation,
         key: Key,
         room: int,
         known: Remembered | None,
         *,
         faults: bool,
     ) -> None:
-        self.form, self.asked, self.session = form, asked, session
+        self.form, self.asked, self.conversation = form, asked, conversation
         self.key, self.known, self._room = key, known, room
-        self._histories, self._hierarchy = relay.histories, relay.histories.hierarchy
+        self._histories, self._store = relay.histories, relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self._kept_there = not asked.after or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
@@ -204,22 +204,22 @@ class _Work:
     @property
     def _found(self) -> int:
         """Tokens that are reserved for the passages of a search."""
-        return room_for(self.session.process.budget.window) if self.wanted and not self.tools else 0
+        return room_for(self.conversation.session.budget.window) if self.wanted and not self.tools else 0
 
     @property
     def _beside(self) -> int:
         """Tokens that are sent besides the conversation. Room for memory and tools is reserved also where none are sent, so the
         window does not change from turn to turn."""
-        tools = self.session.cost(TOOLS) if self.wanted and self.tools else self._found
-        return sum(map(self.session.cost, self.asked.beside)) + self._room + tools
+        tools = self.conversation.cost(TOOLS) if self.wanted and self.tools else self._found
+        return sum(map(self.conversation.cost, self.asked.beside)) + self._room + tools
 
     def _fit(self, budget: Budget) -> None:
         """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
         half = budget.window // 2
-        overhead = min(self._beside, half) + int(getattr(self.session.process.counter, "overhead", 0))
+        overhead = min(self._beside, half) + int(getattr(self.conversation.session.counter, "overhead", 0))
         reserve = max(budget.reserve, min(self.asked.reply, budget.window // 8))
         if overhead != budget.overhead or reserve != budget.reserve:
-            self.session.process.resize(Budget(budget.window, reserve, overhead))
+            self.conversation.session.resize(Budget(budget.window, reserve, overhead))
 
     def render(self) -> None:
         """Make the body that goes upstream: the client's own, as long as nothing has left the window.
@@ -227,26 +227,26 @@ class _Work:
         Raises:
             StoreStale: another gateway went on with the session.
         """
-        session = self.session
-        process = session.process
+        conversation = self.conversation
+        session = conversation.session
         # Where nothing is new nothing was appended; and another program may have forgotten what the client still sends.
-        process.refresh()
-        self._fit(process.budget)
-        misses = self.wanted and (not session.whole or bool(session.earlier))
+        session.refresh()
+        self._fit(session.budget)
+        misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
-        self.tokens = process.use
-        if session.whole and self._kept_there and not misses and process.use <= process.capacity:
-            process.sent_whole()
+        self.tokens = session.use
+        if conversation.whole and self._kept_there and not misses and session.use <= session.capacity:
+            session.sent_whole()
             self.body = self._with_memory(self.asked.raw)
-            self.pages = tuple(range(1, process.window.last + 1))
+            self.pages = tuple(range(1, session.window.last + 1))
             return
         try:
-            prompt = to_send(session.render(self.form.rendered))
+            prompt = to_send(conversation.render(self.form.rendered))
         except Forgotten as error:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
-        if misses and not self.tools and (found := brought(self._hierarchy, session, self._found)) is not None:
+        if misses and not self.tools and (found := brought(self._store, conversation, self._found)) is not None:
             body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body)
             if body is not self.body:
                 self.body, self.brought = body, found
@@ -258,7 +258,7 @@ class _Work:
     def counted(self) -> int:
         """Tokens of all that was sent, as they are counted here."""
         used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
-        return self.tokens + self.session.process.budget.overhead - (self._room + self._found - used)
+        return self.tokens + self.conversation.session.budget.overhead - (self._room + self._found - used)
 
     @property
     def refuses(self) -> bool:
@@ -280,7 +280,7 @@ class _Work:
 
     def shrink(self, error: Overlong) -> None:
         """Make the prompt shorter, after the upstream refused it as too long."""
-        shrink(self.session.process, self.tokens, error)
+        shrink(self.conversation.session, self.tokens, error)
         self.render()
 
 
@@ -290,16 +290,16 @@ class _Turn:
     def __init__(
         self,
         relay: Relay,
-        session: OpenSession,
+        conversation: Conversation,
         work: _Work,
         path: str,
         headers: Mapping[str, str],
         exchange: Exchange,
         send: Send,
     ) -> None:
-        self._relay, self._session, self._work = relay, session, work
+        self._relay, self._conversation, self._work = relay, conversation, work
         self._path, self._headers, self._exchange, self._send = path, headers, exchange, send
-        self._turn = session.turn
+        self._turn = conversation.turn
         self._started = self._given = False
         self._retried = self._without = False
         self._failed = 0
@@ -329,13 +329,13 @@ class _Turn:
     def _give(self) -> None:
         self._given = True
         try:
-            self._relay.histories.hierarchy.store.sync()
-            self._relay.figures.end(self._exchange, self._session)
+            self._relay.histories.store.backend.sync()
+            self._relay.figures.end(self._exchange, self._conversation)
         except StoreError as error:
             if not self._let_go(error):
                 raise
         finally:
-            self._relay.histories.give(self._session)
+            self._relay.histories.give(self._conversation)
 
     def _let_go(self, error: StoreError) -> bool:
         """Whether the client gets a reply that the store refused. The next history brings the reply, and it is stored then."""
@@ -407,7 +407,7 @@ class _Turn:
         """Report a reply that goes through without being stored. The client's next request brings it in its history."""
         # Its words may quote what was said.
         why = type(error).__name__ if error is not None else "neither events nor JSON"
-        log.warning("session %s: the upstream's reply goes through, and is not kept: %s", self._session.number, why)
+        log.warning("session %s: the upstream's reply goes through, and is not kept: %s", self._conversation.number, why)
         self._exchange.problem = "odd_reply"
 
     async def _through(self, answer: Response) -> None:
@@ -431,7 +431,7 @@ class _Turn:
             if self._answered(reply, reading):
                 return True
             if self._work.keeps and reading.id:
-                self._relay.histories.replied(self._session, reading.id)
+                self._relay.histories.replied(self._conversation, reading.id)
         except StoreError as error:
             # A reply with calls of our tools is nothing that the client could read.
             if reading.ours(reply) or not self._let_go(error):
@@ -441,7 +441,7 @@ class _Turn:
 
     def _answered(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
-        work, session = self._work, self._session
+        work, conversation = self._work, self._conversation
         if self._without:
             self._relay.offer.refused(work.asked.model)
         ours = reading.ours(reply)
@@ -463,17 +463,17 @@ class _Turn:
         if not ours:
             self._keep(reply, [work.heard(message)])
             if work.key.learn and not reply.calls:
-                self._relay.learners.learn(self._relay.histories.hierarchy, session.process, work.key.user)
+                self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(message)), session.process.figures.tokens_seen
-        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)], more=goes_on)
-        self._relay.figures.hide(session, seen)
+        said, seen = work.heard(hidden(message)), conversation.session.figures.tokens_seen
+        self._keep(reply, [said, *answered(self._relay.histories.store, conversation, ours, over=over)], more=goes_on)
+        self._relay.figures.hide(conversation, seen)
         if not goes_on:
             return False
         for left in reversed(range(TRIES)):
             with suppress(StoreStale) if left else nullcontext():
-                self._relay.histories.current(session)
+                self._relay.histories.current(conversation)
                 work.render()
                 break
         return True
@@ -486,13 +486,13 @@ class _Turn:
         """
         try:
             pages = () if self._work.brought is None else self._work.brought.pages
-            self._relay.histories.said(self._session, messages, pages, more=more)
+            self._relay.histories.said(self._conversation, messages, pages, more=more)
         except Forgotten as error:
             raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:
             # The reply is kept, and the session is made to fit when it is rendered.
             with suppress(StoreError):
-                self._session.process.observe(reply.usage, self._work.counted)
+                self._conversation.session.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Response) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""
@@ -586,7 +586,7 @@ class _Turn:
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
-        own = {"x-kilburn-session": self._session.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
+        own = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         if self._exchange.unread:
             own[UNREAD] = self._exchange.unread
         if self._work.brought is not None:

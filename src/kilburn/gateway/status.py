@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreBusy, StoreError, StoreFull, StoreStale
 from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
 from kilburn.gateway.metrics import Metrics
 from kilburn.gateway.problems import Problem, words_of
 from kilburn.gateway.users import sees, told
-from kilburn.stores.sqlite import Sqlite
 
 try:
     from starlette.requests import Request
@@ -55,7 +55,7 @@ class Trouble:
     def __init__(self, path: str, tenant: str) -> None:
         self._path, self._tenant = path, tenant
         self._lock = threading.Lock()
-        self._store: Sqlite | None = None
+        self._backend: Sqlite | None = None
         self._last: tuple[float, StoreError] | None = None
 
     def note(self, error: StoreError | None) -> None:
@@ -87,8 +87,8 @@ class Trouble:
             raise StoreFull("there is no space left for the store", advice="free some space")
         with self._lock:
             # A connection of its own: requests do not wait for this one.
-            self._store = self._store or Sqlite(self._path, tenant=self._tenant, busy_timeout=WAIT)
-            with self._store.together():
+            self._backend = self._backend or Sqlite(self._path, tenant=self._tenant, busy_timeout=WAIT)
+            with self._backend.together():
                 pass
         last = self._last
         if last is not None and time.monotonic() - last[0] < RECENT:
@@ -97,8 +97,8 @@ class Trouble:
     def close(self) -> None:
         """Release the store."""
         with self._lock:
-            if self._store is not None:
-                self._store.close()
+            if self._backend is not None:
+                self._backend.close()
 
 
 def routes(

@@ -1,6 +1,6 @@
 """Makes pages from messages: their costs and groups, and which of them are pinned on arrival.
 
-Everything is checked before anything changes, so an error leaves the process as it was.
+Everything is checked before anything changes, so an error leaves the session as it was.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int]
     lowest = own if message.trust is None else message.trust
     unknown = [source for source in message.sources if source not in there]
     if unknown:
-        raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
+        raise InvalidMessage(f"sources {unknown[:3]} are no pages of this session", advice="cite pages that were recalled here")
     for source in message.sources:
         if source in window.pages and window.at(source) is Place.DROPPED:
             # The text may still hold what was forgotten while it was made.
             raise Forgotten(f"{address_of(source)}, of which this was made, was forgotten", advice="make it anew")
-    gone = [f"{address_of(page)} of process {process}" for process, page in message.cites if (process, page) not in cited]
+    gone = [f"{address_of(page)} of segment {segment}" for segment, page in message.cites if (segment, page) not in cited]
     if gone:
-        raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other processes of this tenant")
+        raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other segments of this tenant")
     trusts = [cited[key].trust for key in message.cites]
     return min([lowest, *trusts, *(there[source].trust for source in message.sources)])
 
@@ -187,14 +187,14 @@ def _call_of(part: Part, window: WindowState, calls: dict[str, Page], answered: 
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
         if known is not None or part.call in calls:
             raise DuplicateCall(
-                f"call id {part.call!r} was used before in this process", advice="give every call an id of its own"
+                f"call id {part.call!r} was used before in this session", advice="give every call an id of its own"
             )
         return None
     made = calls.get(part.call or "") or (window.pages[known] if known is not None else None)
     if part.kind is Kind.RESULT:
         if made is None:
             raise OrphanResult(
-                f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first"
+                f"no call with id {part.call!r} in this session", advice="append the assistant message with the call first"
             )
         if known is not None and window.at(known) == Place.DROPPED:
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")

@@ -1,4 +1,4 @@
-"""Branches: processes that forked, and whose pages they see.
+"""Branches: sessions that forked, and whose pages they see.
 
 A branch with its parent's history has the parent's pages under the same addresses, by reference: nothing is copied in the
 store. Its own pages are numbered on from there. What it does with an inherited page, such as an eviction, is in its own
@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Data, Event
-from kilburn.kernel.found import DamageWarning
-from kilburn.store import ProcessInfo, ProcessKind, Store
+from kilburn.search.found import DamageWarning
 
 __all__ = ["Inherit"]
 
@@ -44,7 +44,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """What a branch's ledger says first.
 
     Args:
-        forked: number of the parent's process.
+        forked: number of the parent's session.
         inherit: what it began with.
         at: the parent's last event that counts for the branch; 0 where it inherits no pages.
         known, derived: the last original and the last derived page that the parent has too.
@@ -60,37 +60,37 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenPages(NamedTuple):
-    """A process, and the last original and the last derived page of it that are seen."""
+    """A session, and the last original and the last derived page of it that are seen."""
 
-    process: int
+    segment: int
     last: int
     last_derived: int
 
 
 class Lineage(NamedTuple):
-    """Whose pages a process sees: its own, and those that its ancestors had when it forked.
+    """Whose pages a session sees: its own, and those that its ancestors had when it forked.
 
     Args:
-        process: its own number.
+        session: its own number.
         shares: of its ancestors, the oldest first.
     """
 
-    process: int
+    segment: int
     shares: tuple[SeenPages, ...] = ()
 
-    def child(self, process: int, last: int, last_derived: int) -> Lineage:
-        """The lineage of a process that forks from this one, with the last original and the last derived page that it sees."""
-        return Lineage(process, (*self.shares, SeenPages(self.process, last, last_derived)))
+    def child(self, segment: int, last: int, last_derived: int) -> Lineage:
+        """The lineage of a session that forks from this one, with the last original and the last derived page that it sees."""
+        return Lineage(segment, (*self.shares, SeenPages(self.segment, last, last_derived)))
 
     def owner(self, page: int) -> int:
-        """The number of the process in whose ledger a page was made."""
+        """The number of the segment in whose ledger a page was made."""
         for share in self.shares:
             if share.last_derived <= page <= share.last:
-                return share.process
-        return self.process
+                return share.segment
+        return self.segment
 
     def owns(self, page: int) -> bool:
-        """Whether a page was made in this process itself."""
+        """Whether a page was made in this session itself."""
         return not self.shares or not self.shares[-1].last_derived <= page <= self.shares[-1].last
 
 
@@ -113,30 +113,32 @@ def above_of(name: str) -> str:
     return above if last.startswith(BRANCH) and last.removeprefix(BRANCH).isdecimal() else ""
 
 
-def named_in(store: Store, under: str) -> dict[str, list[ProcessInfo]]:
+def named_in(backend: Backend, under: str) -> dict[str, list[SegmentInfo]]:
     """The sessions under a name that have the names of branches, by the name of what they would be branches of; the first
     begun first."""
-    found: dict[str, list[ProcessInfo]] = {}
-    for info in store.processes(under):
+    found: dict[str, list[SegmentInfo]] = {}
+    for info in backend.segments(under):
         above = above_of(info.name)
-        if above and info.kind is ProcessKind.SESSION and not info.damaged:
+        if above and info.kind is SegmentKind.SESSION and not info.damaged:
             found.setdefault(above, []).append(info)
     return found
 
 
-def branches_in(store: Store, info: ProcessInfo, known: dict[int, Fork], *, below: bool = True) -> list[tuple[ProcessInfo, Fork]]:
+def branches_in(
+    backend: Backend, info: SegmentInfo, known: dict[int, Fork], *, below: bool = True
+) -> list[tuple[SegmentInfo, Fork]]:
     """The branches of a session, oldest first, each with its fork. One that is damaged is left out, with a warning.
 
     Args:
         known: the forks that were read before, by the number of the branch; it grows.
         below: whether each is followed by the branches below it.
     """
-    named, found = named_in(store, info.name), list[tuple[ProcessInfo, Fork]]()
+    named, found = named_in(backend, info.name), list[tuple[SegmentInfo, Fork]]()
     waiting = [(each, info.number) for each in reversed(named.get(info.name, ()))]
     while waiting:
         each, above = waiting.pop()
         try:
-            fork = known.get(each.number) or fork_of(origin_in(store.events(each.number)))
+            fork = known.get(each.number) or fork_of(origin_in(backend.events(each.number)))
         except StoreCorrupt as error:
             warnings.warn(f"left out: {error.what}", DamageWarning, stacklevel=3)
             continue
@@ -149,13 +151,13 @@ def branches_in(store: Store, info: ProcessInfo, known: dict[int, Fork], *, belo
     return found
 
 
-def heirs_in(store: Store, number: int, name: str) -> list[tuple[int, Fork]]:
+def heirs_in(backend: Backend, number: int, name: str) -> list[tuple[int, Fork]]:
     """The branches that inherit pages of this session, each with its number. One that does not say what it inherited because
     it is damaged may have inherited everything."""
     found, everything = list[tuple[int, Fork]](), sys.maxsize
-    for info in named_in(store, name).get(name, ()):
+    for info in named_in(backend, name).get(name, ()):
         try:
-            fork = fork_of(origin_in(store.events(info.number)))
+            fork = fork_of(origin_in(backend.events(info.number)))
         except StoreCorrupt:
             fork = Fork(forked=number, inherit=Inherit.HISTORY, at=1, known=everything, derived=-everything)
         if fork is not None and fork.forked == number and fork.at:

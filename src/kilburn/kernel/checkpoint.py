@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a process at one event, so that its ledger need not be replayed from the beginning.
+"""Checkpoints: the state of a session at one event, so that its ledger need not be replayed from the beginning.
 
 A checkpoint is derived from the ledger: with none, or one that cannot be used, everything is replayed. `kilburn fsck` replays
 everything and compares (law 8). It has numbers only, no word of a page, so that forgetting need not search it.
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from kilburn.backend import State
 from kilburn.kernel.gaps import Gap
 from kilburn.kernel.ledger import Ledger, Stats, Usage
 from kilburn.kernel.window import IN, WindowState
 from kilburn.page import Place, expanded, stretches
 from kilburn.policy import Use
-from kilburn.store import State
 
 FORM = 1
 """Of another form, everything is replayed."""
@@ -24,7 +24,7 @@ Runs = list[int]
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The state of a process. Lists of pages are stretches: first and last of each.
+    """The state of a session. Lists of pages are stretches: first and last of each.
 
     Args:
         counter: whose tokens these are.
@@ -68,7 +68,7 @@ _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
 def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
-    """The state of a process between two batches."""
+    """The state of a session between two batches."""
     places: dict[str, list[int]] = {}
     marked = []
     for page, state in window.states.items():

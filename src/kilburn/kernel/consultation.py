@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
+from kilburn.backend import State
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import KernelError, LawBroken
 from kilburn.event import Act
@@ -22,7 +23,6 @@ from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.move import Move
 from kilburn.page import Page, Place
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import State
 
 log = logging.getLogger("kilburn")
 
@@ -76,7 +76,7 @@ class Consultation:
             waits: whether a model may be asked; otherwise each `Ask` is answered NO_MODEL at once.
 
         Returns:
-            False if others changed the process while a model was asked. The batch is then undone, with everything in
+            False if others changed the session while a model was asked. The batch is then undone, with everything in
             it.
         """
         course = _Course(cause=view.cause, waits=waits)
@@ -146,7 +146,7 @@ class Consultation:
         return answer
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer | None]:
-        """Yield the question to the driver, with the batch set aside; None if others changed the process meanwhile.
+        """Yield the question to the driver, with the batch set aside; None if others changed the session meanwhile.
 
         If the wait is cancelled, the batch is undone.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from weakref import WeakMethod, ref
 
-from kilburn.store import Store
+from kilburn.backend import Backend
 
 CACHE = 8_000_000
 """Characters that are cached before texts that the window does not need are removed."""
@@ -21,9 +21,9 @@ class Contents:
         needed: digests that must stay cached, a method that is held weakly.
     """
 
-    def __init__(self, store: Store, needed: Callable[[], set[str]]) -> None:
+    def __init__(self, backend: Backend, needed: Callable[[], set[str]]) -> None:
         # A session that nobody holds any more is freed at once, with its tables, and not when the garbage collector runs.
-        self._store, self._needed = store, WeakMethod(needed)
+        self._backend, self._needed = backend, WeakMethod(needed)
         self._texts: dict[str, str] = {}
         self._shared: Callable[[], Contents | None] = lambda: None
         self._held = 0
@@ -49,7 +49,7 @@ class Contents:
         found = {digest: text for digest in missing if (text := shared.get(digest)) is not None}
         missing.difference_update(found)
         if missing:
-            found |= self._store.texts(missing)
+            found |= self._backend.texts(missing)
         for digest, text in found.items():
             self._texts[digest] = text
             self._held += len(text)

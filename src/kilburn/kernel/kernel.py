@@ -1,4 +1,4 @@
-"""The kernel of one process: the only code that changes where pages are.
+"""The kernel of one session: the only code that changes where pages are.
 
 Policies propose (`planning`), the laws check (`laws`), and the kernel moves. Every change is part of a batch: it is
 made in the window, and written to the store in one transaction. If anything fails, window and store are as they were
@@ -14,7 +14,9 @@ from typing import Unpack
 
 import msgspec
 
+from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget, Counter, text_cost
+from kilburn.collections.collecting import LARGEST
 from kilburn.errors import (
     Forgotten,
     KernelError,
@@ -31,7 +33,6 @@ from kilburn.event import STATE, Act, Data, Event, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
 from kilburn.kernel.branches import Fork, Lineage
 from kilburn.kernel.checkpoint import checkpoint_of
-from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page, pieces_of
 from kilburn.kernel.laws import (
@@ -49,13 +50,12 @@ from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import RANKING, Searcher
 from kilburn.kernel.window import PATIENCE, PENDING
 from kilburn.message import Kind, Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
-from kilburn.store import ProcessInfo, Store
+from kilburn.search.search import RANKING, Searcher
 
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
@@ -82,22 +82,22 @@ class Kernel:
     figures of the `ledger`, and the `usage` of pages.
 
     Args:
-        info: with the number 0 where the store has no such process yet; the first batch that is written begins it.
+        info: with the number 0 where the store has no such session yet; the first batch that is written begins it.
         clock: seconds since the epoch; the only clock there is.
     """
 
     def __init__(
         self,
-        store: Store,
-        info: ProcessInfo,
+        backend: Backend,
+        info: SegmentInfo,
         counter: Counter,
         budget: Budget,
         clock: Callable[[], float],
         ranking: Ranking | None = None,
         vectors: Meanings | None = None,
     ) -> None:
-        self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
-        self._ranking: Ranking = ranking or resolve("memory.rankings", RANKING)
+        self.backend, self.info, self.counter, self.budget, self.clock = backend, info, counter, budget, clock
+        self._ranking: Ranking = ranking or resolve("search.rankings", RANKING)
         self._vectors = vectors
         self.lock = threading.RLock()
         self.stale = False
@@ -108,38 +108,38 @@ class Kernel:
         self._settled = budget
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self._pending_cost = text_cost(counter, PENDING)
-        self.contents = Contents(store, self._needed)
+        self.contents = Contents(backend, self._needed)
         self._load()
 
     def _load(self) -> None:
-        """Read the state of the process from the store; if that fails, the old state stays.
+        """Read the state of the session from the store; if that fails, the old state stays.
 
         Raises:
             StoreCorrupt: it cannot be rebuilt.
         """
-        rebuilt = rebuild(self.store, self.info, self.counter)
+        rebuilt = rebuild(self.backend, self.info, self.counter)
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage, self._work = rebuilt.lineage, rebuilt.work
         self.pending = Pending(rebuilt.head)
         # A branch may look into this cache.
         self.contents.clear()
 
-    def searching(self, branches: Sequence[ProcessInfo] = (), *, alone: bool = False) -> Searcher:
-        """A search of this process, in the state that it has in memory, with what it inherited, and of its branches.
+    def searching(self, branches: Sequence[SegmentInfo] = (), *, alone: bool = False) -> Searcher:
+        """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
 
         Args:
             alone: only of what is given as branches, in the state that the store has.
         """
         if alone:
-            return Searcher(self.store, self._ranking, self._vectors, branches)
-        shares = {share.process: share for share in self.lineage.shares}
-        inherited = [ProcessInfo(number=number, name=self.info.name, created=0.0) for number in shares]
+            return Searcher(self.backend, self._ranking, self._vectors, branches)
+        shares = {share.segment: share for share in self.lineage.shares}
+        inherited = [SegmentInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
-        return Searcher(self.store, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
+        return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
 
     def fork(self, parent: Kernel, fork: Fork) -> None:
-        """Begin as a branch, in a process that is not written yet; the parent's pages are shared, not copied."""
+        """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied."""
         if fork.at:
             self.window, self.usage = parent.window.copy(), parent.usage.copy()
             self._descend(parent.lineage.child(self.info.number, fork.known, fork.derived))
@@ -151,12 +151,12 @@ class Kernel:
     def _descend(self, lineage: Lineage) -> None:
         """See the pages of this lineage."""
         self.lineage = lineage
-        self.window.pages.read, self.window.calls.find = reader_of(self.store, lineage), finder_of(self.store, lineage)
+        self.window.pages.read, self.window.calls.find = reader_of(self.backend, lineage), finder_of(self.backend, lineage)
 
     # What other writers did
 
     def refresh(self) -> bool:
-        """Check whether another writer continued this process; if so, everything is read again, and the cache of texts
+        """Check whether another writer continued this session; if so, everything is read again, and the cache of texts
         is emptied.
 
         Observations that are not written yet are kept.
@@ -179,25 +179,25 @@ class Kernel:
         return True
 
     def check_current(self) -> None:
-        """Check that no other writer has changed this process since it was read.
+        """Check that no other writer has changed this session since it was read.
 
         Raises:
-            StoreStale: one has; reading something here, or reopening the process, shows the changes.
+            StoreStale: one has; reading something here, or reopening the session, shows the changes.
         """
         found = self._found()
         if found is None or found.head != self.pending.head:
             raise self._overtaken()
 
-    def _found(self) -> ProcessInfo | None:
-        """The process as the store has it now; None if it is gone, or another one has its name."""
+    def _found(self) -> SegmentInfo | None:
+        """The session as the store has it now; None if it is gone, or another one has its name."""
         if not self.info.number:
             return self.info
-        found = self.store.process(self.info.name, time=0.0, create=False)
+        found = self.backend.segment(self.info.name, time=0.0, create=False)
         return found if found is not None and found.number == self.info.number else None
 
     def _overtaken(self) -> StoreStale:
         self.stale = True
-        return StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the process")
+        return StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the session")
 
     # What there is
 
@@ -232,7 +232,7 @@ class Kernel:
         first, last = parse_address(address)
         window = self.window
         if first not in window.pages or last not in window.pages:
-            known = f"this process has p1-p{window.last}" if window.last else "this process has no pages yet"
+            known = f"this session has p1-p{window.last}" if window.last else "this session has no pages yet"
             raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=known)
         found = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
         if not found:
@@ -254,8 +254,8 @@ class Kernel:
     def _made_from(self, pages: Set[int]) -> set[int]:
         """The pages here that have any of these among their sources."""
         found = {page.id for page in self.pending.new if not pages.isdisjoint(page.sources)}
-        for owner in (*(share.process for share in self.lineage.shares), self.info.number):
-            cited = self.store.citing(owner, pages) if owner else ()
+        for owner in (*(share.segment for share in self.lineage.shares), self.info.number):
+            cited = self.backend.citing(owner, pages) if owner else ()
             found.update(page for by, page in cited if by == owner == self.lineage.owner(page))
         return {page for page in found if page in self.window.pages and self.window.at(page) != Place.DROPPED}
 
@@ -268,7 +268,7 @@ class Kernel:
         known = self.window.pages.get(page)
         if known is None:
             raise UnknownAddress(
-                f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
+                f"{address_of(page)} does not exist in this session", advice="use an address that a handle shows"
             )
         if self.window.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
@@ -318,10 +318,10 @@ class Kernel:
         return numbers[0], numbers[-1]
 
     def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:
-        """The pages of other processes that messages were recalled from; those that are not there are left out."""
+        """The pages of other segments that messages were recalled from; those that are not there are left out."""
         named = {key for message in messages for key in message.cites}
         keys = {key for key in named if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
-        rows = self.store.read(keys) if keys else {}
+        rows = self.backend.read(keys) if keys else {}
         return {key: page for key, (page, state) in rows.items() if state.at != Place.DROPPED}
 
     def _join(self, late: Page) -> None:
@@ -594,8 +594,8 @@ class Kernel:
         pending, window = self.pending, self.window
         work = self._work + work_of(pending.events)
         due = work >= (SHORT if closing else max(LONG, (window.last - window.last_derived) // SHARE))
-        if pending.events or (due and self.info.number and not self.store.readonly):
-            if self.store.readonly:
+        if pending.events or (due and self.info.number and not self.backend.readonly):
+            if self.backend.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             changed = window.changed()
             ledger = self.ledger.copy() if due else self.ledger
@@ -606,10 +606,10 @@ class Kernel:
                 batch.checkpoint = checkpoint_of(window, ledger, self.usage)
             try:
                 if self.info.number:
-                    self.store.commit(self.info.number, batch)
+                    self.backend.commit(self.info.number, batch)
                 else:
-                    self.info = self.store.begin(self.info.name, batch, time=self.info.created, user=self.info.user)
-                    self._descend(self.lineage._replace(process=self.info.number))
+                    self.info = self.backend.begin(self.info.name, batch, time=self.info.created, user=self.info.user)
+                    self._descend(self.lineage._replace(segment=self.info.number))
             except StoreStale:
                 self.stale = True
                 raise
@@ -628,7 +628,7 @@ class Kernel:
 
     @property
     def is_long(self) -> bool:
-        """Whether reading this process again would replay more than a little."""
+        """Whether reading this session again would replay more than a little."""
         return self._work >= SHORT
 
     # The ledger

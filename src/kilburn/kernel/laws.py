@@ -68,7 +68,7 @@ def known(window: WindowState, pages: Sequence[int]) -> list[Page]:
     for page in pages:
         if page not in window.pages:
             raise UnknownAddress(
-                f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
+                f"{address_of(page)} does not exist in this session", advice="use an address that a handle shows"
             )
         if window.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")

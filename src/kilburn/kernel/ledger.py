@@ -1,4 +1,4 @@
-"""What follows from a process's events: its figures, how its pages are used, and what its prompts really cost."""
+"""What follows from a session's events: its figures, how its pages are used, and what its prompts really cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backend import Backend
 from kilburn.budget import Counter
 from kilburn.effect import Outcome
 from kilburn.event import Act, Event
@@ -15,7 +16,6 @@ from kilburn.kernel.window import WindowState
 from kilburn.model import is_count
 from kilburn.page import Page, Place
 from kilburn.policy import Use
-from kilburn.store import Store
 from kilburn.tokens.calibrated import Calibrated
 
 REFAULT = 10
@@ -33,7 +33,7 @@ HELD = frozenset({Place.IN, Place.STUB, Place.FOLDED})
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """Figures of one process, from its ledger; tokens by its own counter.
+    """Figures of one session, from its ledger; tokens by its own counter.
 
     An *access* is a rendered prompt (the window served it) or a page recalled by its address; it is a hit if the
     window had it. `hit_rate` is None before the first access. A *refault* is a fault on a page that was evicted at
@@ -192,7 +192,7 @@ class Ledger:
 
 
 class Usage:
-    """How pages are used, and how this process's counter compares with what providers report."""
+    """How pages are used, and how this session's counter compares with what providers report."""
 
     def __init__(self, counter: Counter) -> None:
         self.pages: dict[int, Use] = {}
@@ -261,7 +261,7 @@ class Usage:
             self.pages.pop(page.id, None)
 
 
-def counter_of(store: Store, number: int) -> str:
+def counter_of(backend: Backend, number: int) -> str:
     """The name of the counter that a session's tokens were counted by last."""
-    named = [event.data["tokenizer"] for event in store.events(number, act=Act.NOTE) if "tokenizer" in event.data]
+    named = [event.data["tokenizer"] for event in backend.events(number, act=Act.NOTE) if "tokenizer" in event.data]
     return str(named[-1]) if named else "auto"

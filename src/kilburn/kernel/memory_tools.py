@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backend import SegmentInfo, SegmentKind, State
+from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
-from kilburn.kernel.collection import MOST
-from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import DOCUMENT, MEMORY
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
-from kilburn.store import ProcessInfo, ProcessKind, State
 from kilburn.wire.quotation import nonce_of
 
 TOKENS = 1000
@@ -108,7 +108,7 @@ BEYOND = (
     ),
     *SPECS[2:],
 )
-"""The same tools, for an agent that may read other processes of its tenant too."""
+"""The same tools, for an agent that may read other segments of its tenant too."""
 
 OFFERED = tuple(spec for spec in SPECS if spec.name in ("recall", "search_memory"))
 """The tools that the model of a client or of a framework is offered: they read, and move nothing."""
@@ -152,22 +152,22 @@ class _Note(msgspec.Struct, forbid_unknown_fields=True):
     importance: float = 1.0
 
 
-Reach = Callable[[ProcessKind, str], bool]
-"""Whether a process beyond the session and its branches may be read: its kind, and its name as `named` gives it."""
+Reach = Callable[[SegmentKind, str], bool]
+"""Whether a segment beyond the session and its branches may be read: its kind, and its name as `named` gives it."""
 
 
 def call(
-    process: Process, name: str, arguments: str, call_id: str | None = None, reach: Reach = lambda kind, name: False
+    session: Session, name: str, arguments: str, call_id: str | None = None, reach: Reach = lambda kind, name: False
 ) -> MemoryReply:
     """Carry out a memory tool call.
 
     Args:
         arguments: JSON, as the model wrote it.
-        call_id: the id of the call, which is in the process already; `note` sets the importance of its text.
-        reach: which other processes of the tenant may be read, as a rule none. What may not be read is not found either.
+        call_id: the id of the call, which is in the session already; `note` sets the importance of its text.
+        reach: which other segments of the tenant may be read, as a rule none. What may not be read is not found either.
     """
     try:
-        return _DO[name](process, arguments, call_id, reach)
+        return _DO[name](session, arguments, call_id, reach)
     except msgspec.ValidationError as error:
         return MemoryReply(text=f"error: {error}; see the parameters of {name}")
     except msgspec.DecodeError:
@@ -176,34 +176,34 @@ def call(
         return MemoryReply(text=f"error: {error}")
 
 
-def named(process: Process, name: str, arguments: str) -> tuple[tuple[ProcessKind, str], ...]:
-    """The processes beyond the session and its branches that a call names: kind and name; of a memory, the user, of a
+def named(opened: Session, name: str, arguments: str) -> tuple[tuple[SegmentKind, str], ...]:
+    """The segments beyond the session and its branches that a call names: kind and name; of a memory, the user, of a
     document, its own name. Whether they exist plays no part."""
     try:
         if name == "recall":
-            away = _away(process, _decode(arguments, _Recall).address)
-            return () if away is None or _is_own(process, away[0]) else (_kind_of(away[0]),)
+            away = _away(opened, _decode(arguments, _Recall).address)
+            return () if away is None or _is_own(opened, away[0]) else (_kind_of(away[0]),)
         session = _decode(arguments, _Search).session if name == "search_memory" else None
     except (msgspec.ValidationError, msgspec.DecodeError):
         return ()
-    return () if session in (None, EVERYWHERE) or _is_own(process, session) else (_kind_of(session),)
+    return () if session in (None, EVERYWHERE) or _is_own(opened, session) else (_kind_of(session),)
 
 
-def _kind_of(name: str) -> tuple[ProcessKind, str]:
-    for kind, head in ((ProcessKind.MEMORY, MEMORY), (ProcessKind.DOCUMENT, DOCUMENT)):
+def _kind_of(name: str) -> tuple[SegmentKind, str]:
+    for kind, head in ((SegmentKind.MEMORY, MEMORY), (SegmentKind.DOCUMENT, DOCUMENT)):
         if name == head or name.startswith(f"{head}/"):
             return kind, name[len(head) + 1 :]
-    return ProcessKind.SESSION, name
+    return SegmentKind.SESSION, name
 
 
-def _is_own(process: Process, name: str) -> bool:
+def _is_own(session: Session, name: str) -> bool:
     """Whether this is the session itself, or a branch below it."""
-    if name.startswith(f"{process.name}/"):
-        return any(info.name == name for info in process.branches.below())
-    return name == process.name
+    if name.startswith(f"{session.name}/"):
+        return any(info.name == name for info in session.branches.below())
+    return name == session.name
 
 
-def _away(process: Process, address: str) -> tuple[str, str] | None:
+def _away(session: Session, address: str) -> tuple[str, str] | None:
     """The name and the address there, of a page beyond the session and its branches: `work p17`."""
     name, _, there = address.strip().rpartition(" ")
     try:
@@ -221,28 +221,28 @@ def _decode(arguments: str, kind: Any) -> Any:
     return msgspec.json.decode(arguments or "{}", type=kind, strict=False)
 
 
-def _recall(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
+def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Recall)
-    away = _away(process, asked.address)
-    if away and not _is_own(process, away[0]):
-        info = _process_of(process, away[0], reach)
-        rows = _rows(process, info, away[1])
-        texts = process.store.texts({page.digest for page, _ in rows})
+    away = _away(session, asked.address)
+    if away and not _is_own(session, away[0]):
+        info = _segment_of(session, away[0], reach)
+        rows = _rows(session, info, away[1])
+        texts = session.backend.texts({page.digest for page, _ in rows})
         pieces, kept, left = _cut(
-            asked, process.capacity, [(_heading(info, page, state), texts[page.digest]) for page, state in rows]
+            asked, session.capacity, [(_heading(info, page, state), texts[page.digest]) for page, state in rows]
         )
         return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
     if away:
-        below = _below(process, away[0])
+        below = _below(session, away[0])
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
-    found = process.recall(asked.address)
-    below = _below(process, found.process.name)
+    found = session.recall(asked.address)
+    below = _below(session, found.session.name)
     told = [
-        (f"{below}{page.address}, {origin_of(found.process, page)}", text)
+        (f"{below}{page.address}, {origin_of(found.session, page)}", text)
         for page, text in zip(found.pages, found.parts, strict=True)
     ]
-    pieces, kept, left = _cut(asked, process.capacity, told)
-    return _reply(process, _told(pieces, left), [(found.process, found.pages[index].id) for index in kept])
+    pieces, kept, left = _cut(asked, session.capacity, told)
+    return _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
 
 
 def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:
@@ -269,20 +269,20 @@ def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tupl
     return pieces, kept, left
 
 
-def _process_of(process: Process, name: str, reach: Reach) -> ProcessInfo:
-    """Another process of the tenant; one that may not be read is as good as absent."""
-    info = process.store.process(name, time=0.0, create=False) if reach(*_kind_of(name)) else None
+def _segment_of(session: Session, name: str, reach: Reach) -> SegmentInfo:
+    """Another segment of the tenant; one that may not be read is as good as absent."""
+    info = session.backend.segment(name, time=0.0, create=False) if reach(*_kind_of(name)) else None
     if info is None or info.kind != _kind_of(name)[0]:
         raise UnknownAddress(f"nothing called {name[:80]!r} can be read here", advice="see what search_memory finds")
     return info
 
 
-def _rows(process: Process, info: ProcessInfo, address: str) -> list[tuple[Page, State]]:
-    """Pages of another process, from the store: nobody's window moves by that."""
+def _rows(session: Session, info: SegmentInfo, address: str) -> list[tuple[Page, State]]:
+    """Pages of another segment, from the store: nobody's window moves by that."""
     first, last = parse_address(address)
     if last - first >= MOST:
         raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
-    rows = process.store.read((info.number, page) for page in range(first, last + 1))
+    rows = session.backend.read((info.number, page) for page in range(first, last + 1))
     found = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
     if not found:
         raise UnknownAddress(
@@ -291,21 +291,21 @@ def _rows(process: Process, info: ProcessInfo, address: str) -> list[tuple[Page,
     return found
 
 
-def _heading(info: ProcessInfo, page: Page, state: State) -> str:
+def _heading(info: SegmentInfo, page: Page, state: State) -> str:
     gone = f", {state.at}" if state.at in (Place.RETIRED, Place.PROPOSED) else ""
     return f"{info.name} {page.address}, {page.role}, {_day(page.time)}{gone}"
 
 
-def _below(process: Process, name: str) -> str:
+def _below(session: Session, name: str) -> str:
     """What stands before an address of a session: nothing for this one, `b1/` for a branch of it."""
-    return name.removeprefix(f"{process.name}/") + "/" if name != process.name else ""
+    return name.removeprefix(f"{session.name}/") + "/" if name != session.name else ""
 
 
-def _reply(process: Process, text: str, pages: Sequence[tuple[Process, int]]) -> MemoryReply:
+def _reply(session: Session, text: str, pages: Sequence[tuple[Session, int]]) -> MemoryReply:
     """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
-    sources = [page for owner, page in pages if owner is process]
-    cites = [(owner.owner(page), page) for owner, page in pages if owner is not process]
-    here = process.number
+    sources = [page for owner, page in pages if owner is session]
+    cites = [(owner.owner(page), page) for owner, page in pages if owner is not session]
+    here = session.number
     sources += [page for number, page in cites if number == here]
     return MemoryReply(
         text=text,
@@ -326,9 +326,9 @@ def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
     return "\n".join([*told, f"[{nonce} {left}]"] if left else told)
 
 
-def origin_of(process: Process, page: Page) -> str:
+def origin_of(session: Session, page: Page) -> str:
     """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
-    window = process.window
+    window = session.window
     who = f"tool {window.pages[page.answers].name}" if page.answers else str(page.role)
     return f"{who}, {_day(page.time)}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
 
@@ -337,19 +337,19 @@ def _day(time: float) -> str:
     return dt.datetime.fromtimestamp(time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _search(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
+def _search(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Search)
-    room = max(50, process.capacity // 2)
-    if asked.session is not None and asked.session != process.name:
-        return _search_away(process, asked.query, asked.session, min(asked.tokens, room), reach)
-    hits = process.search(asked.query, tokens=min(asked.tokens, room), unseen=asked.session is None)
+    room = max(50, session.capacity // 2)
+    if asked.session is not None and asked.session != session.name:
+        return _search_away(session, asked.query, asked.session, min(asked.tokens, room), reach)
+    hits = session.search(asked.query, tokens=min(asked.tokens, room), unseen=asked.session is None)
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []
-    found: list[tuple[Process, int]] = []
+    found: list[tuple[Session, int]] = []
     for hit in hits:
-        below = _below(process, hit.session)
-        where = process.branches.open(below[:-1]) if below else process
+        below = _below(session, hit.session)
+        where = session.branches.open(below[:-1]) if below else session
         number = parse_address(hit.address)[0]
         if number not in where.window.pages:
             # Another program has just added it to the branch.
@@ -358,25 +358,25 @@ def _search(process: Process, arguments: str, call_id: str | None, reach: Reach)
         start, end = hit.span
         pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
         found.append((where, page.id))
-    return _reply(process, _told(pieces), found)
+    return _reply(session, _told(pieces), found)
 
 
-def _search_away(process: Process, query: str, session: str, tokens: int, reach: Reach) -> MemoryReply:
-    """Search other processes of the tenant: exactly those that may be read."""
+def _search_away(opened: Session, query: str, session: str, tokens: int, reach: Reach) -> MemoryReply:
+    """Search other segments of the tenant: exactly those that may be read."""
 
-    def readable(info: ProcessInfo) -> bool:
+    def readable(info: SegmentInfo) -> bool:
         kind, name = _kind_of(info.name)
-        return info.kind == kind and (_is_own(process, info.name) or reach(kind, name))
+        return info.kind == kind and (_is_own(opened, info.name) or reach(kind, name))
 
-    known = process.store.processes()
+    known = opened.backend.segments()
     infos = [info for info in known if session in (EVERYWHERE, info.name) and readable(info)]
     if not infos:
         raise UnknownAddress(f"nothing called {session[:80]!r} can be read here", advice="search for * or leave `session` out")
-    hits = process.search(query, tokens=tokens, among=infos)
+    hits = opened.search(query, tokens=tokens, among=infos)
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     numbers = {info.name: info.number for info in infos}
-    own = numbers.get(process.name)
+    own = numbers.get(opened.name)
     keys = dict.fromkeys((numbers[hit.session], parse_address(hit.address)[0]) for hit in hits)
     pieces = [
         (f"{hit.reference} characters {hit.span[0]}-{hit.span[1]}, {hit.origin}, {_day(hit.time)}", hit.text) for hit in hits
@@ -388,28 +388,28 @@ def _search_away(process: Process, query: str, session: str, tokens: int, reach:
     )
 
 
-def _pin(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
+def _pin(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Pin)
     if asked.unpin:
-        process.unpin(asked.address)
+        session.unpin(asked.address)
         return MemoryReply(text=f"{asked.address} may leave the window again")
-    process.pin(asked.address)
+    session.pin(asked.address)
     return MemoryReply(text=f"{asked.address} stays in the window")
 
 
-def _note(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
+def _note(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Note)
     if asked.address:
-        process.rate(asked.address, asked.importance)
+        session.rate(asked.address, asked.importance)
         return MemoryReply(text=f"{asked.address} is marked")
     if not asked.note:
         return MemoryReply(text="error: give a note, or an address")
-    own = process.window.calls.get(call_id or "")
+    own = session.window.calls.get(call_id or "")
     if own is None:
-        process.append({"role": "assistant", "content": asked.note})
-        own = process.window.last
-    page = process.window.pages[own]
-    process.rate(page.address, asked.importance)
+        session.append({"role": "assistant", "content": asked.note})
+        own = session.window.last
+    page = session.window.pages[own]
+    session.rate(page.address, asked.importance)
     return MemoryReply(text=f"kept at {page.address}")
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from typing import TypeVar, overload
 
+from kilburn.backend import Backend
 from kilburn.errors import StoreCorrupt
 from kilburn.kernel.branches import Lineage
 from kilburn.page import Page, address_of
-from kilburn.store import Store
 
 T = TypeVar("T")
 
@@ -20,24 +20,24 @@ Reader = Callable[[Iterable[int]], Mapping[int, Page]]
 Finder = Callable[[Iterable[str] | None], Mapping[str, int]]
 
 
-def reader_of(store: Store, lineage: Lineage) -> Reader:
-    """Reads pages of a process by their ids, also those that it inherited."""
+def reader_of(backend: Backend, lineage: Lineage) -> Reader:
+    """Reads pages of a session by their ids, also those that it inherited."""
 
     def read(pages: Iterable[int]) -> dict[int, Page]:
-        rows = store.read([(lineage.owner(page), page) for page in pages])
+        rows = backend.read([(lineage.owner(page), page) for page in pages])
         return {page.id: page for page, _ in rows.values()}
 
     return read
 
 
-def finder_of(store: Store, lineage: Lineage) -> Finder:
-    """Finds the calls of a process in the store, also those that it inherited."""
+def finder_of(backend: Backend, lineage: Lineage) -> Finder:
+    """Finds the calls of a session in the store, also those that it inherited."""
 
     def find(among: Iterable[str] | None) -> dict[str, int]:
         wanted = None if among is None else list(among)
         found: dict[str, int] = {}
-        for owner in (*(share.process for share in lineage.shares), lineage.process):
-            known = store.calls(owner, wanted) if owner else {}
+        for owner in (*(share.segment for share in lineage.shares), lineage.segment):
+            known = backend.calls(owner, wanted) if owner else {}
             # A parent goes on after the fork: what it has called since is not seen here.
             found.update((call, page) for call, page in known.items() if lineage.owner(page) == owner)
         return found

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from kilburn.backend import Batch, Digests, Pieces, State
 from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind, Role
 from kilburn.page import Page
-from kilburn.store import Batch, Digests, Pieces, State
 
 GATHERED = 256
 """Observations that wait for a commit at most."""
@@ -50,7 +50,7 @@ class Pending:
         # Of texts that are excerpts, the pieces that they are made from.
         self.pieces: dict[str, Pieces] = {}
         self.budget: Budget | None = None
-        # Of a branch that begins: the process that it forks from, and that one's last event.
+        # Of a branch that begins: the session that it forks from, and that one's last event.
         self.above: tuple[int, int] | None = None
         # What the session has said with the new pages.
         self.said: Digests | None = None
@@ -123,7 +123,7 @@ class Pending:
         Args:
             pages: those of the window.
             changed: the states of those that the batch has moved.
-            owns: whether a page has its row in this process. What became of an inherited page only the ledger says.
+            owns: whether a page has its row in this session. What became of an inherited page only the ledger says.
         """
         new = {page.id for page in self.new}
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}

@@ -34,11 +34,11 @@ ROUNDS = 4
 """Times a policy is asked for one admission, at most."""
 
 FALLBACK = "oldest"
-"""The policy that is asked where the process's own frees too little."""
+"""The policy that is asked where the session's own frees too little."""
 
 
 class Planner:
-    """One policy at one process's window.
+    """One policy at one session's window.
 
     Args:
         answer: asks the model in the background; None where there is none.
@@ -58,7 +58,7 @@ class Planner:
 
         Args:
             change: begins the batch; says which pages it is about. It is made again where others changed
-                the process while a model was waited for.
+                the session while a model was waited for.
             waits: whether a model may be waited for.
             eases: whether the change asks for no room: then it is made also where pins exceed the window before and after it.
 
@@ -135,7 +135,7 @@ class Planner:
         return True
 
     def reopen(self) -> None:
-        """Fit a reopened process to this budget and counter. Where its pins need a larger window, it stays as it is: it can
+        """Fit a reopened session to this budget and counter. Where its pins need a larger window, it stays as it is: it can
         be read, and mended by `unpin`, and the log says so."""
         kernel = self.kernel
         with kernel.batch():
@@ -194,7 +194,7 @@ class Planner:
         return frozenset(standing for call in window.awaited(patience) if (standing := window.stands(call)) is not None)
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
-        # A policy must not quote to a model what another process has forgotten.
+        # A policy must not quote to a model what another segment has forgotten.
         self.kernel.check_current()
         view = self.view(cause, wanted, self.background.look())
         return (yield from self._consultation.hold(self.policy, view, waits=waits))

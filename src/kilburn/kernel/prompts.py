@@ -45,7 +45,7 @@ class Prompts:
         self._bring(shown)
         prompt = render(transcript(kernel.window, lambda page: self._parts[page.id]), form, kernel.use)
         prompt.pages = tuple(page.id for _, page, instead in shown if page is not None and not instead)
-        if not kernel.store.readonly:
+        if not kernel.backend.readonly:
             self._ship(shown)
         return prompt
 

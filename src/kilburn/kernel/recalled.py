@@ -12,16 +12,16 @@ __all__ = ["Recalled"]
 class Recalled(str):
     """Recalled text, exact: the concatenation of its pages' texts.
 
-    `parts` holds the pages' texts one by one, `pages` the pages, and `process` the process that has them: a branch, for an
+    `parts` holds the pages' texts one by one, `pages` the pages, and `process` the session that has them: a branch, for an
     address such as `b1/p17`.
     """
 
     pages: tuple[Page, ...]
     parts: tuple[str, ...]
-    process: Any
+    session: Any
 
-    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...], process: Any) -> Recalled:
+    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...], session: Any) -> Recalled:
         """Join the parts into the text."""
         made = super().__new__(cls, "".join(parts))
-        made.pages, made.parts, made.process = pages, parts, process
+        made.pages, made.parts, made.session = pages, parts, session
         return made

@@ -31,7 +31,7 @@ class Prompt(list[dict[str, Any]]):
 
     Attributes:
         system: for the "messages" form, the system prompt; else None.
-        tokens: what it costs, by the process's counter.
+        tokens: what it costs, by the session's counter.
         form: "chat", "messages" or "responses".
         pages: ids of the pages whose text it shows. They are the sources of what a model makes of it.
     """

@@ -1,4 +1,4 @@
-"""Rebuilds a process from a store, event by event (law 8)."""
+"""Rebuilds a session from a store, event by event (law 8)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import islice
 from typing import NamedTuple
 
+from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Counter
 from kilburn.errors import KilburnError, StoreCorrupt
 from kilburn.event import STATE, Act, Data, Event
@@ -19,7 +20,6 @@ from kilburn.kernel.pages import Calls, PagesById, finder_of, reader_of
 from kilburn.kernel.render import part_of
 from kilburn.kernel.window import WindowState
 from kilburn.page import Page
-from kilburn.store import ProcessInfo, Store
 
 READ = 500
 """Pages whose texts are read at a time."""
@@ -32,7 +32,7 @@ SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError
 
 
 class Rebuilt(NamedTuple):
-    """The state of a process up to event `head`, and whose pages these are.
+    """The state of a session up to event `head`, and whose pages these are.
 
     Args:
         work: what it took to replay it, beside what a checkpoint gave; see `work_of`.
@@ -52,28 +52,28 @@ def work_of(events: Iterable[Event]) -> int:
     return sum(1 + many // MANY for many in moved)
 
 
-def lineage_of(store: Store, number: int) -> Lineage:
-    """Whose pages a process sees."""
-    fork = fork_of(origin_in(store.events(number)))
+def lineage_of(backend: Backend, number: int) -> Lineage:
+    """Whose pages a session sees."""
+    fork = fork_of(origin_in(backend.events(number)))
     if fork is None or not fork.at:
         return Lineage(number)
-    return lineage_of(store, fork.forked).child(number, fork.known, fork.derived)
+    return lineage_of(backend, fork.forked).child(number, fork.known, fork.derived)
 
 
 def rebuild(
-    store: Store,
-    info: ProcessInfo,
+    backend: Backend,
+    info: SegmentInfo,
     counter: Counter,
     *,
     recount: bool = True,
     until: int | None = None,
     whole: bool = False,
 ) -> Rebuilt:
-    """Rebuild a process from its last checkpoint and its ledger; its pages get the costs of this counter. A branch with its
+    """Rebuild a session from its last checkpoint and its ledger; its pages get the costs of this counter. A branch with its
     parent's history begins where the parent stood when it forked.
 
     Args:
-        info: with the number 0 where the store has no such process yet.
+        info: with the number 0 where the store has no such session yet.
         recount: whether pages that were made under another counter get their costs by this one, for which their texts
             are read.
         until: the last event that counts; None for all.
@@ -84,25 +84,27 @@ def rebuild(
     """
     if not info.number:
         return Rebuilt(WindowState(counter), Ledger(), Usage(counter), 0, Lineage(0))
-    lineage = lineage_of(store, info.number)
-    made = WindowState(counter, PagesById(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
-    base = None if whole else _restored(store, made, lineage, until)
+    lineage = lineage_of(backend, info.number)
+    made = WindowState(counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
+    base = None if whole else _restored(backend, made, lineage, until)
     if base is not None:
-        events = list(islice(store.events(info.number, base.head), None if until is None else until - base.head))
+        events = list(islice(backend.events(info.number, base.head), None if until is None else until - base.head))
         # Those that came since, in one query; other pages when they are needed.
         named = {page for event in events for page in _made_by(event)}
-        pages: Mapping[int, Page] = {page: row[0] for (_, page), row in store.read((info.number, page) for page in named).items()}
+        pages: Mapping[int, Page] = {
+            page: row[0] for (_, page), row in backend.read((info.number, page) for page in named).items()
+        }
     else:
-        events = list(islice(store.events(info.number), until))
-        base = _inherited(store, info, counter, lineage, origin_in(events), recount=recount, whole=whole) or Rebuilt(
+        events = list(islice(backend.events(info.number), until))
+        base = _inherited(backend, info, counter, lineage, origin_in(events), recount=recount, whole=whole) or Rebuilt(
             made, Ledger(), Usage(counter), 0, lineage
         )
         # Read after the events: another process may be appending, and a page that no event names yet does no harm.
-        pages = {page.id: page for page, _ in store.pages(info.number)}
+        pages = {page.id: page for page, _ in backend.pages(info.number)}
     window, ledger, usage = base.window, base.ledger, base.usage
     if recount:
         foreign = _foreign(events, counter, usage.tokenizer if base.head else "")
-        window.costs |= _costs(store, ChainMap(dict(pages), window.pages), foreign, counter) if foreign else {}
+        window.costs |= _costs(backend, ChainMap(dict(pages), window.pages), foreign, counter) if foreign else {}
     for number, event in enumerate(events, base.head + 1):
         where = f"event {number} of session {info.name!r}"
         if event.number != number:
@@ -121,9 +123,9 @@ def rebuild(
     return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work_of(events))
 
 
-def _restored(store: Store, window: WindowState, lineage: Lineage, until: int | None) -> Rebuilt | None:
+def _restored(backend: Backend, window: WindowState, lineage: Lineage, until: int | None) -> Rebuilt | None:
     """The state of the last checkpoint; None where there is none that can be used."""
-    found = store.checkpoint(lineage.process, until)
+    found = backend.checkpoint(lineage.segment, until)
     if found is None:
         return None
     ledger, usage = Ledger(), Usage(window.counter)
@@ -131,9 +133,9 @@ def _restored(store: Store, window: WindowState, lineage: Lineage, until: int | 
 
 
 def _inherited(
-    store: Store, info: ProcessInfo, counter: Counter, lineage: Lineage, origin: Data, *, recount: bool, whole: bool
+    backend: Backend, info: SegmentInfo, counter: Counter, lineage: Lineage, origin: Data, *, recount: bool, whole: bool
 ) -> Rebuilt | None:
-    """The state that a branch begins with; None of any other process.
+    """The state that a branch begins with; None of any other segment.
 
     Raises:
         StoreCorrupt: what it inherited is gone.
@@ -141,11 +143,11 @@ def _inherited(
     fork = fork_of(origin)
     if fork is None or not fork.at:
         return None
-    parent = ProcessInfo(number=fork.forked, name=f"process {fork.forked}", created=0.0)
-    base = rebuild(store, parent, counter, recount=recount, until=fork.at, whole=whole)
+    parent = SegmentInfo(number=fork.forked, name=f"segment {fork.forked}", created=0.0)
+    base = rebuild(backend, parent, counter, recount=recount, until=fork.at, whole=whole)
     if base.head < fork.at:
         raise StoreCorrupt(f"what session {info.name!r} forked from is gone", advice="run `kilburn fsck --repair`")
-    base.window.pages.read, base.window.calls.find = reader_of(store, lineage), finder_of(store, lineage)
+    base.window.pages.read, base.window.calls.find = reader_of(backend, lineage), finder_of(backend, lineage)
     return Rebuilt(base.window, Ledger(), base.usage, 0, lineage, base.work)
 
 
@@ -171,12 +173,12 @@ def _foreign(events: Sequence[Event], counter: Counter, tokenizer: str) -> set[i
     return found
 
 
-def _costs(store: Store, pages: Mapping[int, Page], foreign: Set[int], counter: Counter) -> dict[int, int]:
+def _costs(backend: Backend, pages: Mapping[int, Page], foreign: Set[int], counter: Counter) -> dict[int, int]:
     """What pages cost by another counter than the one under which they were made; forgotten pages have no text."""
     costs: dict[int, int] = {}
     kept = [pages[number] for number in sorted(foreign) if number in pages and pages[number].digest]
     for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
-        texts = {"": ""} | store.texts({digest for page in some for digest in (page.digest, page.extra) if digest})
+        texts = {"": ""} | backend.texts({digest for page in some for digest in (page.digest, page.extra) if digest})
         for page in some:
             part, leftovers = part_of(page, texts[page.digest], texts[page.extra])
             if page.depth:

@@ -13,16 +13,16 @@ from functools import partial
 from typing import Unpack
 
 from kilburn.arguments import checked
+from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.budget import Counter
+from kilburn.collections.collecting import LARGEST
 from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly
 from kilburn.event import STATE, Act, Data, Event
-from kilburn.kernel.collecting import LARGEST
+from kilburn.forgetting.closure import Home, addresses, forget, named_closure
 from kilburn.kernel.drive import aside
-from kilburn.kernel.forgetting import Home, addresses, forget, named_closure
 from kilburn.kernel.recalled import Recalled
 from kilburn.page import Page
 from kilburn.policy import Cause
-from kilburn.store import ProcessInfo, ProcessKind
 
 
 @checked
@@ -36,11 +36,11 @@ class Segment(ABC):
     """
 
     def __init__(self, home: Home, lock: threading.RLock, counter: Counter) -> None:
-        self._home, self.store, self.lock, self.counter = home, home.store, lock, counter
+        self._home, self.backend, self.lock, self.counter = home, home.backend, lock, counter
 
     @property
     @abstractmethod
-    def info(self) -> ProcessInfo:
+    def info(self) -> SegmentInfo:
         """Its row in the store, as it was last read."""
 
     @property
@@ -59,19 +59,19 @@ class Segment(ABC):
         return self.info.user
 
     @property
-    def kind(self) -> ProcessKind:
+    def kind(self) -> SegmentKind:
         """What it is: a session, a memory or a document."""
         return self.info.kind
 
     @property
     def tenant(self) -> str:
         """The tenant of the store that it lives in."""
-        return self.store.tenant
+        return self.backend.tenant
 
     @property
     def readonly(self) -> bool:
         """Whether the store was opened for reading: then nothing is written, not even that something was read."""
-        return self.store.readonly
+        return self.backend.readonly
 
     @abstractmethod
     def refresh(self) -> bool:
@@ -275,5 +275,5 @@ class Segment(ABC):
             self.refresh()
             self.flush()
             waiting = [event for event in self._waiting() if event.number > after and act in (None, event.act)]
-            written = self.store.events(self.number, max(-LARGEST, min(after, LARGEST)), act)
+            written = self.backend.events(self.number, max(-LARGEST, min(after, LARGEST)), act)
         return (event for events in (written, waiting) for event in events)

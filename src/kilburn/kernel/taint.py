@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from kilburn.errors import KernelError
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
 from kilburn.message import Role, Trust
 from kilburn.page import Page
 
 
-def lowest_read(process: Process, clean: Collection[str] = ()) -> dict[int, Trust]:
+def lowest_read(session: Session, clean: Collection[str] = ()) -> dict[int, Trust]:
     """How far the least trusted text may be believed that a session had read when each of its originals came, by the page's id,
     in order. Under 0 is what had been read when the session began.
 
@@ -24,10 +24,10 @@ def lowest_read(process: Process, clean: Collection[str] = ()) -> dict[int, Trus
     Args:
         clean: tools whose results hold nobody else's words.
     """
-    lowest = _carried_in(process, clean)
+    lowest = _carried_in(session, clean)
     read = {0: lowest}
-    with process.lock:
-        pages = process.window.pages
+    with session.lock:
+        pages = session.window.pages
         for page in pages.originals():
             ours = page.trust < Trust.AGENT and _is_ours(page, pages, clean)
             lowest = min(lowest, Trust.AGENT if ours else page.trust)
@@ -35,24 +35,24 @@ def lowest_read(process: Process, clean: Collection[str] = ()) -> dict[int, Trus
     return read
 
 
-def tainted(process: Process, clean: Collection[str] = (), until: int | None = None) -> bool:
+def tainted(session: Session, clean: Collection[str] = (), until: int | None = None) -> bool:
     """Whether a session has read an untrusted text: anything that is trusted no more than a tool.
 
     Args:
         clean: tools whose results hold nobody else's words.
         until: the last page that counts; None for all.
     """
-    read = lowest_read(process, clean)
+    read = lowest_read(session, clean)
     return any(trust < Trust.AGENT for page, trust in read.items() if until is None or page <= until)
 
 
-def _carried_in(process: Process, clean: Collection[str]) -> Trust:
+def _carried_in(session: Session, clean: Collection[str]) -> Trust:
     """What a branch's prompt may carry into it from the session that wrote it. A branch with the history has read it itself."""
-    fork = process.branches.forked
+    fork = session.branches.forked
     if fork is None or not fork.call or fork.at:
         return Trust.OPERATOR
     try:
-        parent = process.branches.parent
+        parent = session.branches.parent
     except KernelError:
         return Trust.TOOL  # what it had read is gone, so nobody knows
     return Trust.TOOL if parent is not None and tainted(parent, clean, fork.call) else Trust.OPERATOR

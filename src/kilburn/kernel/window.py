@@ -1,4 +1,4 @@
-"""One process's window: which page is where, in what order, at what cost, and what changes it.
+"""One session's window: which page is where, in what order, at what cost, and what changes it.
 
 The prompt has resident pages, stubs for results whose calls stay, and one handle for each gap. Every change is made
 by `WindowState.enact`, from an event: when it happens, and again when the ledger is replayed (law 8). Each step is in a
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kilburn.backend import State
 from kilburn.budget import Counter, text_cost
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
@@ -23,7 +24,6 @@ from kilburn.kernel.pages import Calls, PagesById
 from kilburn.kernel.stand_ins import StandIns
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, tombstone_of
-from kilburn.store import State
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 
@@ -59,11 +59,11 @@ class _Before(NamedTuple):
 
 
 class WindowState:
-    """The state of one process's window.
+    """The state of one session's window.
 
     Args:
         counter: counts handles and stubs.
-        pages: its pages; for a new process, none.
+        pages: its pages; for a new session, none.
         calls: the calls among them.
     """
 
@@ -71,7 +71,7 @@ class WindowState:
         self.counter = counter
         self.pages = PagesById() if pages is None else pages
         self.states: dict[int, State] = {}
-        # By the counter of this process, which need not be that of the pages' own tokens; see `cost`.
+        # By the counter of this session, which need not be that of the pages' own tokens; see `cost`.
         self.costs: dict[int, int] = {}
         self.stand_ins = StandIns()
         # The same as `states`, by place: a fold of thousands of pages is checked set against set.
@@ -188,7 +188,7 @@ class WindowState:
         return self.states[page].at
 
     def cost(self, page: int) -> int:
-        """What a page costs when it is resident and whole, in tokens of this process's counter."""
+        """What a page costs when it is resident and whole, in tokens of this session's counter."""
         known = self.costs.get(page)
         return self.pages[page].tokens if known is None else known
 

@@ -9,17 +9,17 @@ import time
 from collections.abc import Container
 from typing import Any
 
-from kilburn.kernel.collecting import is_true, since_of, until_of
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.found import Found
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.backend import State
+from kilburn.collections.collecting import is_true, since_of, until_of
+from kilburn.collections.collection import Collection
+from kilburn.kernel.store import Store
 from kilburn.message import Trust
 from kilburn.page import Page, address_of
-from kilburn.store import State
+from kilburn.search.found import Found
 from kilburn.wire.quotation import quote, with_headings
 
 
-def quotation(store: Hierarchy, query: str, tokens: int, user: str | None = None) -> tuple[str, list[Found]]:
+def quotation(store: Store, query: str, tokens: int, user: str | None = None) -> tuple[str, list[Found]]:
     """What facts and documents say about something, for a prompt: quoted as data, each piece with its address, origin and age,
     and the pieces; nothing where no answer is likely.
 
@@ -65,31 +65,31 @@ def describe(memory: Collection, page: Page, state: State, at: float | None = No
     }
 
 
-def provenance(store: Hierarchy, memory: Collection, number: int, hidden: Container[str] = ()) -> dict[str, Any]:
+def provenance(store: Store, memory: Collection, number: int, hidden: Container[str] = ()) -> dict[str, Any]:
     """All about a page of a collection: also what it was made from, and what was made from it.
 
     Args:
         number: the id of the page.
-        hidden: names of processes of which nothing is said but that there is one.
+        hidden: names of sessions of which nothing is said but that there is one.
     """
     page, state = memory.read(number)
     row = describe(memory, page, state)
-    names = {info.number: info.name for info in store.store.processes() if info.name not in hidden}
-    cited = store.store.read(page.cites)
+    names = {info.number: info.name for info in store.backend.segments() if info.name not in hidden}
+    cited = store.backend.read(page.cites)
     row["cites"] = [
         {
-            "session": names.get(process, "?"),
+            "session": names.get(segment, "?"),
             "address": source.address,
             "role": str(source.role),
             "trust": Trust(source.trust).name.lower(),
             "time": source.time,
-            "label": source.label if process in names else "",
+            "label": source.label if segment in names else "",
         }
-        for (process, _), (source, _) in cited.items()
+        for (segment, _), (source, _) in cited.items()
     ]
     row["made_from_it"] = [
-        address_of(citer) if process == memory.number else f"{names.get(process, '?')} {address_of(citer)}"
-        for process, citer in store.store.citing(memory.number, [number])
+        address_of(citer) if segment == memory.number else f"{names.get(segment, '?')} {address_of(citer)}"
+        for segment, citer in store.backend.citing(memory.number, [number])
     ]
     return row
 

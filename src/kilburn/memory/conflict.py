@@ -13,13 +13,13 @@ from enum import StrEnum
 
 import msgspec
 
+from kilburn.backend import State
 from kilburn.claims import contradict, same_claim
-from kilburn.kernel.collecting import since_of, until_of
-from kilburn.memory.dates import DAY
+from kilburn.collections.collecting import since_of, until_of
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.store import State
+from kilburn.search.dates import DAY
 
 HALF_LIFE = 30 * DAY
 """Seconds after which a statement weighs half as much against a newer one."""

@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backend import SegmentKind
+from kilburn.collections.collection import Collection, undisturbed
 from kilburn.errors import SecretFound, SpecError
 from kilburn.event import Act, encodable
-from kilburn.kernel.collection import Collection, undisturbed
-from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
+from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.chunks import chunks, rechunk
 from kilburn.memory.files import LARGEST, texts_of
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Page
-from kilburn.store import ProcessKind
 
 __all__ = ["ingest"]
 
@@ -54,7 +54,7 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ingest(
-    store: Hierarchy,
+    store: Store,
     path: str | os.PathLike[str],
     name: str | None = None,
     user: str = "",
@@ -125,7 +125,7 @@ def _withdrawn(document: Collection) -> Ingested:
     return Ingested(retired=len(pages), gone=(name_of(document),))
 
 
-def ingest_text(store: Hierarchy, text: str, name: str, user: str = "", *, secrets: Secrets = None) -> Ingested:
+def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: Secrets = None) -> Ingested:
     """Take in a text as the document of a name, or what has changed of it; one transaction.
 
     Raises:
@@ -145,7 +145,7 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
     """Bring a document to a text: keep the chunks that are still in it, in one transaction."""
     seen = document.head
     before = in_order(document)
-    texts = document.store.texts({page.digest for page in before})
+    texts = document.backend.texts({page.digest for page in before})
     old = [texts[page.digest] for page in before]
     new = rechunk(old, text, name) if old else chunks(text, name)
     if new == old:
@@ -214,14 +214,14 @@ def in_order(document: Collection) -> list[Page]:
 def text_of(document: Collection) -> str:
     """The text of a document as it was handed over last, but for chunks that were forgotten."""
     pages = in_order(document)
-    texts = document.store.texts({page.digest for page in pages})
+    texts = document.backend.texts({page.digest for page in pages})
     return "".join(texts[page.digest] for page in pages)
 
 
-def documents(store: Hierarchy, user: str | None = None) -> Iterator[Collection]:
+def documents(store: Store, user: str | None = None) -> Iterator[Collection]:
     """The documents of a tenant, or of one of its users, oldest first."""
     for collection in store.collections():
-        if collection.kind is ProcessKind.DOCUMENT and user in (None, collection.user):
+        if collection.kind is SegmentKind.DOCUMENT and user in (None, collection.user):
             yield collection
 
 

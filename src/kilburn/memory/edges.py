@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from kilburn.backend import State
 from kilburn.claims import contested, key_of, plain_name
+from kilburn.collections.collecting import is_true, since_of, until_of
+from kilburn.collections.collection import Collection
 from kilburn.errors import KernelError
 from kilburn.event import Act
-from kilburn.kernel.collecting import is_true, since_of, until_of
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.graph import ALIAS
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Restore, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.retrieval import Embedder
-from kilburn.store import State
 
 __all__ = ["neighbourhood"]
 
@@ -67,8 +67,8 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Facts and entities of a memory whose claim has this name."""
     key = key_of(name)
-    passages = memory.store.search(key, processes=[memory.number], limit=NAMED)
-    rows = memory.store.read(dict.fromkeys((passage.process, passage.page) for passage in passages))
+    passages = memory.backend.search(key, segments=[memory.number], limit=NAMED)
+    rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
     return [
         (page, state)
         for page, state in rows.values()
@@ -79,7 +79,7 @@ def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
 
 
 def neighbourhood(
-    store: Hierarchy,
+    store: Store,
     name: str,
     *,
     user: str = "",
@@ -143,10 +143,10 @@ def _around(
         heard.add(key_of(name))
         named = _named(memory, name)
         pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
-        citing = [key for key in memory.store.citing(memory.number, pages) if key[0] == memory.number] if pages else []
+        citing = [key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number] if pages else []
         keys = list(dict.fromkeys((*citing, *((memory.number, page.id) for page, _ in named if page.kind is Kind.FACT))))
         for start in range(0, len(keys), READ):
-            for page, state in memory.store.read(keys[start : start + READ]).values():
+            for page, state in memory.backend.read(keys[start : start + READ]).values():
                 if page.kind is not Kind.FACT or page.claim is None or state.at not in (Place.OUT, Place.RETIRED):
                     continue
                 if page.claim.relation == ALIAS and state.at is Place.OUT:
@@ -175,7 +175,7 @@ def _ends(memory: Collection, known: float) -> dict[int, float | None]:
 
 
 def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]:
-    texts = memory.store.texts({page.digest for page, _ in rows}) if rows else {}
+    texts = memory.backend.texts({page.digest for page, _ in rows}) if rows else {}
     rivals = contested((memory.number, page.claim) for page, _ in rows)
     return [
         Edge(
@@ -250,7 +250,7 @@ def unmerge(memory: Collection, address: str) -> None:
     page, _ = memory.read(number)
     if page.claim is None or page.claim.relation != ALIAS:
         raise KernelError(f"{address} merges nothing", advice="give the address of an edge that `merge` returned")
-    rows = memory.store.read((memory.number, source) for source in page.sources)
+    rows = memory.backend.read((memory.number, source) for source in page.sources)
     retired = tuple(source.id for source, state in rows.values() if state.at is Place.RETIRED)
     back = (Restore(retired, why="unmerged"),) if retired else ()
     memory.apply(Retire((number,), why="unmerged"), *back)

@@ -18,12 +18,12 @@ import msgspec
 from kilburn.claims import SPEAKER, is_speaker, plain_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import unasked
-from kilburn.memory.dates import grounded
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
 from kilburn.model import object_schema
 from kilburn.move import Add
 from kilburn.page import Claim
+from kilburn.search.dates import grounded
 from kilburn.wire.quotation import with_headings
 
 MOST = 20

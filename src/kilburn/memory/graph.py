@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backend import State
 from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
@@ -26,7 +27,6 @@ from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.store import State
 from kilburn.wire.quotation import with_headings
 
 ALIAS = "is another name of"

@@ -21,17 +21,18 @@ from typing import Any, cast
 
 import msgspec
 
+from kilburn.backend import SegmentInfo, State
 from kilburn.claims import is_speaker, topic
+from kilburn.collections.collection import Collection
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
 from kilburn.event import Act, Data
 from kilburn.kernel.breaker import Breaker
-from kilburn.kernel.collection import Collection
 from kilburn.kernel.drive import answerer, run
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.plans import PlanCourse, moves_of
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
@@ -40,7 +41,6 @@ from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.native import ending
 from kilburn.page import Claim, Page, Place, address_of, span_of
-from kilburn.store import ProcessInfo, State
 
 __all__ = ["Learned"]
 
@@ -96,8 +96,8 @@ class Learning:
 
     def __init__(
         self,
-        store: Hierarchy,
-        session: str | Process,
+        store: Store,
+        session: str | Session,
         policy: Any = "plain",
         model: Any = None,
         user: str | None = None,
@@ -154,7 +154,7 @@ class Learning:
         self.close()
 
 
-def answering(store: Hierarchy, model: Any) -> Callable[[Ask], Answer]:
+def answering(store: Store, model: Any) -> Callable[[Ask], Answer]:
     """What answers a policy: a model, a spec of one, or None for that of the store."""
     return answerer(store.model if model is None else resolve("models", model))
 
@@ -201,7 +201,7 @@ class _Bookmarks:
         self._low = self._high = 0
         self._lock = threading.Lock()
 
-    def of(self, memory: Collection, session: ProcessInfo, policy: str) -> _Progress:
+    def of(self, memory: Collection, session: SegmentInfo, policy: str) -> _Progress:
         """How far a policy has learned from a session; from nothing, if the ledger does not say."""
         key, block = (session.number, policy), BLOCK
         with self._lock:
@@ -224,7 +224,7 @@ def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, s
     """What a stretch of the ledger says last of each policy and session, and the time of its first event."""
     known: dict[tuple[int, str], _Progress] = {}
     since = math.inf
-    for event in itertools.takewhile(lambda event: event.number <= upto, memory.store.events(memory.number, after)):
+    for event in itertools.takewhile(lambda event: event.number <= upto, memory.backend.events(memory.number, after)):
         since = min(since, event.time)
         if event.act is Act.NOTE and "learned" in event.data:
             fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
@@ -244,23 +244,23 @@ class LearningJob:
 
     def __init__(
         self,
-        store: Hierarchy,
-        session: str | Process,
+        store: Store,
+        session: str | Session,
         policy: Any,
         user: str | None,
         secrets: Secrets = None,
         quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        if isinstance(session, str) and session not in {info.name for info in store.processes()}:
+        if isinstance(session, str) and session not in {info.name for info in store.sessions()}:
             raise SpecError(f"no session {session[:80]!r} to learn from", advice="see kilburn ps")
-        self.process = session if isinstance(session, Process) else store.process(session)
+        self.session = session if isinstance(session, Session) else store.session(session)
         self.policy: MemoryPolicy = resolve("memory", policy)
         self.name = policy.partition("(")[0].strip() if isinstance(policy, str) else type(policy).__name__.lower()
         if self.name in ("kernel", "user"):
             raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
-        self.memory = store.memory(self.process.user if user is None else user)
-        self.session = self.process.number
+        self.memory = store.memory(self.session.user if user is None else user)
+        self.number = self.session.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock = store.clock
         self.secrets, self.quota = secrets, quota
@@ -298,9 +298,9 @@ class LearningJob:
         )
 
     def _progress(self) -> _Progress:
-        known = self.bookmarks.of(self.memory, self.process.info, self.name)
+        known = self.bookmarks.of(self.memory, self.session.info, self.name)
         # What a fork has of another session is learned from there, and once.
-        return known if known.upto else msgspec.structs.replace(known, upto=self.process.branches.origin().get("known", 0))
+        return known if known.upto else msgspec.structs.replace(known, upto=self.session.branches.origin().get("known", 0))
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
@@ -370,9 +370,9 @@ class LearningJob:
 
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
         """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
-        self.process.refresh()
+        self.session.refresh()
         said = (each.page.id for each in (*exchange.earlier, *exchange.new))
-        return self.memory.head != head or any(self.process.window.at(page) is Place.DROPPED for page in said)
+        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in said)
 
     def _commit(
         self,
@@ -384,7 +384,7 @@ class LearningJob:
         course: _Course | None = None,
     ) -> None:
         outcome = (course.failure if course else None) or Outcome.DONE
-        told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.session, "outcome": outcome}
+        told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.number, "outcome": outcome}
         note = cast(Data, {**figures, **told})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
@@ -401,12 +401,12 @@ class LearningJob:
 
     def _exchanges(self, progress: _Progress) -> tuple[list[_Exchange], int]:
         """The exchanges to learn from, in order, and the last page of the session."""
-        process = self.process
-        with process.lock:
-            process.refresh()
-            pages = process.window.pages.originals()
-            gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(process.owner, pages, gone, lowest_read(process)))
+        session = self.session
+        with session.lock:
+            session.refresh()
+            pages = session.window.pages.originals()
+            gone = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
+            heard = list(_heard(session.owner, pages, gone, lowest_read(session)))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
         groups: list[list[int]] = []
         for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
@@ -426,26 +426,26 @@ class LearningJob:
 
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
         """With their texts, without the secrets in them; without those that hold one and are to be refused."""
-        self.process.fetch(said.page for said in heard)
+        self.session.fetch(said.page for said in heard)
         found = []
         for said in heard:
             try:
-                text, _ = screen(self.process.text(said.page.id), self.secrets)
+                text, _ = screen(self.session.text(said.page.id), self.secrets)
                 found.append(dataclasses.replace(said, text=text))
             except SecretFound as error:
-                log.info("%s of session %s is not learned from: %s", said.address, self.process.name, error.what)
+                log.info("%s of session %s is not learned from: %s", said.address, self.session.name, error.what)
                 self.refused[said.address] = None
         return tuple(found)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
-        summary = next((page.id for page, _ in self._about(f"session {self.process.name}", SUMMARY)), 0)
+        summary = next((page.id for page, _ in self._about(f"session {self.session.name}", SUMMARY)), 0)
         return MemoryView(
             new=self._with_texts(exchange.new),
             earlier=self._with_texts(exchange.earlier),
             summary=memory.text(summary) if summary else "",
             now=self.clock(),
-            session=self.process.name,
+            session=self.session.name,
             user=memory.user,
             page=lambda page: memory.read(page)[0],
             text=memory.text,
@@ -468,9 +468,9 @@ class LearningJob:
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Pages of the memory that match a query and are in force, best first."""
         memory = self.memory
-        passages = memory.store.search(query, processes=[memory.number], limit=limit)
-        keys = list(dict.fromkeys((passage.process, passage.page) for passage in passages))
-        rows = memory.store.read(keys)
+        passages = memory.backend.search(query, segments=[memory.number], limit=limit)
+        keys = list(dict.fromkeys((passage.segment, passage.page) for passage in passages))
+        rows = memory.backend.read(keys)
         return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
 
     # What a policy does
@@ -513,7 +513,7 @@ class LearningJob:
     def _find(self, find: Find) -> Answer:
         memory = self.memory
         rows = self._found(find.query, 4 * max(1, find.limit))[: max(0, find.limit)]
-        texts = memory.store.texts(page.digest for page, _ in rows)
+        texts = memory.backend.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
             for at, (page, _) in enumerate(rows)
@@ -549,7 +549,7 @@ def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int], r
     """The texts of user and assistant, without their words, each with what was read before it.
 
     Args:
-        owner: of a page, the number of the process in which it was made.
+        owner: of a page, the number of the segment in which it was made.
         read: the lowest trust of what had been read when each page came.
     """
     recalled = False

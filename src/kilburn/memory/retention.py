@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from kilburn.arguments import check_fields
+from kilburn.backend import SegmentKind, State
+from kilburn.collections.collection import Collection
 from kilburn.errors import QuotaExceeded, SpecError
-from kilburn.kernel.collection import Collection
-from kilburn.kernel.erasure import Erasure
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.receipts import ranges
-from kilburn.memory.dates import DAY
+from kilburn.kernel.store import Store
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
-from kilburn.store import ProcessKind, State
+from kilburn.search.dates import DAY
 
 HALF_LIFE = 30 * DAY
 """Seconds in which a fact that nobody marked as important loses half of its worth."""
@@ -100,7 +100,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sweep(
-    store: Hierarchy, user: str | None = None, *, retention: float = 30 * DAY, history: float | None = None, dry: bool = False
+    store: Store, user: str | None = None, *, retention: float = 30 * DAY, history: float | None = None, dry: bool = False
 ) -> Swept:
     """Forget the facts that are over for longer than their retention, and what was made from them.
 
@@ -120,7 +120,7 @@ def sweep(
     roots: dict[int, list[int]] = {}
     kept: dict[str, tuple[str, ...]] = {}
     for memory in store.collections():
-        if memory.kind is ProcessKind.MEMORY and user in (None, memory.user):
+        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
             rows = {page.id: (page, state) for page, state in memory.pages(history=True, proposed=True)}
             over = [number for number, row in rows.items() if _is_over(*row, now, retention, history)]
             held = _holding_pins(memory, over, {number for number, (_, state) in rows.items() if state.pinned})
@@ -142,7 +142,7 @@ def _holding_pins(memory: Collection, over: Sequence[int], pinned: set[int]) -> 
     for number in over if pinned else ():
         family, fresh = {number}, [number]
         while fresh:
-            more = {page for process, page in memory.store.citing(memory.number, fresh) if process == memory.number} - family
+            more = {page for segment, page in memory.backend.citing(memory.number, fresh) if segment == memory.number} - family
             family |= more
             fresh = list(more)
         if family & pinned:

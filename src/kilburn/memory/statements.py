@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import msgspec
 
 from kilburn.memory.clauses import HOLE, Clause, clauses
-from kilburn.memory.dates import Dated, dates, grounded
 from kilburn.page import Claim
+from kilburn.search.dates import Dated, dates, grounded
 
 USER = "user"
 ASSISTANT = "assistant"

@@ -1,4 +1,4 @@
-"""A user's memory: a collection that remembers, learns, updates and searches facts. `Hierarchy.memory` finds it by its name."""
+"""A user's memory: a collection that remembers, learns, updates and searches facts. `Store.memory` finds it by its name."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from functools import partial
 from typing import Any
 
 from kilburn.arguments import checked
+from kilburn.backend import SegmentInfo
+from kilburn.collections.collection import Collection, undisturbed
 from kilburn.errors import KernelError
 from kilburn.event import Act
-from kilburn.kernel.collection import Collection, undisturbed
 from kilburn.kernel.drive import arun, aside, run
-from kilburn.kernel.found import Findings
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
-from kilburn.kernel.search import Searcher
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.move import Add, Retire
 from kilburn.page import Place, parse_address
-from kilburn.store import ProcessInfo
+from kilburn.search.found import Findings
+from kilburn.search.search import Searcher
 
 
 @checked
 class UserMemory(Collection):
-    """What is known of a user of the tenant, fact by fact; made by `Hierarchy.memory`.
+    """What is known of a user of the tenant, fact by fact; made by `Store.memory`.
 
     Safe to use from several threads.
 
@@ -32,7 +32,7 @@ class UserMemory(Collection):
         levels: whose sessions it learns from, and what it searches with.
     """
 
-    def __init__(self, levels: Hierarchy, info: ProcessInfo) -> None:
+    def __init__(self, levels: Store, info: SegmentInfo) -> None:
         super().__init__(levels, info, levels.counter, levels.clock)
         self._levels = levels
 
@@ -101,7 +101,7 @@ class UserMemory(Collection):
 
     def learn(
         self,
-        session: str | Process,
+        session: str | Session,
         policy: Any = "plain",
         model: Any = None,
         *,
@@ -111,7 +111,7 @@ class UserMemory(Collection):
         """Learn from what was said in a session since the last call.
 
         Args:
-            session: its name, or the open process; of any user.
+            session: its name, or the open session; of any user.
             policy: a spec such as "plain" or "facts", or an object with `plan`.
             model: answers what the policy asks: a spec or a model; None for that of the store.
             secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in
@@ -128,7 +128,7 @@ class UserMemory(Collection):
 
     async def alearn(
         self,
-        session: str | Process,
+        session: str | Session,
         policy: Any = "plain",
         model: Any = None,
         *,
@@ -143,13 +143,13 @@ class UserMemory(Collection):
     def search(
         self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
     ) -> Findings:
-        """Facts of this memory that match; see `Hierarchy.search`, which also finds what belongs to all users.
+        """Facts of this memory that match; see `Store.search`, which also finds what belongs to all users.
 
         Raises:
             StoreError.
         """
         levels, now = self._levels, self.clock() if at is None else at
-        search = Searcher(self.store, levels.ranking, levels.vectors, [self.info])
+        search = Searcher(self.backend, levels.ranking, levels.vectors, [self.info])
         hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
         self.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from kilburn.backend import State
 from kilburn.effect import Answer, Effect
 from kilburn.message import Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page
-from kilburn.store import State
 
 SUMMARY = "summary"
 """The relation of the page that holds the running summary of a session; its subject is "session" and the session's name."""
@@ -26,7 +26,7 @@ class Utterance:
     """A text that was said in a session.
 
     Args:
-        process: the number in the store of the session in which it was said: of a branch, maybe one above it.
+        session: the number in the store of the session in which it was said: of a branch, maybe one above it.
         page: its page, with its role, its time in seconds since the epoch, and its trust.
         text: exact.
         recalled: whether it shows something recalled, or is an assistant's text after such in the same exchange: nothing is
@@ -34,7 +34,7 @@ class Utterance:
         taint: of an assistant's text, the lowest trust of all that was read in the session up to it; of a user's, its own.
     """
 
-    process: int
+    segment: int
     page: Page
     text: str
     recalled: bool = False
@@ -43,7 +43,7 @@ class Utterance:
     @property
     def cite(self) -> tuple[int, int]:
         """How a fact that is made from it names it (`Add.cites`)."""
-        return self.process, self.page.id
+        return self.segment, self.page.id
 
     @property
     def address(self) -> str:

@@ -2,7 +2,7 @@
 
 `Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. If it compacts, its block
 comes back in the reply, and is sent first from then on. The pages that the block stands for stay in the window until
-the process's policy, `compact(provider=True)`, evicts them.
+the session's policy, `compact(provider=True)`, evicts them.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.text.directives import Directive, Malformed, decode, directive_of, without
-from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.text.judgement import mended
-from kilburn.text.steps import beginnings, last_original, latest_reply, new_messages, words_of
+from kilburn.selection.directives import Directive, Malformed, decode, directive_of, without
+from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.judgement import mended
+from kilburn.selection.steps import beginnings, last_original, latest_reply, new_messages, words_of
 from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["INSTRUCTIONS"]

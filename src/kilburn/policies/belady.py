@@ -16,8 +16,8 @@ from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, old_pages, split_excerpts
-from kilburn.text.lines import merge
+from kilburn.selection.excerpts import cited_stretch, excerpt_moves, old_pages, split_excerpts
+from kilburn.selection.lines import merge
 
 __all__ = ["Belady"]
 

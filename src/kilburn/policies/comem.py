@@ -19,10 +19,10 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, address_of, span_of
 from kilburn.policy import View
-from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.text.judgement import mended
-from kilburn.text.lines import whole_sentences
-from kilburn.text.steps import arrived, latest_step
+from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.judgement import mended
+from kilburn.selection.lines import whole_sentences
+from kilburn.selection.steps import arrived, latest_step
 from kilburn.wire.quotation import quote, with_headings
 
 SYSTEM = (
@@ -39,7 +39,7 @@ SLACK = 12
 class Comem:
     """Replace all but the newest steps by a memory that another model writes in the background.
 
-    The model is that of the hierarchy (`kilburn.open(..., model=...)`); the agent has its own. Without a model
+    The model is that of the store (`kilburn.open(..., model=...)`); the agent has its own. Without a model
     nothing is folded. If the window fills before a memory is ready, the oldest pages are evicted.
 
     Args:

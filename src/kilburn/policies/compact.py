@@ -21,10 +21,10 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.text.extract import Piece, extract, piece_of, pieces_of, read_ahead
-from kilburn.text.judgement import Verdict, judge
-from kilburn.text.lines import sample
-from kilburn.text.origins import all_origins, origins_of, words_at
+from kilburn.selection.extract import Piece, extract, piece_of, pieces_of, read_ahead
+from kilburn.selection.judgement import Verdict, judge
+from kilburn.selection.lines import sample
+from kilburn.selection.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import quote, with_headings
@@ -76,7 +76,7 @@ class Compact:
         keep: newest messages that stay as they are, at least the last.
         to: tokens of a summary; None for an eighth of the capacity, at most 4,096 and half of what it replaces.
         share: of the capacity, for a trigger of None.
-        idle: compact at every `Process.idle`, whatever the trigger.
+        idle: compact at every `Session.idle`, whatever the trigger.
         provider: the provider compacts; here only leaves what its last block stands for.
         timeout: seconds for the model's reply.
     """

@@ -20,7 +20,7 @@ from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, View
 from kilburn.prices import Prices, prices_of
-from kilburn.text.excerpts import (
+from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
     flow_of,

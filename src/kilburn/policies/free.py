@@ -16,10 +16,10 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import OMITTED, Page, Span, address_of, span_of
 from kilburn.policy import View
-from kilburn.text.anchors import Anchors, Exact, Scanned, parse_anchors, resolve_anchors
-from kilburn.text.cleaning import redundant
-from kilburn.text.lines import complement, join
-from kilburn.text.steps import arrived
+from kilburn.selection.anchors import Anchors, Exact, Scanned, parse_anchors, resolve_anchors
+from kilburn.selection.cleaning import redundant
+from kilburn.selection.lines import complement, join
+from kilburn.selection.steps import arrived
 from kilburn.wire.quotation import quote
 
 SYSTEM = (
@@ -78,7 +78,7 @@ class Cleaner(Protocol):
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Deletes by rule: superseded outputs, dead ends, exact repetition (`kilburn.text.cleaning`)."""
+    """Deletes by rule: superseded outputs, dead ends, exact repetition (`kilburn.selection.cleaning`)."""
 
     def propose(self, scanned: Sequence[Scanned], task: str) -> Generator[Effect, Answer, Proposal]:
         """What the rules find; no model is asked."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 from kilburn.move import Move
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Cause, View
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
+from kilburn.selection.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
 
 @dataclass(frozen=True)

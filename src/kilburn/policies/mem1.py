@@ -16,8 +16,8 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policy import View
-from kilburn.text.directives import Malformed, state_of
-from kilburn.text.steps import last_original, latest_reply, new_messages, words_of
+from kilburn.selection.directives import Malformed, state_of
+from kilburn.selection.steps import last_original, latest_reply, new_messages, words_of
 
 __all__ = ["INSTRUCTIONS"]
 

@@ -17,9 +17,9 @@ from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
 from kilburn.policy import Cause, Stretch, View
-from kilburn.text.extract import Piece, extract, pieces_of
-from kilburn.text.judgement import mended
-from kilburn.text.lines import complement, merge
+from kilburn.selection.extract import Piece, extract, pieces_of
+from kilburn.selection.judgement import mended
+from kilburn.selection.lines import complement, merge
 from kilburn.wire.mementos import ThoughtBlock, parse
 from kilburn.wire.quotation import quote
 

@@ -14,7 +14,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page
 from kilburn.policy import Cause, View
-from kilburn.text.extract import condense
+from kilburn.selection.extract import condense
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
 from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import View
-from kilburn.text.extract import Piece, extract, pieces_of
+from kilburn.selection.extract import Piece, extract, pieces_of
 from kilburn.wire.quotation import quote
 
 SYSTEM = (

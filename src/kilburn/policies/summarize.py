@@ -17,11 +17,11 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
 from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import Cause, View
-from kilburn.text.excerpts import shorten_latest
-from kilburn.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.text.judgement import mended
-from kilburn.text.lines import whole_sentences
-from kilburn.text.origins import all_origins, origins_of, words_at
+from kilburn.selection.excerpts import shorten_latest
+from kilburn.selection.extract import Piece, extract, piece_of, read_ahead
+from kilburn.selection.judgement import mended
+from kilburn.selection.lines import whole_sentences
+from kilburn.selection.origins import all_origins, origins_of, words_at
 from kilburn.wire.quotation import quote
 
 SYSTEM = (

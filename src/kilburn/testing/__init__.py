@@ -7,7 +7,7 @@
     def test_my_model(): check_model(lambda: MyModel())
 
 The kits take a function that makes the thing and assert its contract. `check_laws` asserts the laws of
-a process from outside, `counted` weighs a prompt again, `trace` is a seeded run of an agent. `FakeClock`
+a session from outside, `counted` weighs a prompt again, `trace` is a seeded run of an agent. `FakeClock`
 is time that stands still, `FaultVFS` a disk that fails, `Scripted` and `Echo` are models without one.
 A provider over HTTP that answers from a script is in `kilburn.testing.upstream`.
 Nothing here is imported by the product, and nothing here patches it.
@@ -21,7 +21,7 @@ from kilburn.submodules import attach
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.faults import FAULTS, FaultVFS
 from kilburn.testing.laws import check_laws, counted
-from kilburn.testing.memory import Memory
+from kilburn.testing.memory import MemoryBackend
 from kilburn.testing.models import check_model
 from kilburn.testing.policies import check_policy, trace
 from kilburn.testing.stores import batch_of, check_store, page_of
@@ -31,7 +31,7 @@ __all__ = [
     "Echo",
     "FakeClock",
     "FaultVFS",
-    "Memory",
+    "MemoryBackend",
     "Scripted",
     "batch_of",
     "check_laws",

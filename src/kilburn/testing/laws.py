@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from kilburn.budget import text_cost
+from kilburn.collections.collection import Collection
 from kilburn.event import Act, Data
 from kilburn.kernel.checkpoint import checkpoint_of, restore
-from kilburn.kernel.collection import Collection
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Ledger, Usage
 from kilburn.kernel.pages import Calls, PagesById, finder_of, reader_of
-from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.replay import rebuild
+from kilburn.kernel.session import Session
 from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
 
 
-def counted(prompt: Prompt, process: Process) -> int:
+def counted(prompt: Prompt, session: Session) -> int:
     """Tokens of a rendered chat prompt, counted again from the outside, text by text."""
-    counter = process.counter
+    counter = session.counter
     total = 0
     for message in prompt:
         content = message.get("content")
@@ -40,48 +40,48 @@ def counted(prompt: Prompt, process: Process) -> int:
     return total
 
 
-def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = None) -> None:
+def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = None) -> None:
     """Assert the laws that can be seen from outside.
 
     Args:
         appended: all that was appended, in order, where nothing was forgotten.
     """
-    window = process.window
+    window = session.window
     if appended is not None:
-        assert process.messages() == list(appended), "law 1: the transcript is not what was appended"
-    prompt = process.render()
-    assert prompt.tokens <= process.capacity, f"law 2: {prompt.tokens} tokens in a window of {process.capacity}"
-    assert counted(prompt, process) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
+        assert session.messages() == list(appended), "law 1: the transcript is not what was appended"
+    prompt = session.render()
+    assert prompt.tokens <= session.capacity, f"law 2: {prompt.tokens} tokens in a window of {session.capacity}"
+    assert counted(prompt, session) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
     for page in window.pins:
         assert window.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
         if window.pages[page].kind is Kind.TEXT:
-            assert any(_holds(message, process.text(page)) for message in prompt), (
+            assert any(_holds(message, session.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
             )
-    _check_request(process)
-    _check_layout(process)
-    _check_derived(process)
+    _check_request(session)
+    _check_layout(session)
+    _check_derived(session)
     if prompt:
         validate_chat(prompt)
-        validate_messages(list(process.render("messages")))
-    _check_replay(process)
+        validate_messages(list(session.render("messages")))
+    _check_replay(session)
 
 
 def check_collection(collection: Collection) -> None:
     """Assert the laws of a collection: its ledger rebuilds the stored states, and each page follows from its sources."""
     collection.flush()
-    store, number = collection.store, collection.number
-    rows = {page.id: (page, state) for page, state in store.pages(number)}
+    backend, number = collection.backend, collection.number
+    rows = {page.id: (page, state) for page, state in backend.pages(number)}
     assert set(rows) == {*range(1, 1 + sum(page > 0 for page in rows)), *range(-sum(page < 0 for page in rows), 0)}, (
         "pages are not numbered without holes"
     )
-    events = list(store.events(number))
+    events = list(backend.events(number))
     assert [event.number for event in events] == [*range(1, len(events) + 1)], "law 8: an event is missing"
     window = WindowState(collection.counter)
     for event in events:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
-    indexed = {page for (_, page), found in store.entries((number, page) for page in rows).items() if found}
+    indexed = {page for (_, page), found in backend.entries((number, page) for page in rows).items() if found}
     for page, state in rows.values():
         if state.at is Place.DROPPED:
             assert (page.digest, page.cites, page.claim, page.label) == ("", (), None, ""), (
@@ -89,11 +89,11 @@ def check_collection(collection: Collection) -> None:
             )
             assert page.id not in indexed, f"law 1: {page.address} is forgotten and in the index"
             continue
-        assert store.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
+        assert backend.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
         assert state.at in (Place.OUT, Place.RETIRED, Place.PROPOSED), f"{page.address} is {state.at}"
         assert state.at is not Place.PROPOSED or page.id not in indexed, f"law 9: {page.address} waits, and is in the index"
         assert state.at is not Place.OUT or page.id in indexed, f"{page.address} is in force, and not in the index"
-        made_from = store.read([*page.cites, *((number, source) for source in page.sources)])
+        made_from = backend.read([*page.cites, *((number, source) for source in page.sources)])
         assert len(made_from) == len(page.cites) + len(page.sources), f"law 4: a source of {page.address} does not exist"
         for source, where in made_from.values():
             assert where.at is not Place.DROPPED, f"law 1: {page.address} is left of {source.address}, which is forgotten"
@@ -107,9 +107,9 @@ def _holds(message: dict[str, Any], text: str) -> bool:
     return content == text or (isinstance(content, list) and any(part.get("text") == text for part in content))
 
 
-def _check_request(process: Process) -> None:
+def _check_request(session: Session) -> None:
     """Only the kernel may take the user's latest message from the window, or a person who forgets or retires it."""
-    window = process.window
+    window = session.window
     texts = [page for page in window.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
     said = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
     asked = [page.id for page in said if page.message == max(other.message for other in said)]
@@ -117,7 +117,7 @@ def _check_request(process: Process) -> None:
     for page in asked:
         if window.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in window.visible()):
             continue
-        moves = [event for event in process.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)]
+        moves = [event for event in session.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)]
         who = moves[-1].policy if moves else "nobody"
         assert who == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {who}"
 
@@ -131,10 +131,10 @@ def _touches(data: Data, page: int, window: WindowState) -> bool:
     return page in moved or any(window.pages[number].sources == (page,) for number in moved)
 
 
-def _check_layout(process: Process) -> None:
+def _check_layout(session: Session) -> None:
     """The handles follow from what is resident and what is out: one for everything that is out between two resident
     pages."""
-    window = process.window
+    window = session.window
     walls = sorted((*page.order, page.id) for page in window.pages.values() if window.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
     for page in sorted(page for page in window.pages if page > 0 and window.at(page) == Place.OUT):
@@ -142,15 +142,15 @@ def _check_layout(process: Process) -> None:
     gaps = [(pages[0], pages[-1], len(pages), sum(map(window.cost, pages))) for pages in stretches.values()]
     assert list(window.gaps) == gaps, f"the gaps are {gaps}, not {list(window.gaps)}"
     assert len(gaps) <= len(walls) + 1, "two handles stand side by side"
-    assert window.gaps.cost == sum(text_cost(process.counter, handle_of(gap)) for gap in gaps), (
+    assert window.gaps.cost == sum(text_cost(session.counter, handle_of(gap)) for gap in gaps), (
         "law 2: handles cost something else"
     )
     for gap in gaps:
-        assert len(process.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
+        assert len(session.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
 
 
-def _check_derived(process: Process) -> None:
-    window = process.window
+def _check_derived(session: Session) -> None:
+    window = session.window
     for page in window.pages.values():
         if page.kind not in (Kind.FOLD, Kind.EXCERPT) or window.at(page.id) == Place.DROPPED:
             continue
@@ -160,31 +160,31 @@ def _check_derived(process: Process) -> None:
             f"law 7: {page.address} is trusted more than its sources"
         )
         if page.kind is Kind.EXCERPT:
-            text = process.text(page.id)
+            text = session.text(page.id)
             for source, spans in page.parts or ((page.sources[0], page.spans),):
-                original = process.text(source)
+                original = session.text(source)
                 assert all(original[start:stop] in text for start, stop in spans), f"law 4: {page.address} is not verbatim"
 
 
-def _check_replay(process: Process) -> None:
-    with process.batch() as kernel:
+def _check_replay(session: Session) -> None:
+    with session.batch() as kernel:
         kernel.flush()
-        _check_rebuilding(process, kernel)
+        _check_rebuilding(session, kernel)
 
 
-def _check_rebuilding(process: Process, kernel: Kernel) -> None:
-    store, window = process.store, process.window
-    stored = {page.id: state for page, state in store.pages(process.number)}
-    replayed = rebuild(store, kernel.info, process.counter, whole=True)
-    _check_rebuilt(process, replayed.window)
+def _check_rebuilding(session: Session, kernel: Kernel) -> None:
+    backend, window = session.backend, session.window
+    stored = {page.id: state for page, state in backend.pages(session.number)}
+    replayed = rebuild(backend, kernel.info, session.counter, whole=True)
+    _check_rebuilt(session, replayed.window)
     # Of observations that could not be written, the ledger knows nothing.
     assert kernel.ledger.stats.lost or replayed.usage.pages == kernel.usage.pages, "law 8: the ledger says other uses"
     # The same from the last checkpoint, and from one that would be made now.
-    _check_rebuilt(process, rebuild(store, kernel.info, process.counter).window)
-    lineage, ledger, usage = kernel.lineage, Ledger(), Usage(process.counter)
-    again = WindowState(process.counter, PagesById(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
+    _check_rebuilt(session, rebuild(backend, kernel.info, session.counter).window)
+    lineage, ledger, usage = kernel.lineage, Ledger(), Usage(session.counter)
+    again = WindowState(session.counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
     assert restore(checkpoint_of(window, kernel.ledger, kernel.usage), again, ledger, usage), "law 8: a checkpoint is of no use"
-    _check_rebuilt(process, again)
+    _check_rebuilt(session, again)
     assert ledger.report(use=0, window=0) == kernel.ledger.report(use=0, window=0), "law 8: a checkpoint has other figures"
     assert usage.pages == kernel.usage.pages, "law 8: a checkpoint knows other uses"
     assert usage.calibrated.room(10**6) == kernel.usage.calibrated.room(10**6), "law 8: a checkpoint has another correction"
@@ -196,8 +196,8 @@ def _calls(window: WindowState) -> dict[str, int]:
     return {call: page for call, page in window.calls.items() if window.at(page) is not Place.DROPPED}
 
 
-def _check_rebuilt(process: Process, again: WindowState) -> None:
-    window = process.window
+def _check_rebuilt(session: Session, again: WindowState) -> None:
+    window = session.window
     for name in ("groups", "request", "open", "turn", "said", "seen", "last", "last_derived", "stubs", "pins", "importance"):
         assert getattr(again, name) == getattr(window, name), f"law 8: {name} differs"
     assert _calls(again) == _calls(window), "law 8: other calls"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kilburn.stores.sqlite import Sqlite
+from kilburn.backends.sqlite import Sqlite
 
 
-class Memory(Sqlite):
+class MemoryBackend(Sqlite):
     """`Sqlite(":memory:")` under a short name: the real store, which a test may extend. Another object shares nothing with it."""
 
     def __init__(self, tenant: str = "default") -> None:

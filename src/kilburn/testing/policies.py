@@ -13,12 +13,12 @@ from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.policy import Policy
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
-from kilburn.testing.memory import Memory
+from kilburn.testing.memory import MemoryBackend
 
 WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "loop", "decided", "because", "TODO", "12", "4096"]
 
@@ -71,18 +71,18 @@ def check_policy(
 
 
 def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
-    with Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
-        process = store.process("check")
+    with Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
+        session = store.session("check")
         for message in trace(seed):
-            process.append(message)
-            prompt = process.render()
+            session.append(message)
+            prompt = session.render()
             assert prompt.tokens <= window, f"a prompt of {prompt.tokens} tokens in a window of {window}"
-        check_laws(process, list(trace(seed)))
-        refused = [event.why for event in process.events() if event.act is Act.REFUSE]
+        check_laws(session, list(trace(seed)))
+        refused = [event.why for event in session.events() if event.act is Act.REFUSE]
         assert not refused, f"moves were refused: {refused[:3]}"
-        return _moves(process)
+        return _moves(session)
 
 
-def _moves(process: Process) -> list[Any]:
+def _moves(session: Session) -> list[Any]:
     observed = (Act.ASK, Act.COMPACT)
-    return [(event.act, event.pages, event.policy, event.data) for event in process.events() if event.act not in observed]
+    return [(event.act, event.pages, event.policy, event.data) for event in session.events() if event.act not in observed]

@@ -1,6 +1,6 @@
 """The conformance kit of stores: `check_store(make)` holds any implementation to the contract.
 
-Only the verbs of `kilburn.store.Store` are used.
+Only the verbs of `kilburn.backend.Store` are used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import msgspec
 
+from kilburn.backend import Backend, Batch, Digests, HistoryOwner, SegmentKind, State
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Data, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
-from kilburn.store import Batch, Digests, ProcessKind, Said, State, Store
 
 
 def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: str | None = None) -> Page:
@@ -65,26 +65,26 @@ def batch_of(
     )
 
 
-def check_store(make: Callable[[], Store]) -> None:
+def check_store(make: Callable[[], Backend]) -> None:
     """Run every check, each on a fresh, empty store from `make`.
 
     Raises:
         AssertionError: a promise that the store does not keep, with the check's name.
     """
     for check in CHECKS:
-        store = make()
+        backend = make()
         try:
-            check(store)
+            check(backend)
         except AssertionError as error:
             error.add_note(f"check_store: {check.__name__}: {(check.__doc__ or '').strip()}")
             raise
         finally:
-            store.close()
+            backend.close()
 
 
-def start(store: Store, name: str = "session") -> int:
-    """A new process; its number."""
-    info = store.process(name, time=1.0)
+def start(backend: Backend, name: str = "session") -> int:
+    """A new segment; its number."""
+    info = backend.segment(name, time=1.0)
     assert info is not None
     return info.number
 
@@ -98,86 +98,86 @@ def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
     raise AssertionError(f"nothing raised {kind.__name__}")
 
 
-def snapshot(store: Store, process: int) -> tuple[object, ...]:
-    """All of a process that a caller can see."""
+def snapshot(backend: Backend, segment: int) -> tuple[object, ...]:
+    """All of a segment that a caller can see."""
     return (
-        list(store.pages(process)),
-        list(store.events(process)),
-        [info for info in store.processes() if info.number == process],
+        list(backend.pages(segment)),
+        list(backend.events(segment)),
+        [info for info in backend.segments() if info.number == segment],
     )
 
 
-def found(store: Store, query: str, process: int | None = None) -> set[int]:
+def found(backend: Backend, query: str, segment: int | None = None) -> set[int]:
     """The pages that a search finds."""
-    return {hit.page for hit in store.search(query, processes=None if process is None else [process], limit=1000)}
+    return {hit.page for hit in backend.search(query, segments=None if segment is None else [segment], limit=1000)}
 
 
-def check_is_store(store: Store) -> None:
+def check_is_store(backend: Backend) -> None:
     """It has the verbs."""
-    assert isinstance(store, Store)
+    assert isinstance(backend, Backend)
 
 
-def check_processes(store: Store) -> None:
-    """A process is made once, found by name, listed oldest first, and never made unasked."""
-    assert store.process("one", time=5.0, create=False) is None
-    first = store.process("one", time=5.0)
-    second = store.process("two", time=6.0)
+def check_segments(backend: Backend) -> None:
+    """A segment is made once, found by name, listed oldest first, and never made unasked."""
+    assert backend.segment("one", time=5.0, create=False) is None
+    first = backend.segment("one", time=5.0)
+    second = backend.segment("two", time=6.0)
     assert first is not None
     assert second is not None
     assert (first.name, first.created, first.head, first.pages) == ("one", 5.0, 0, 0)
-    assert store.process("one", time=9.0) == first
-    assert list(store.processes()) == [first, second]
+    assert backend.segment("one", time=9.0) == first
+    assert list(backend.segments()) == [first, second]
     for name in ("one/b2", "one0", "one/", "one/b1/b1", "ones/b1", "one-b1", "On\u00e9/x"):
-        store.process(name, time=7.0)
-    assert [info.name for info in store.processes("one")] == ["one/b2", "one/", "one/b1/b1"]
-    assert [info.name for info in store.processes("On\u00e9")] == ["On\u00e9/x"]
-    assert not store.processes("two")
+        backend.segment(name, time=7.0)
+    assert [info.name for info in backend.segments("one")] == ["one/b2", "one/", "one/b1/b1"]
+    assert [info.name for info in backend.segments("On\u00e9")] == ["On\u00e9/x"]
+    assert not backend.segments("two")
 
 
-def check_round_trip(store: Store) -> None:
+def check_round_trip(backend: Backend) -> None:
     """Pages, states, events and texts come back equal; originals first."""
-    process = start(store)
+    segment = start(backend)
     texts = {1: "alpha", 2: "", 3: "NUL \0 and \x07, é, 日本, \U0001f600\r\n", 10: "x" * 100_000, -1: "fold one", -2: "fold two"}
     states = {1: State(Place.IN, True, 0.25), -1: State(Place.FOLDED, False, -3.5)}
     batch = batch_of(0, texts, states=states, events=3)
-    store.commit(process, batch)
-    pages = list(store.pages(process))
+    backend.commit(segment, batch)
+    pages = list(backend.pages(segment))
     assert [page.id for page, _ in pages] == [1, 2, 3, 10, -1, -2]
     assert {page.id: page for page, _ in pages} == {page.id: page for page in batch.pages}
     assert {page.id: state for page, state in pages} == {number: states.get(number, State()) for number in texts}
-    assert list(store.events(process)) == list(batch.events)
-    assert list(store.events(process, 2)) == list(batch.events[2:])
-    assert list(store.events(process, 3)) == []
-    assert store.texts(page.digest for page in batch.pages) == dict(batch.texts)
-    info = store.process("session", time=0.0, create=False)
+    assert list(backend.events(segment)) == list(batch.events)
+    assert list(backend.events(segment, 2)) == list(batch.events[2:])
+    assert list(backend.events(segment, 3)) == []
+    assert backend.texts(page.digest for page in batch.pages) == dict(batch.texts)
+    info = backend.segment("session", time=0.0, create=False)
     assert info is not None
     assert (info.head, info.pages, info.tokens, info.used) == (3, 6, sum(page.tokens for page in batch.pages), 3.0)
 
 
-def check_states(store: Store) -> None:
+def check_states(backend: Backend) -> None:
     """A later batch moves pages, in or out, and leaves the others."""
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "a", 2: "b"}, states={1: State(Place.IN)}))
-    store.commit(process, Batch(head=1, states={1: State(Place.OUT), 2: State(Place.IN, True, 2.0)}))
-    assert [state for _, state in store.pages(process)] == [State(Place.OUT), State(Place.IN, True, 2.0)]
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "a", 2: "b"}, states={1: State(Place.IN)}))
+    backend.commit(segment, Batch(head=1, states={1: State(Place.OUT), 2: State(Place.IN, True, 2.0)}))
+    assert [state for _, state in backend.pages(segment)] == [State(Place.OUT), State(Place.IN, True, 2.0)]
 
 
-def check_stale(store: Store) -> None:
+def check_stale(backend: Backend) -> None:
     """A writer that does not know the last event is refused, and nothing changes."""
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "a"}))
-    before = snapshot(store, process)
-    raises(StoreStale, lambda: store.commit(process, batch_of(0, {2: "b"})))
-    raises(StoreStale, lambda: store.commit(process, batch_of(7, {2: "b"})))
-    assert snapshot(store, process) == before
-    assert found(store, "b") == set()
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "a"}))
+    before = snapshot(backend, segment)
+    raises(StoreStale, lambda: backend.commit(segment, batch_of(0, {2: "b"})))
+    raises(StoreStale, lambda: backend.commit(segment, batch_of(7, {2: "b"})))
+    assert snapshot(backend, segment) == before
+    assert found(backend, "b") == set()
 
 
-def check_all_or_nothing(store: Store) -> None:
+def check_all_or_nothing(backend: Backend) -> None:
     """A batch that contradicts itself raises StoreError and leaves no part of itself."""
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "first"}))
-    before = snapshot(store, process)
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "first"}))
+    before = snapshot(backend, segment)
     other = batch_of(1, {2: "second word"})
     bad: Sequence[Batch] = (
         Batch(head=1, pages=other.pages),
@@ -189,20 +189,20 @@ def check_all_or_nothing(store: Store) -> None:
         Batch(head=1, pages=other.pages, texts=other.texts, index=[2], events=batch_of(5, {}).events),
     )
     for batch in bad:
-        raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
-        assert snapshot(store, process) == before
-        assert found(store, "second") == set()
-    raises(StoreError, lambda: store.commit(process + 1000, batch_of(0, {1: "a"})))
-    raises(StoreCorrupt, lambda: store.texts([digest_of("second word")]))
-    store.commit(process, other)
-    assert found(store, "second") == {2}
+        raises(StoreError, lambda batch=batch: backend.commit(segment, batch))  # type: ignore[misc]
+        assert snapshot(backend, segment) == before
+        assert found(backend, "second") == set()
+    raises(StoreError, lambda: backend.commit(segment + 1000, batch_of(0, {1: "a"})))
+    raises(StoreCorrupt, lambda: backend.texts([digest_of("second word")]))
+    backend.commit(segment, other)
+    assert found(backend, "second") == {2}
 
 
-def check_only_what_can_be_read(store: Store) -> None:
+def check_only_what_can_be_read(backend: Backend) -> None:
     """A page or event that could not be read again, by type or by size, is refused, and nothing changes."""
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "first"}))
-    before = snapshot(store, process)
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "first"}))
+    before = snapshot(backend, segment)
     fine = batch_of(1, {2: "second"})
     pages: Sequence[dict[str, object]] = (
         {"time": True},
@@ -213,7 +213,7 @@ def check_only_what_can_be_read(store: Store) -> None:
     )
     for change in pages:
         batch = msgspec.structs.replace(fine, pages=[msgspec.structs.replace(fine.pages[0], **change)])
-        raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
+        raises(StoreError, lambda batch=batch: backend.commit(segment, batch))  # type: ignore[misc]
     events: Sequence[dict[str, object]] = (
         {"time": True},
         {"time": float("inf")},
@@ -224,61 +224,68 @@ def check_only_what_can_be_read(store: Store) -> None:
     )
     for change in events:
         batch = msgspec.structs.replace(fine, events=[msgspec.structs.replace(fine.events[0], **change)])
-        raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
-    assert snapshot(store, process) == before
-    store.commit(process, fine)
+        raises(StoreError, lambda batch=batch: backend.commit(segment, batch))  # type: ignore[misc]
+    assert snapshot(backend, segment) == before
+    backend.commit(segment, fine)
 
 
-def check_head(store: Store) -> None:
-    """A reader sees by its head that a process has moved on, whoever did it; nothing is listed as damaged."""
-    process = start(store)
-    assert [info.damaged for info in store.processes()] == [""]
+def check_head(backend: Backend) -> None:
+    """A reader sees by its head that a segment has moved on, whoever did it; nothing is listed as damaged."""
+    segment = start(backend)
+    assert [info.damaged for info in backend.segments()] == [""]
     for head in range(3):
-        info = store.process("session", time=9.0, create=False)
+        info = backend.segment("session", time=9.0, create=False)
         assert info is not None
-        assert (info.number, info.head, info.damaged) == (process, head, "")
-        store.commit(process, batch_of(head, {head + 1: f"text {head}"}))
+        assert (info.number, info.head, info.damaged) == (segment, head, "")
+        backend.commit(segment, batch_of(head, {head + 1: f"text {head}"}))
     # Without another writer it makes no difference whether this one would wait.
-    store.commit(process, msgspec.structs.replace(batch_of(3, {9: "at once"}), wait=False))
+    backend.commit(segment, msgspec.structs.replace(batch_of(3, {9: "at once"}), wait=False))
 
 
-def check_search(store: Store) -> None:
+def check_search(backend: Backend) -> None:
     """Indexed pages are found by whole names and by their parts; spans hold the words."""
-    process = start(store)
+    segment = start(backend)
     filler = "\n".join(f"line {number} of nothing in particular" for number in range(200))
     texts = {
         1: "def foo_bar(baz): return getUserName(baz)",
-        2: "see src/kilburn/store.py for the contract",
+        2: "see src/kilburn/backend.py for the contract",
         3: f"{filler}\nthe needle lies here\n{filler}",
         4: "never indexed zebra",
     }
-    store.commit(process, batch_of(0, texts, index=[1, 2, 3]))
-    for query, page in (("foo_bar", 1), ("bar", 1), ("user", 1), ("getUserName", 1), ("src/kilburn/store.py", 2), ("kilburn", 2)):
-        assert page in found(store, query), query
-    assert found(store, "zebra") == set()
-    (hit, *_) = store.search("needle")
-    assert (hit.process, hit.page) == (process, 3)
+    backend.commit(segment, batch_of(0, texts, index=[1, 2, 3]))
+    for query, page in (
+        ("foo_bar", 1),
+        ("bar", 1),
+        ("user", 1),
+        ("getUserName", 1),
+        ("src/kilburn/backend.py", 2),
+        ("kilburn", 2),
+    ):
+        assert page in found(backend, query), query
+    assert found(backend, "zebra") == set()
+    (hit, *_) = backend.search("needle")
+    assert (hit.segment, hit.page) == (segment, 3)
     assert "needle" in texts[3][hit.span[0] : hit.span[1]]
-    assert len(store.search("line nothing", limit=3)) == 3
-    assert store.search("needle", limit=0) == []
+    assert len(backend.search("line nothing", limit=3)) == 3
+    assert backend.search("needle", limit=0) == []
 
 
-def check_search_order(store: Store) -> None:
+def check_search_order(backend: Backend) -> None:
     """The passage with more and rarer words of the query comes first."""
-    process = start(store)
+    segment = start(backend)
     texts = {number: f"the common word and item{number}" for number in range(1, 30)}
     texts[30] = "the common word and the rareword"
     texts[31] = "nothing else"
-    store.commit(process, batch_of(0, texts))
-    hits = store.search("common rareword", limit=5)
+    backend.commit(segment, batch_of(0, texts))
+    hits = backend.search("common rareword", limit=5)
     assert hits[0].page == 30
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def check_query_is_data(store: Store) -> None:
+def check_query_is_data(backend: Backend) -> None:
     """No query is syntax: none raises, and its words are still found."""
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "the needle and NEAR OR AND NOT"}))
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "the needle and NEAR OR AND NOT"}))
     for noise in (
         '"',
         "*",
@@ -295,239 +302,239 @@ def check_query_is_data(store: Store) -> None:
         "\\",
         "x" * 1_000_000,
     ):
-        store.search(noise)
-        assert found(store, f"{noise} needle") == {1}, noise[:20]
-    assert store.search("") == []
-    assert store.search("   \n") == []
+        backend.search(noise)
+        assert found(backend, f"{noise} needle") == {1}, noise[:20]
+    assert backend.search("") == []
+    assert backend.search("   \n") == []
 
 
-def check_unindex(store: Store) -> None:
+def check_unindex(backend: Backend) -> None:
     """An unindexed page is no longer found, and still there."""
-    process = start(store)
-    store.commit(process, batch_of(0, {1: "needle one", 2: "needle two"}))
-    store.commit(process, Batch(head=1, unindex=[1]))
-    assert found(store, "needle") == {2}
-    assert store.texts([digest_of("needle one")]) == {digest_of("needle one"): "needle one"}
-    store.commit(process, Batch(head=1, unindex=[1]))
-    store.commit(process, Batch(head=1, index=[1]))
-    assert found(store, "needle") == {1, 2}
+    segment = start(backend)
+    backend.commit(segment, batch_of(0, {1: "needle one", 2: "needle two"}))
+    backend.commit(segment, Batch(head=1, unindex=[1]))
+    assert found(backend, "needle") == {2}
+    assert backend.texts([digest_of("needle one")]) == {digest_of("needle one"): "needle one"}
+    backend.commit(segment, Batch(head=1, unindex=[1]))
+    backend.commit(segment, Batch(head=1, index=[1]))
+    assert found(backend, "needle") == {1, 2}
 
 
-def check_erase(store: Store) -> None:
+def check_erase(backend: Backend) -> None:
     """An erased page keeps its number and nothing else; its content goes with its last page."""
-    process = start(store)
+    segment = start(backend)
     page = page_of(1, "canary one", extra="canary two", label="canary label", call="canary-call")
     texts = {digest_of(text): text for text in ("canary one", "canary two", "shared")}
     event = Event(
         number=1, act=Act.ADMIT, time=1.0, pages=(1,), why="canary label said so", data=_others(call="canary-call", n=3)
     )
-    store.commit(
-        process,
+    backend.commit(
+        segment,
         Batch(head=0, events=[event], pages=[page, page_of(2, "shared"), page_of(3, "shared")], texts=texts, index=[1, 2, 3]),
     )
-    store.commit(process, Batch(head=1, erase=[1, 2]))
-    (erased, state), (second, _), (third, _) = store.pages(process)
+    backend.commit(segment, Batch(head=1, erase=[1, 2]))
+    (erased, state), (second, _), (third, _) = backend.pages(segment)
     assert (erased.id, erased.digest, erased.extra, erased.label, erased.name, erased.call) == (1, "", "", "", None, None)
     assert state.at == Place.DROPPED
     assert (second.digest, third.digest) == ("", digest_of("shared"))
-    assert "canary" not in repr(list(store.events(process)))
-    assert [event.number for event in store.events(process)] == [1]
-    assert found(store, "canary") == set()
-    assert found(store, "shared") == {3}
-    raises(StoreCorrupt, lambda: store.texts([digest_of("canary one")]))
-    raises(StoreCorrupt, lambda: store.texts([digest_of("canary two")]))
-    assert store.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
-    store.commit(process, Batch(head=1, erase=[1]))
+    assert "canary" not in repr(list(backend.events(segment)))
+    assert [event.number for event in backend.events(segment)] == [1]
+    assert found(backend, "canary") == set()
+    assert found(backend, "shared") == {3}
+    raises(StoreCorrupt, lambda: backend.texts([digest_of("canary one")]))
+    raises(StoreCorrupt, lambda: backend.texts([digest_of("canary two")]))
+    assert backend.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
+    backend.commit(segment, Batch(head=1, erase=[1]))
 
 
-def check_histories(store: Store) -> None:
+def check_histories(backend: Backend) -> None:
     """What a session has said is found by its digests, as far as they are kept; those of a forgotten text go with it."""
-    one, fork, other = start(store, "talk"), start(store, "talk~2"), start(store, "talk~2 more")
-    for process in (one, fork, other):
-        store.commit(process, batch_of(0, {1: f"first {process}", 2: f"second {process}"}))
-    assert set(store.unkept("talk", "", 9)) == {"talk", "talk~2"}
-    assert len(store.unkept("talk", "", 1)) == 1
-    assert store.unkept("talk", "somebody", 9) == []
-    assert not store.keep_history(one, [b"a"], after=0, page=1), "another page is its last one"
-    assert store.keep_history(one, [b"a", b"b"], after=0, page=2)
-    assert store.keep_history(fork, [b"a", b"b", b"c"], after=0, page=2)
-    assert store.unkept("talk", "", 9) == []
-    assert store.said_by(b"none", 9) == []
-    assert store.said_by(b"b", 9) == [Said(name="talk", at=2, count=2), Said(name="talk~2", at=2, count=3)]
-    assert store.said_by(b"a", 1) == [Said(name="talk~2", at=1, count=3)]
-    store.commit(one, batch_of(1, {3: "third"}))
-    assert store.unkept("talk", "", 9) == ["talk"]
-    assert not store.keep_history(one, [b"d"], after=1, page=3), "two are kept"
-    assert store.keep_history(one, [b"d"], after=2, page=3)
-    assert store.said_by(b"d", 9) == [Said(name="talk", at=3, count=3)]
-    store.commit(one, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
-    assert store.said_by(b"e", 9) == [Said(name="talk", at=4, count=4)]
-    store.commit(one, _with_said(batch_of(3, {5: "fifth"}), 4))
-    assert store.unkept("talk", "", 9) == [], "a page that says nothing"
-    store.commit(one, batch_of(4, {6: "sixth"}))
-    store.commit(one, _with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
-    assert store.said_by(b"f", 9) == [], "what was said before it is not kept"
-    store.commit(one, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
-    assert store.said_by(b"g", 9) == [Said(name="talk", at=2, count=2)]
-    assert store.said_by(b"d", 9) == [], "all are kept anew"
-    raises(StoreStale, lambda: store.commit(one, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
-    assert store.said_by(b"h", 9) == []
-    assert store.unkept("talk", "", 9) == []
-    store.commit(one, Batch(head=7, erase=[3]))
-    assert (store.said_by(b"g", 9), store.said_by(b"b", 9)) == ([], [Said(name="talk~2", at=2, count=3)])
-    assert not store.keep_history(one, [b"a"], after=0, page=8), "something of it is forgotten"
-    store.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
-    assert store.said_by(b"i", 9) == [], "something of it is forgotten"
-    assert store.unkept("talk", "", 9) == ["talk"]
+    one, fork, other = start(backend, "talk"), start(backend, "talk~2"), start(backend, "talk~2 more")
+    for segment in (one, fork, other):
+        backend.commit(segment, batch_of(0, {1: f"first {segment}", 2: f"second {segment}"}))
+    assert set(backend.unkept("talk", "", 9)) == {"talk", "talk~2"}
+    assert len(backend.unkept("talk", "", 1)) == 1
+    assert backend.unkept("talk", "somebody", 9) == []
+    assert not backend.keep_history(one, [b"a"], after=0, page=1), "another page is its last one"
+    assert backend.keep_history(one, [b"a", b"b"], after=0, page=2)
+    assert backend.keep_history(fork, [b"a", b"b", b"c"], after=0, page=2)
+    assert backend.unkept("talk", "", 9) == []
+    assert backend.said_by(b"none", 9) == []
+    assert backend.said_by(b"b", 9) == [HistoryOwner(name="talk", at=2, count=2), HistoryOwner(name="talk~2", at=2, count=3)]
+    assert backend.said_by(b"a", 1) == [HistoryOwner(name="talk~2", at=1, count=3)]
+    backend.commit(one, batch_of(1, {3: "third"}))
+    assert backend.unkept("talk", "", 9) == ["talk"]
+    assert not backend.keep_history(one, [b"d"], after=1, page=3), "two are kept"
+    assert backend.keep_history(one, [b"d"], after=2, page=3)
+    assert backend.said_by(b"d", 9) == [HistoryOwner(name="talk", at=3, count=3)]
+    backend.commit(one, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
+    assert backend.said_by(b"e", 9) == [HistoryOwner(name="talk", at=4, count=4)]
+    backend.commit(one, _with_said(batch_of(3, {5: "fifth"}), 4))
+    assert backend.unkept("talk", "", 9) == [], "a page that says nothing"
+    backend.commit(one, batch_of(4, {6: "sixth"}))
+    backend.commit(one, _with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
+    assert backend.said_by(b"f", 9) == [], "what was said before it is not kept"
+    backend.commit(one, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
+    assert backend.said_by(b"g", 9) == [HistoryOwner(name="talk", at=2, count=2)]
+    assert backend.said_by(b"d", 9) == [], "all are kept anew"
+    raises(StoreStale, lambda: backend.commit(one, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
+    assert backend.said_by(b"h", 9) == []
+    assert backend.unkept("talk", "", 9) == []
+    backend.commit(one, Batch(head=7, erase=[3]))
+    assert (backend.said_by(b"g", 9), backend.said_by(b"b", 9)) == ([], [HistoryOwner(name="talk~2", at=2, count=3)])
+    assert not backend.keep_history(one, [b"a"], after=0, page=8), "something of it is forgotten"
+    backend.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
+    assert backend.said_by(b"i", 9) == [], "something of it is forgotten"
+    assert backend.unkept("talk", "", 9) == ["talk"]
 
 
 def _with_said(batch: Batch, after: int, *added: bytes) -> Batch:
     return msgspec.structs.replace(batch, said=Digests(after, added))
 
 
-def check_inherited(store: Store) -> None:
+def check_inherited(backend: Backend) -> None:
     """When a page that a branch inherited is erased, no event of the branch quotes it any more; the page itself stays."""
-    one, branch = start(store, "one"), start(store, "branch")
+    one, branch = start(backend, "one"), start(backend, "branch")
     page = page_of(1, "canary one", label="canary label", call="canary-call")
-    store.commit(one, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
+    backend.commit(one, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
     quotes = _others(call="canary-call", text=page.digest, n=3)
     events = [Event(number=1, act=Act.NOTE, time=1.0, pages=(1,), why="canary label said so", data=quotes)]
-    store.commit(branch, Batch(head=0, events=events))
-    store.commit(branch, Batch(head=1, inherited=[page]))
-    told = repr(list(store.events(branch)))
+    backend.commit(branch, Batch(head=0, events=events))
+    backend.commit(branch, Batch(head=1, inherited=[page]))
+    told = repr(list(backend.events(branch)))
     assert "canary" not in told
     assert page.digest not in told
-    assert [kept for kept, _ in store.pages(one)] == [page]
-    assert found(store, "canary", one) == {1}
+    assert [kept for kept, _ in backend.pages(one)] == [page]
+    assert found(backend, "canary", one) == {1}
 
 
-def check_above(store: Store) -> None:
-    """A branch begins only where the process that it forks from is as its writer saw it."""
-    one, branch = start(store, "one"), start(store, "one/b1")
-    store.commit(one, batch_of(0, {1: "first"}))
+def check_above(backend: Backend) -> None:
+    """A branch begins only where the segment that it forks from is as its writer saw it."""
+    one, branch = start(backend, "one"), start(backend, "one/b1")
+    backend.commit(one, batch_of(0, {1: "first"}))
     begins = msgspec.structs.replace(batch_of(0, {2: "second"}), above=(one, 1))
-    store.commit(one, batch_of(1, {3: "third"}))
-    before = snapshot(store, branch)
-    raises(StoreStale, lambda: store.commit(branch, begins))
-    assert snapshot(store, branch) == before
-    store.commit(branch, msgspec.structs.replace(begins, above=(one, 2)))
-    store.commit(one, Batch(head=2, erase=[1, 3]))
-    store.erase(one)
-    late = start(store, "one/b2")
-    raises(StoreStale, lambda: store.commit(late, msgspec.structs.replace(begins, above=(one, 2))))
+    backend.commit(one, batch_of(1, {3: "third"}))
+    before = snapshot(backend, branch)
+    raises(StoreStale, lambda: backend.commit(branch, begins))
+    assert snapshot(backend, branch) == before
+    backend.commit(branch, msgspec.structs.replace(begins, above=(one, 2)))
+    backend.commit(one, Batch(head=2, erase=[1, 3]))
+    backend.erase(one)
+    late = start(backend, "one/b2")
+    raises(StoreStale, lambda: backend.commit(late, msgspec.structs.replace(begins, above=(one, 2))))
 
 
-def check_begin(store: Store) -> None:
+def check_begin(backend: Backend) -> None:
     """A session is created with its first batch, or not at all."""
-    one = start(store, "one")
-    store.commit(one, batch_of(0, {1: "first"}))
+    one = start(backend, "one")
+    backend.commit(one, batch_of(0, {1: "first"}))
     batch = msgspec.structs.replace(batch_of(0, {2: "canary"}, index=[2]), above=(one, 1))
     stale = msgspec.structs.replace(batch, above=(one, 7))
-    raises(StoreStale, lambda: store.begin("one", batch, time=2.0))
-    raises(StoreStale, lambda: store.begin("one/b1", stale, time=2.0))
-    raises(StoreError, lambda: store.begin("one/b1", msgspec.structs.replace(batch, texts={}), time=2.0))
-    raises(SpecError, lambda: store.begin("one/b1", batch, time=2.0, user="\n"))
-    assert store.process("one/b1", time=2.0, create=False) is None
-    assert not found(store, "canary")
-    made = store.begin("one/b1", batch, time=2.0, user="ana")
-    assert made == store.process("one/b1", time=9.0, create=False)
+    raises(StoreStale, lambda: backend.begin("one", batch, time=2.0))
+    raises(StoreStale, lambda: backend.begin("one/b1", stale, time=2.0))
+    raises(StoreError, lambda: backend.begin("one/b1", msgspec.structs.replace(batch, texts={}), time=2.0))
+    raises(SpecError, lambda: backend.begin("one/b1", batch, time=2.0, user="\n"))
+    assert backend.segment("one/b1", time=2.0, create=False) is None
+    assert not found(backend, "canary")
+    made = backend.begin("one/b1", batch, time=2.0, user="ana")
+    assert made == backend.segment("one/b1", time=9.0, create=False)
     assert (made.name, made.created, made.head, made.pages, made.user) == ("one/b1", 2.0, 1, 1, "ana")
-    assert list(store.events(made.number)) == batch.events
-    assert found(store, "canary", made.number) == {2}
-    raises(StoreStale, lambda: store.begin("one/b1", batch, time=3.0))
+    assert list(backend.events(made.number)) == batch.events
+    assert found(backend, "canary", made.number) == {2}
+    raises(StoreStale, lambda: backend.begin("one/b1", batch, time=3.0))
 
 
-def check_together(store: Store) -> None:
+def check_together(backend: Backend) -> None:
     """Several commits are one transaction: all of them or none, and one that is refused among them is no part of it."""
-    one = start(store, "one")
-    store.commit(one, batch_of(0, {1: "first"}))
-    before = snapshot(store, one), store.processes()
+    one = start(backend, "one")
+    backend.commit(one, batch_of(0, {1: "first"}))
+    before = snapshot(backend, one), backend.segments()
 
     def write(fails: bool) -> None:
-        with store.together():
-            store.commit(one, batch_of(1, {2: "canary"}))
-            raises(StoreStale, lambda: store.commit(one, batch_of(1, {3: "stale"})))
-            two = store.begin("two", batch_of(0, {1: "canary"}), time=2.0)
-            with store.together():
-                store.commit(two.number, msgspec.structs.replace(batch_of(1, {2: "another"}), erase=[1]))
-            assert found(store, "canary") == {2}, "what is written can be read"
-            assert [info.name for info in store.processes()] == ["one", "two"]
+        with backend.together():
+            backend.commit(one, batch_of(1, {2: "canary"}))
+            raises(StoreStale, lambda: backend.commit(one, batch_of(1, {3: "stale"})))
+            two = backend.begin("two", batch_of(0, {1: "canary"}), time=2.0)
+            with backend.together():
+                backend.commit(two.number, msgspec.structs.replace(batch_of(1, {2: "another"}), erase=[1]))
+            assert found(backend, "canary") == {2}, "what is written can be read"
+            assert [info.name for info in backend.segments()] == ["one", "two"]
             if fails:
                 raise StoreError("it failed")
 
     raises(StoreError, lambda: write(fails=True))
-    assert (snapshot(store, one), store.processes()) == before
-    assert not found(store, "canary")
+    assert (snapshot(backend, one), backend.segments()) == before
+    assert not found(backend, "canary")
     write(fails=False)
-    assert found(store, "canary") == {2}
-    assert [(info.name, info.head) for info in store.processes()] == [("one", 2), ("two", 2)]
-    assert not found(store, "stale")
+    assert found(backend, "canary") == {2}
+    assert [(info.name, info.head) for info in backend.segments()] == [("one", 2), ("two", 2)]
+    assert not found(backend, "stale")
 
 
-def check_erase_process(store: Store) -> None:
-    """A process of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
-    known = store.process("canary name", time=1.0, user="canary user")
+def check_erase_segment(backend: Backend) -> None:
+    """A segment of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
+    known = backend.segment("canary name", time=1.0, user="canary user")
     assert known is not None
     event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data=_others(canary="canary"))
     texts = {digest_of("canary one"): "canary one"}
-    store.commit(known.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
-    raises(StoreError, lambda: store.erase(known.number))
-    raises(StoreError, lambda: store.erase(known.number + 1))
-    store.commit(known.number, Batch(head=1, erase=[1]))
-    store.erase(known.number)
-    assert "canary" not in repr([store.processes(), list(store.events(known.number)), list(store.pages(known.number))])
-    assert [info.kind for info in store.processes()] == [ProcessKind.FORGOTTEN]
-    assert store.process("canary name", time=1.0, create=False) is None
-    raises(StoreStale, lambda: store.commit(known.number, batch_of(0, {1: "written to nothing"})))
-    store.erase(known.number)
-    again = store.process("canary name", time=2.0)
+    backend.commit(known.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
+    raises(StoreError, lambda: backend.erase(known.number))
+    raises(StoreError, lambda: backend.erase(known.number + 1))
+    backend.commit(known.number, Batch(head=1, erase=[1]))
+    backend.erase(known.number)
+    assert "canary" not in repr([backend.segments(), list(backend.events(known.number)), list(backend.pages(known.number))])
+    assert [info.kind for info in backend.segments()] == [SegmentKind.FORGOTTEN]
+    assert backend.segment("canary name", time=1.0, create=False) is None
+    raises(StoreStale, lambda: backend.commit(known.number, batch_of(0, {1: "written to nothing"})))
+    backend.erase(known.number)
+    again = backend.segment("canary name", time=2.0)
     assert again is not None
     assert again.number != known.number
-    assert store.read([(known.number, 1)]) == {}
+    assert backend.read([(known.number, 1)]) == {}
 
 
-def check_separate_processes(store: Store) -> None:
-    """Processes share content and nothing else."""
-    one, two = start(store, "one"), start(store, "two")
-    store.commit(one, batch_of(0, {1: "needle same"}))
-    store.commit(two, batch_of(0, {1: "needle same", 2: "needle other"}))
-    assert found(store, "needle", one) == {1}
-    assert found(store, "needle", two) == {1, 2}
-    assert {(hit.process, hit.page) for hit in store.search("needle")} == {(one, 1), (two, 1), (two, 2)}
-    store.commit(one, Batch(head=1, erase=[1]))
-    assert store.texts([digest_of("needle same")])
-    assert found(store, "needle", two) == {1, 2}
+def check_separate_processes(backend: Backend) -> None:
+    """Segments share content and nothing else."""
+    one, two = start(backend, "one"), start(backend, "two")
+    backend.commit(one, batch_of(0, {1: "needle same"}))
+    backend.commit(two, batch_of(0, {1: "needle same", 2: "needle other"}))
+    assert found(backend, "needle", one) == {1}
+    assert found(backend, "needle", two) == {1, 2}
+    assert {(hit.segment, hit.page) for hit in backend.search("needle")} == {(one, 1), (two, 1), (two, 2)}
+    backend.commit(one, Batch(head=1, erase=[1]))
+    assert backend.texts([digest_of("needle same")])
+    assert found(backend, "needle", two) == {1, 2}
 
 
-def check_kinds(store: Store) -> None:
-    """A process has the kind and the user with which it was made, whatever is asked for later."""
-    made = store.process("@memory/ana", time=1.0, kind=ProcessKind.MEMORY, user="ana")
+def check_kinds(backend: Backend) -> None:
+    """A segment has the kind and the user with which it was made, whatever is asked for later."""
+    made = backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
     assert made is not None
-    assert (made.kind, made.user) == (ProcessKind.MEMORY, "ana")
-    assert store.process("@memory/ana", time=2.0, kind=ProcessKind.DOCUMENT, user="bob") == made
-    plain = store.process("s", time=1.0)
+    assert (made.kind, made.user) == (SegmentKind.MEMORY, "ana")
+    assert backend.segment("@memory/ana", time=2.0, kind=SegmentKind.DOCUMENT, user="bob") == made
+    plain = backend.segment("s", time=1.0)
     assert plain is not None
-    assert (plain.kind, plain.user) == (ProcessKind.SESSION, "")
-    assert list(store.processes()) == [made, plain]
+    assert (plain.kind, plain.user) == (SegmentKind.SESSION, "")
+    assert list(backend.segments()) == [made, plain]
     for name in ("\0", "   ", "x" * 1000, "\ud800"):
-        raises(SpecError, lambda name=name: store.process("other", time=1.0, user=name))  # type: ignore[misc]
-    assert len(store.processes()) == 2
+        raises(SpecError, lambda name=name: backend.segment("other", time=1.0, user=name))  # type: ignore[misc]
+    assert len(backend.segments()) == 2
 
 
-def check_read(store: Store) -> None:
+def check_read(backend: Backend) -> None:
     """Single pages come back with their states, the end of their validity too; what does not exist is left out."""
-    one, two = start(store, "one"), start(store, "two")
+    one, two = start(backend, "one"), start(backend, "two")
     claim = Claim(subject="Ana", relation="lives in", object="Porto", confidence=0.5, correction=True)
     fact = msgspec.structs.replace(page_of(1, "Ana lives in Porto"), kind=Kind.FACT, since=5.0, until=9.5, claim=claim)
-    store.commit(one, Batch(head=0, pages=[fact], texts={fact.digest: "Ana lives in Porto"}, states={1: State(until=7.5)}))
-    store.commit(two, batch_of(0, {1: "b", -1: "c"}, states={-1: State(Place.PROPOSED)}))
-    found = store.read([(two, -1), (one, 1), (one, 2), (two, 7), (two + 9, 1)])
+    backend.commit(one, Batch(head=0, pages=[fact], texts={fact.digest: "Ana lives in Porto"}, states={1: State(until=7.5)}))
+    backend.commit(two, batch_of(0, {1: "b", -1: "c"}, states={-1: State(Place.PROPOSED)}))
+    found = backend.read([(two, -1), (one, 1), (one, 2), (two, 7), (two + 9, 1)])
     assert found.keys() == {(one, 1), (two, -1)}
-    assert found[one, 1] == (fact, State(until=7.5)) == next(iter(store.pages(one)))
+    assert found[one, 1] == (fact, State(until=7.5)) == next(iter(backend.pages(one)))
     assert found[two, -1][1] == State(Place.PROPOSED)
-    store.commit(one, Batch(head=0, states={1: State(Place.RETIRED, until=-0.5)}))
-    assert store.read([(one, 1)])[one, 1] == (fact, State(Place.RETIRED, until=-0.5))
-    assert store.read([]) == {}
+    backend.commit(one, Batch(head=0, states={1: State(Place.RETIRED, until=-0.5)}))
+    assert backend.read([(one, 1)])[one, 1] == (fact, State(Place.RETIRED, until=-0.5))
+    assert backend.read([]) == {}
 
 
 def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
@@ -537,125 +544,125 @@ def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
     return batch
 
 
-def check_citations(store: Store) -> None:
+def check_citations(backend: Backend) -> None:
     """Who cites a page is known, in every process; nothing that is cited can go, and nothing that is gone can be cited."""
-    talk = start(store, "talk")
-    info = store.process("@memory", time=1.0, kind=ProcessKind.MEMORY)
+    talk = start(backend, "talk")
+    info = backend.segment("@memory", time=1.0, kind=SegmentKind.MEMORY)
     assert info is not None
     memory = info.number
-    store.commit(talk, batch_of(0, {1: "I moved to Porto", 2: "in May", 3: "a summary"}))
-    store.commit(memory, cited_batch(0, -1, "Ana lives in Porto", cites=((talk, 1), (talk, 2)), depth=1))
-    store.commit(memory, cited_batch(1, -2, "Ana", sources=(-1,), depth=2))
-    store.commit(talk, cited_batch(1, -1, "recalled", sources=(3,), cites=((memory, -2),), depth=1))
-    assert store.citing(talk, [1]) == [(memory, -1)]
-    assert store.citing(talk, [1, 2]) == [(memory, -1)]
-    assert store.citing(memory, [-1]) == [(memory, -2)]
-    assert store.citing(memory, [-1, -2]) == sorted([(memory, -2), (talk, -1)])
-    assert store.citing(talk, [3]) == [(talk, -1)]
-    assert store.citing(talk, []) == store.citing(talk + 99, [1]) == []
-    before = snapshot(store, talk), snapshot(store, memory)
-    raises(StoreStale, lambda: store.commit(talk, Batch(head=2, erase=[1])))
-    raises(StoreStale, lambda: store.commit(memory, Batch(head=2, erase=[-1, -2])))
-    raises(StoreError, lambda: store.commit(memory, cited_batch(2, -3, "invented", cites=((talk, 99),))))
-    raises(StoreError, lambda: store.commit(memory, cited_batch(2, -3, "invented", cites=((talk + 99, 1),))))
-    assert (snapshot(store, talk), snapshot(store, memory)) == before
-    assert found(store, "invented") == set()
-    store.commit(talk, Batch(head=2, erase=[-1]))
-    assert store.citing(memory, [-2]) == []
-    store.commit(memory, Batch(head=2, erase=[-2, -1]))
-    assert store.citing(talk, [1, 2]) == store.citing(memory, [-1]) == []
-    store.commit(talk, Batch(head=2, erase=[1]))
-    raises(StoreStale, lambda: store.commit(memory, cited_batch(2, -3, "too late", cites=((talk, 1),))))
-    assert found(store, "late") == set()
+    backend.commit(talk, batch_of(0, {1: "I moved to Porto", 2: "in May", 3: "a summary"}))
+    backend.commit(memory, cited_batch(0, -1, "Ana lives in Porto", cites=((talk, 1), (talk, 2)), depth=1))
+    backend.commit(memory, cited_batch(1, -2, "Ana", sources=(-1,), depth=2))
+    backend.commit(talk, cited_batch(1, -1, "recalled", sources=(3,), cites=((memory, -2),), depth=1))
+    assert backend.citing(talk, [1]) == [(memory, -1)]
+    assert backend.citing(talk, [1, 2]) == [(memory, -1)]
+    assert backend.citing(memory, [-1]) == [(memory, -2)]
+    assert backend.citing(memory, [-1, -2]) == sorted([(memory, -2), (talk, -1)])
+    assert backend.citing(talk, [3]) == [(talk, -1)]
+    assert backend.citing(talk, []) == backend.citing(talk + 99, [1]) == []
+    before = snapshot(backend, talk), snapshot(backend, memory)
+    raises(StoreStale, lambda: backend.commit(talk, Batch(head=2, erase=[1])))
+    raises(StoreStale, lambda: backend.commit(memory, Batch(head=2, erase=[-1, -2])))
+    raises(StoreError, lambda: backend.commit(memory, cited_batch(2, -3, "invented", cites=((talk, 99),))))
+    raises(StoreError, lambda: backend.commit(memory, cited_batch(2, -3, "invented", cites=((talk + 99, 1),))))
+    assert (snapshot(backend, talk), snapshot(backend, memory)) == before
+    assert found(backend, "invented") == set()
+    backend.commit(talk, Batch(head=2, erase=[-1]))
+    assert backend.citing(memory, [-2]) == []
+    backend.commit(memory, Batch(head=2, erase=[-2, -1]))
+    assert backend.citing(talk, [1, 2]) == backend.citing(memory, [-1]) == []
+    backend.commit(talk, Batch(head=2, erase=[1]))
+    raises(StoreStale, lambda: backend.commit(memory, cited_batch(2, -3, "too late", cites=((talk, 1),))))
+    assert found(backend, "late") == set()
 
 
-def check_search_within(store: Store) -> None:
-    """A search of some processes finds what they have, however much more others have of it."""
-    few = [start(store, "first")]
-    many = start(store, "many")
-    few.append(start(store, "last"))
-    store.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
-    for process in few:
-        store.commit(process, batch_of(0, {1: f"a needle of {process}, among much other hay that makes it long " * 9}))
-    for process in few:
-        assert found(store, "needle", process) == {1}
-        assert [hit.process for hit in store.search("the needle", processes=[process], limit=5)] == [process]
-    assert {hit.process for hit in store.search("needle", processes=set(few), limit=5)} == set(few)
-    assert store.search("needle", processes=[]) == []
-    assert store.search("needle", processes=[many + 99]) == []
-    assert {hit.process for hit in store.search("number7 needle", processes=[many, few[0]], limit=400)} == {many, few[0]}
+def check_search_within(backend: Backend) -> None:
+    """A search of some segments finds what they have, however much more others have of it."""
+    few = [start(backend, "first")]
+    many = start(backend, "many")
+    few.append(start(backend, "last"))
+    backend.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
+    for segment in few:
+        backend.commit(segment, batch_of(0, {1: f"a needle of {segment}, among much other hay that makes it long " * 9}))
+    for segment in few:
+        assert found(backend, "needle", segment) == {1}
+        assert [hit.segment for hit in backend.search("the needle", segments=[segment], limit=5)] == [segment]
+    assert {hit.segment for hit in backend.search("needle", segments=set(few), limit=5)} == set(few)
+    assert backend.search("needle", segments=[]) == []
+    assert backend.search("needle", segments=[many + 99]) == []
+    assert {hit.segment for hit in backend.search("number7 needle", segments=[many, few[0]], limit=400)} == {many, few[0]}
 
 
-def check_entries(store: Store) -> None:
+def check_entries(backend: Backend) -> None:
     """Passages are known by their numbers and by their pages, as long as they exist; a number is never given again."""
-    process = start(store)
+    segment = start(backend)
     long = "\n".join(f"line {number} of nothing in particular" for number in range(200))
-    store.commit(process, batch_of(0, {1: long, 2: "short needle", 3: "hidden"}, index=[1, 2]))
-    of_page = store.entries([(process, 1), (process, 2), (process, 3), (process, 9), (process + 9, 1)])
-    assert of_page.keys() == {(process, 1), (process, 2)}
-    assert [hit.span for hit in of_page[process, 1]] == sorted(hit.span for hit in of_page[process, 1])
-    assert (of_page[process, 1][0].span[0], of_page[process, 1][-1].span[1]) == (0, len(long))
-    (hit,) = store.search("needle")
-    assert [msgspec.structs.replace(hit, score=0.0)] == of_page[process, 2]
+    backend.commit(segment, batch_of(0, {1: long, 2: "short needle", 3: "hidden"}, index=[1, 2]))
+    of_page = backend.entries([(segment, 1), (segment, 2), (segment, 3), (segment, 9), (segment + 9, 1)])
+    assert of_page.keys() == {(segment, 1), (segment, 2)}
+    assert [hit.span for hit in of_page[segment, 1]] == sorted(hit.span for hit in of_page[segment, 1])
+    assert (of_page[segment, 1][0].span[0], of_page[segment, 1][-1].span[1]) == (0, len(long))
+    (hit,) = backend.search("needle")
+    assert [msgspec.structs.replace(hit, score=0.0)] == of_page[segment, 2]
     numbers = [hit.entry for hits in of_page.values() for hit in hits]
     assert len(set(numbers)) == len(numbers) > 5
-    assert store.passages([*numbers, 0, numbers[0] ^ 1 << 20]) == {hit.entry: hit for hits in of_page.values() for hit in hits}
-    store.commit(process, Batch(head=1, unindex=[1], erase=[2]))
-    assert store.passages(numbers) == {}
-    assert store.entries([(process, 1), (process, 2)]) == {}
-    store.commit(process, Batch(head=1, index=[1]))
-    assert not {hit.entry for hit in store.entries([(process, 1)])[process, 1]} & set(numbers)
+    assert backend.passages([*numbers, 0, numbers[0] ^ 1 << 20]) == {hit.entry: hit for hits in of_page.values() for hit in hits}
+    backend.commit(segment, Batch(head=1, unindex=[1], erase=[2]))
+    assert backend.passages(numbers) == {}
+    assert backend.entries([(segment, 1), (segment, 2)]) == {}
+    backend.commit(segment, Batch(head=1, index=[1]))
+    assert not {hit.entry for hit in backend.entries([(segment, 1)])[segment, 1]} & set(numbers)
 
 
-def check_vectors(store: Store) -> None:
+def check_vectors(backend: Backend) -> None:
     """Passages wait for a vector of each embedder until they have one; a vector goes with its passage."""
-    one, two = start(store, "one"), start(store, "two")
-    store.commit(one, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
-    store.commit(two, batch_of(0, {1: "delta"}))
-    waiting = store.unembedded("hash", 10)
+    one, two = start(backend, "one"), start(backend, "two")
+    backend.commit(one, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
+    backend.commit(two, batch_of(0, {1: "delta"}))
+    waiting = backend.unembedded("hash", 10)
     assert [text for _, text in waiting] == ["delta", "alpha", "beta", "gamma"]
-    assert store.unembedded("hash", 2) == waiting[:2]
-    store.keep_vectors("hash", [(entry, text.encode()[:4]) for entry, text in waiting if text != "beta"])
-    assert store.unembedded("hash", 10) == [one for one in waiting if one[1] == "beta"]
-    assert store.unembedded("other", 10) == waiting
-    kept = list(store.vectors("hash"))
+    assert backend.unembedded("hash", 2) == waiting[:2]
+    backend.keep_vectors("hash", [(entry, text.encode()[:4]) for entry, text in waiting if text != "beta"])
+    assert backend.unembedded("hash", 10) == [one for one in waiting if one[1] == "beta"]
+    assert backend.unembedded("other", 10) == waiting
+    kept = list(backend.vectors("hash"))
     assert [(vector.entry, vector.data) for vector in kept] == [
         (entry, text.encode()[:4]) for entry, text in waiting if text != "beta"
     ]
     assert [vector.number for vector in kept] == sorted({vector.number for vector in kept})
-    assert list(store.vectors("hash", kept[0].number)) == kept[1:]
-    assert list(store.vectors("other")) == []
+    assert list(backend.vectors("hash", kept[0].number)) == kept[1:]
+    assert list(backend.vectors("other")) == []
     for rows in ([(waiting[2][0], b"longer")], [(waiting[2][0], b"beta"), (waiting[0][0], b"")]):
-        raises(StoreError, lambda rows=rows: store.keep_vectors("hash", rows))  # type: ignore[misc]
-    raises(SpecError, lambda: store.keep_vectors(" ", []))
-    store.commit(one, Batch(head=1, erase=[1], unindex=[3]))
-    store.commit(one, batch_of(1, {4: "epsilon"}))
+        raises(StoreError, lambda rows=rows: backend.keep_vectors("hash", rows))  # type: ignore[misc]
+    raises(SpecError, lambda: backend.keep_vectors(" ", []))
+    backend.commit(one, Batch(head=1, erase=[1], unindex=[3]))
+    backend.commit(one, batch_of(1, {4: "epsilon"}))
     gone = {entry for entry, text in waiting if text in ("alpha", "gamma")}
-    store.keep_vectors("hash", [(entry, b"late") for entry in gone] + [(waiting[2][0], b"beta")])
-    assert {vector.entry for vector in store.vectors("hash")} == {entry for entry, _ in waiting} - gone
-    assert [text for _, text in store.unembedded("hash", 10)] == ["epsilon"]
-    store.keep_vectors("hash", [(waiting[2][0], b"BETA")])
-    (*_, last) = store.vectors("hash")
+    backend.keep_vectors("hash", [(entry, b"late") for entry in gone] + [(waiting[2][0], b"beta")])
+    assert {vector.entry for vector in backend.vectors("hash")} == {entry for entry, _ in waiting} - gone
+    assert [text for _, text in backend.unembedded("hash", 10)] == ["epsilon"]
+    backend.keep_vectors("hash", [(waiting[2][0], b"BETA")])
+    (*_, last) = backend.vectors("hash")
     assert (last.entry, last.data) == (waiting[2][0], b"BETA")
     assert last.number > kept[-1].number
-    store.keep_vectors("another", [(waiting[2][0], b"one")])
-    assert store.embedders() == ["hash", "another"]
-    store.drop_vectors("hash")
-    store.drop_vectors("never there")
-    assert store.embedders() == ["another"]
-    assert list(store.vectors("hash")) == []
-    assert len(store.unembedded("hash", 10)) == 3
-    store.keep_vectors("hash", [(waiting[2][0], b"of another length")])
+    backend.keep_vectors("another", [(waiting[2][0], b"one")])
+    assert backend.embedders() == ["hash", "another"]
+    backend.drop_vectors("hash")
+    backend.drop_vectors("never there")
+    assert backend.embedders() == ["another"]
+    assert list(backend.vectors("hash")) == []
+    assert len(backend.unembedded("hash", 10)) == 3
+    backend.keep_vectors("hash", [(waiting[2][0], b"of another length")])
 
 
-def check_threads(store: Store) -> None:
+def check_threads(backend: Backend) -> None:
     """Several threads may use one object; of two with the same head one is refused."""
-    process = start(store)
+    segment = start(backend)
     refused: list[int] = []
 
     def write(number: int) -> None:
         try:
-            store.commit(process, batch_of(0, {number: f"text {number}"}))
+            backend.commit(segment, batch_of(0, {number: f"text {number}"}))
         except StoreStale:
             refused.append(number)
 
@@ -665,21 +672,21 @@ def check_threads(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert len(refused) == 3
-    assert len(list(store.pages(process))) == 1
+    assert len(list(backend.pages(segment))) == 1
 
 
-def check_close(store: Store) -> None:
+def check_close(backend: Backend) -> None:
     """Closing twice is fine; using a closed store is a StoreError."""
-    process = start(store)
-    store.close()
-    store.close()
-    raises(StoreError, lambda: store.commit(process, batch_of(0, {1: "a"})))
-    raises(StoreError, store.processes)
+    segment = start(backend)
+    backend.close()
+    backend.close()
+    raises(StoreError, lambda: backend.commit(segment, batch_of(0, {1: "a"})))
+    raises(StoreError, backend.segments)
 
 
-CHECKS: tuple[Callable[[Store], None], ...] = (
+CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_is_store,
-    check_processes,
+    check_segments,
     check_round_trip,
     check_states,
     check_stale,
@@ -696,7 +703,7 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_above,
     check_begin,
     check_together,
-    check_erase_process,
+    check_erase_segment,
     check_separate_processes,
     check_kinds,
     check_read,

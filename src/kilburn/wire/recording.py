@@ -1,7 +1,7 @@
 """Reads recorded runs from files: chat JSONL, runs of messages or of steps, SWE-agent's `.traj`, exports of Kilburn.
 
 All of them plain or gzipped. A run is a name and its messages in the chat (or messages) form, ready for
-`Process.append`. Whether roles are known and calls are paired is checked there, not here.
+`Session.append`. Whether roles are known and calls are paired is checked there, not here.
 """
 
 from __future__ import annotations

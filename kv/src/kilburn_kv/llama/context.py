@@ -32,7 +32,7 @@ _complaints: deque[str] = deque(maxlen=8)
 
 _keep: list[object] = []
 """The callback that llama.cpp logs to. If it were garbage-collected while it is set, the next line would end the
-process."""
+session."""
 
 
 class Context:

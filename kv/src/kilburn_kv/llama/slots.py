@@ -1,6 +1,6 @@
 """Slots of llama.cpp's own server: saves a prompt's keys and values to disk, and restores them without computing.
 
-llama.cpp ends the whole process when it gets a truncated slot file, and accepts changed bytes silently. So every file
+llama.cpp ends the whole session when it gets a truncated slot file, and accepts changed bytes silently. So every file
 has a checksum beside it here, and only an unchanged file is restored.
 """
 

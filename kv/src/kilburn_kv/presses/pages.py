@@ -1,6 +1,6 @@
 """Our own press: keeps the spans and pages that get more attention from the last queries than usual.
 
-It also uses what the hierarchy knows of pages. All heads keep the same tokens, because a slot of the cache holds a
+It also uses what the store knows of pages. All heads keep the same tokens, because a slot of the cache holds a
 token in all layers and heads: its room is free only when all heads let it go. Pins, tokens of no page, the sinks and
 the window always stay.
 """
@@ -46,7 +46,7 @@ class _Span(NamedTuple):
 class Pages(BudgetPress):
     """Keep the spans of the pages that the last queries look at, whole pages where those are best.
 
-    The worth of a span is a factor from the hierarchy times (`1 - weight` of its own score plus `weight` of its
+    The worth of a span is a factor from the store times (`1 - weight` of its own score plus `weight` of its
     page's). The best spans stay. If the last one fits only in part, its best stretch stays.
 
     Args:
@@ -239,7 +239,7 @@ class Pages(BudgetPress):
         return (1 - self.weight) * own + self.weight * page
 
     def _likely(self, page: CachedPage) -> float:
-        """The hierarchy's factor for a page: 1 if it knows nothing against it."""
+        """The store's factor for a page: 1 if it knows nothing against it."""
         likely = 1.0
         if page.folded:
             likely *= self.folded

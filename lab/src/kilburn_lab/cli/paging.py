@@ -80,7 +80,7 @@ verb(
     model=Option("Score policies that can ask a model once more, with this one.", "SPEC"),
     prices=PRICES,
     pause=Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS"),
-    workers=Option("Processes to spread the work over.", least=1),
+    workers=Option("Sessions to spread the work over.", least=1),
     seed=Option("For made-up runs and for the intervals."),
     out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),
     resume=Option("Go on with what is in the file of --out."),

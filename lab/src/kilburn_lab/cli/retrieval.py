@@ -53,14 +53,14 @@ def _measured(
 def _embedder(spec: str) -> Any:
     """The embedder of a spec; of "auto" `minilm`, or None where this machine cannot have it."""
     if spec != "auto":
-        return None if spec == "none" else resolve("memory.embedders", spec)
+        return None if spec == "none" else resolve("search.embedders", spec)
     try:
         try:
-            return resolve("memory.embedders", "minilm")
+            return resolve("search.embedders", "minilm")
         except Unavailable:
             with progress("minilm", unit="bytes") as done:
                 pull("minilm", progress=lambda _, have, total: done(have, total or None))
-            return resolve("memory.embedders", "minilm")
+            return resolve("search.embedders", "minilm")
     except KilburnError as error:
         say(line(f"searched by words alone: {error}"))
         return None

@@ -24,6 +24,6 @@ verb(
     count=Option("How many sessions.", name="--sessions", least=1),
     interactions=Option("Of each session.", least=1),
     window=Option("Tokens of four characters."),
-    workers=Option("Processes to spread the work over.", least=1),
+    workers=Option("Sessions to spread the work over.", least=1),
     seed=Option("Of the sessions and of the intervals."),
 )

@@ -1,4 +1,4 @@
-"""A Kilburn process as a candidate: it gets a recorded run's events, and shows a prompt before each action."""
+"""A Kilburn session as a candidate: it gets a recorded run's events, and shows a prompt before each action."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
 from kilburn.kernel.ledger import Stats
-from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady
@@ -30,7 +30,7 @@ from kilburn_lab.evals.trajectories import shell_call
 
 
 class KilburnCandidate:
-    """A process of Kilburn in a store of its own, in memory; close it at the end. `plans` has the milliseconds of plans.
+    """A session of Kilburn in a store of its own, in memory; close it at the end. `plans` has the milliseconds of plans.
 
     Args:
         window: tokens of four characters.
@@ -46,7 +46,7 @@ class KilburnCandidate:
         self._store = kilburn.open(
             ":memory:", window=window, policy=timed, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
         )
-        self._process = self._store.process("run")
+        self._session = self._store.session("run")
         self._outputs: list[str] = []
         self._tools = tools
         self._calls = 0
@@ -54,25 +54,25 @@ class KilburnCandidate:
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
-        append_and_wait(self._process, {"role": "assistant", "content": text})
+        append_and_wait(self._session, {"role": "assistant", "content": text})
 
     def action(self, text: str) -> None:
         """The agent acts."""
         if self._tools:
-            append_and_wait(self._process, shell_call(f"call-{len(self._outputs)}", "", text))
+            append_and_wait(self._session, shell_call(f"call-{len(self._outputs)}", "", text))
         else:
-            append_and_wait(self._process, {"role": "assistant", "content": text})
+            append_and_wait(self._session, {"role": "assistant", "content": text})
 
     def reply(self, thought: str, action: str) -> None:
         """The agent thinks and acts in one message."""
         if self._tools:
-            append_and_wait(self._process, shell_call(f"call-{len(self._outputs)}", thought, action))
+            append_and_wait(self._session, shell_call(f"call-{len(self._outputs)}", thought, action))
         else:
-            append_and_wait(self._process, {"role": "assistant", "content": f"{thought}\n{action}"})
+            append_and_wait(self._session, {"role": "assistant", "content": f"{thought}\n{action}"})
 
     def user(self, text: str) -> None:
         """The user says something."""
-        self._outputs.append(append_and_wait(self._process, {"role": "user", "content": text}))
+        self._outputs.append(append_and_wait(self._session, {"role": "user", "content": text}))
 
     def observation(self, text: str) -> None:
         """The world answers."""
@@ -80,17 +80,17 @@ class KilburnCandidate:
             said = {"role": "tool", "tool_call_id": f"call-{len(self._outputs)}", "content": text}
         else:
             said = {"role": "user", "content": text}
-        self._outputs.append(append_and_wait(self._process, said))
+        self._outputs.append(append_and_wait(self._session, said))
 
     def prompt_text(self) -> str:
         """The text of the rendered prompt, a line break between messages."""
-        texts = list(_texts(self._process.render(format="chat")))
+        texts = list(_texts(self._session.render(format="chat")))
         self.seams = max(0, len(texts) - 1)
         return "\n".join(texts)
 
     def search(self, query: str, tokens: int) -> str:
-        """What one search of the process's past brings."""
-        return "\n".join(hit.text for hit in self._process.search(query, tokens=tokens))
+        """What one search of the session's past brings."""
+        return "\n".join(hit.text for hit in self._session.search(query, tokens=tokens))
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """The agent calls a memory tool, as in its loop: the call and its result are messages too."""
@@ -98,28 +98,28 @@ class KilburnCandidate:
         id, text = f"memory-{self._calls}", json.dumps(arguments)
         function = {"name": name, "arguments": text}
         called = {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
-        append_and_wait(self._process, called)
-        reply = memory_tools.call(self._process, name, text, id)
-        append_and_wait(self._process, reply.message(id))
+        append_and_wait(self._session, called)
+        reply = memory_tools.call(self._session, name, text, id)
+        append_and_wait(self._session, reply.message(id))
         return reply.text
 
     def finds(self, reference: Reference) -> bool:
         """Whether one search for the name, with 1,000 tokens of hits, finds it."""
         read = KINDS[reference.kind]
-        return any(reference.name in read(hit.text) for hit in self._process.search(reference.name, tokens=1000))
+        return any(reference.name in read(hit.text) for hit in self._session.search(reference.name, tokens=1000))
 
     def recalls(self, reference: Reference) -> bool:
         """Whether one recall of an output that had the name returns it. It counts as a use of that page, which a policy
         sees, so ask when the run is over."""
-        return reference.name in KINDS[reference.kind](self._process.recall(self._outputs[reference.origins[-1]]))
+        return reference.name in KINDS[reference.kind](self._session.recall(self._outputs[reference.origins[-1]]))
 
     def stats(self) -> Stats:
         """The ledger's figures."""
-        return self._process.stats()
+        return self._session.stats()
 
     def count_acts(self) -> int:
         """Times that the policy's moves were carried out."""
-        return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._process.events())
+        return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._session.events())
 
     def close(self) -> None:
         """Close the store."""
@@ -128,7 +128,7 @@ class KilburnCandidate:
 
 @contextmanager
 def contender_of(window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> Iterator[Contender]:
-    """A baseline by its name, or a process of Kilburn, which is closed at the end; see `KilburnCandidate`."""
+    """A baseline by its name, or a session of Kilburn, which is closed at the end; see `KilburnCandidate`."""
     if isinstance(policy, str) and policy in BASELINES:
         yield BASELINES[policy](window)
         return
@@ -179,10 +179,10 @@ def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
             yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
 
 
-def append_and_wait(process: Process, message: dict[str, Any] | Message) -> str:
+def append_and_wait(session: Session, message: dict[str, Any] | Message) -> str:
     """Append a message. A question in the background is answered before this returns, because recorded work takes no
     time."""
-    address = process.append(message)
+    address = session.append(message)
     for thread in threading.enumerate():
         if thread.name == "kilburn-later":
             thread.join()

@@ -25,7 +25,7 @@ import msgspec
 import kilburn
 from kilburn.claims import same_claim
 from kilburn.errors import Forgotten, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.conflict import settle
 from kilburn.memory.learning import Learned
 from kilburn.message import Trust
@@ -253,7 +253,7 @@ def measure(
     return asked, [(found[value], in_files[value]) for value in found], failed
 
 
-def _give(store: Hierarchy, change: Telling) -> None:
+def _give(store: Store, change: Telling) -> None:
     """Write a statement as claims, as a person would who knows what it says."""
     if change.kind == "noise":
         return
@@ -281,7 +281,7 @@ def _give(store: Hierarchy, change: Telling) -> None:
     memory.apply(*settle([(add, Trust.USER) for add in new], standing, now=change.time).moves)
 
 
-def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> int:
+def _tell(store: Store, changes: Iterable[Telling], policy: str) -> int:
     """Have the conversations, and learn from each session when it is over, if there is a policy; how often that failed."""
     failed = 0
     current: dict[str, str] = {}
@@ -292,9 +292,9 @@ def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> int:
             current[change.user] = name
             if policy:
                 failed += _has_failed(store.memory(change.user).learn(before, policy=policy))
-        process = store.process(name, user=change.user)
-        process.append({"role": "user", "content": change.text}, time=change.time)
-        process.append({"role": "assistant", "content": "Understood."}, time=change.time + 5)
+        session = store.session(name, user=change.user)
+        session.append({"role": "user", "content": change.text}, time=change.time)
+        session.append({"role": "assistant", "content": "Understood."}, time=change.time + 5)
     for user, name in current.items() if policy else ():
         failed += _has_failed(store.memory(user).learn(name, policy=policy))
     return failed
@@ -304,7 +304,7 @@ def _has_failed(learned: Learned) -> bool:
     return "the policy failed" in learned.why
 
 
-def _ask(store: Hierarchy, told: Stream, question: StreamInquiry, mode: str, tokens: int) -> ChangeAnswer:
+def _ask(store: Store, told: Stream, question: StreamInquiry, mode: str, tokens: int) -> ChangeAnswer:
     text = f"{question.subject} {question.relation}" if mode == "claims" else question.text
     where = "sessions" if mode == "sessions" else "facts"
     hits = store.search(text, tokens, None, where=where, user=question.user, at=question.at)
@@ -335,7 +335,7 @@ def _ask(store: Hierarchy, told: Stream, question: StreamInquiry, mode: str, tok
     )
 
 
-def _forget(store: Hierarchy, told: Stream, mode: str) -> list[tuple[str, str]]:
+def _forget(store: Store, told: Stream, mode: str) -> list[tuple[str, str]]:
     """Forget, for each user, everything that was said about one value that holds now; returns (user, value)."""
     gone = []
     for user in told.told:
@@ -356,15 +356,15 @@ def _forget(store: Hierarchy, told: Stream, mode: str) -> list[tuple[str, str]]:
                 if value in memory.text(page.id):
                     memory.forget(page.address)
             continue
-        for info in store.processes():
-            process = store.process(info.name)
-            for address in [page.address for page, state in process.pages() if state.at is not Place.DROPPED]:
-                if value in process.recall(address):
-                    process.forget(address)
+        for info in store.sessions():
+            session = store.session(info.name)
+            for address in [page.address for page, state in session.pages() if state.at is not Place.DROPPED]:
+                if value in session.recall(address):
+                    session.forget(address)
     return gone
 
 
-def _found(store: Hierarchy, user: str, value: str) -> bool:
+def _found(store: Store, user: str, value: str) -> bool:
     """Whether any way of reading still gives a value."""
     shown: list[Any] = [
         *store.search(value),
@@ -378,8 +378,8 @@ def _found(store: Hierarchy, user: str, value: str) -> bool:
                 texts.append(str(memory.recall(page.address)))
             except Forgotten:
                 continue
-    for info in store.processes():
-        process = store.process(info.name)
-        texts += [hit.text for hit in process.search(value)]
-        texts += [str(message) for message in process.messages()]
+    for info in store.sessions():
+        session = store.session(info.name)
+        texts += [hit.text for hit in session.search(value)]
+        texts += [str(message) for message in session.messages()]
     return any(value in text for text in texts)

@@ -21,9 +21,9 @@ from typing import Any
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.event import Act
-from kilburn.kernel.process import Process
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
 from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address, span_of
 from kilburn.wire.recording import FORMS
@@ -124,29 +124,29 @@ def measure(
     with kilburn.open(
         ":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
     ) as store:
-        process = store.process("stream")
-        stream = _Stream(process, planted, trial)
+        session = store.session("stream")
+        stream = _Stream(session, planted, trial)
         for step in work(seed, planted.parts, runs):
-            if len(trial.curve) >= max(passes) or process.window.seen > LONGEST * window:
+            if len(trial.curve) >= max(passes) or session.window.seen > LONGEST * window:
                 break
             if stream.add(step) and len(trial.curve) in passes:
-                trial.probes += _probes(process, stream, trial)
-        _audit(process, stream.appended, trial)
+                trial.probes += _probes(session, stream, trial)
+        _audit(session, stream.appended, trial)
     return trial
 
 
 class _Stream:
-    """A process that the plants and then the work are appended to, with what the prompt showed after each compaction."""
+    """A session that the plants and then the work are appended to, with what the prompt showed after each compaction."""
 
-    def __init__(self, process: Process, planted: Garden, trial: Trial) -> None:
-        self.process, self.trial = process, trial
+    def __init__(self, session: Session, planted: Garden, trial: Trial) -> None:
+        self.session, self.trial = session, trial
         self.appended: list[dict[str, Any]] = []
         self._last = 0
         addresses = []
         for number, message in enumerate(planted.messages):
             addresses.append(self._append(message))
             if number == planted.pin:
-                process.pin(addresses[-1])
+                session.pin(addresses[-1])
         # A message's last page is its text or its result.
         self.homes = [(plant, parse_address(addresses[at])[1]) for plant, at in planted.plants]
         self._something_left()
@@ -155,27 +155,27 @@ class _Stream:
         """Append a step of work; returns whether something left the window."""
         for message in messages:
             self._append(message)
-        trial, process, window = self.trial, self.process, self.process.window
+        trial, session, window = self.trial, self.session, self.session.window
         trial.prompts += 1
-        trial.shipped += process.use
+        trial.shipped += session.use
         trial.pinned += sum(window.cost(page) for page in window.pins)
         if not self._something_left():
             return False
-        prompt = process.render()
+        prompt = session.render()
         shown = "\n".join(texts_of(list(prompt)))
-        trial.overflow += prompt.tokens > process.capacity
+        trial.overflow += prompt.tokens > session.capacity
         trial.seen.append(window.seen)
         trial.curve.append([plant.value in shown for plant, _ in self.homes if plant.kind == "fact"])
-        trial.changed += sum(len(text.encode("utf-8")) for page in window.pins if (text := process.text(page)) not in shown)
+        trial.changed += sum(len(text.encode("utf-8")) for page in window.pins if (text := session.text(page)) not in shown)
         return True
 
     def _append(self, message: dict[str, Any]) -> str:
         self.appended.append(message)
-        return append_and_wait(self.process, message)
+        return append_and_wait(self.session, message)
 
     def _something_left(self) -> bool:
         left = False
-        for event in self.process.events(self._last):
+        for event in self.session.events(self._last):
             self._last = event.number
             left = left or event.act in _LEAVING
         return left
@@ -193,20 +193,20 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
-def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
+def _probes(session: Session, stream: _Stream, trial: Trial) -> Iterator[Probe]:
     """Each plant: in the window, in the hits of one search, in what one address of the prompt gives back.
 
-    Reads as `Process.search` and `Process.recall` do, but records nothing: a policy sees how pages are used, and the
+    Reads as `Session.search` and `Session.recall` do, but records nothing: a policy sees how pages are used, and the
     measurement must not change that.
     """
-    shown = "\n".join(texts_of(list(process.render())))
+    shown = "\n".join(texts_of(list(session.render())))
     handles = dict.fromkeys(address for handle in _HANDLE.findall(shown) for address in handle.split())
     spans = [parse_address(address) for address in handles]
     for plant, home in stream.homes:
         here = plant.value in shown
-        hits = process.search(plant.query, tokens=HITS, limit=20, record=False)
-        way = _way(home, spans, process.window.pages)
-        last = "".join(map(process.text, process.resolve(way[-1]))) if way else ""
+        hits = session.search(plant.query, tokens=HITS, limit=20, record=False)
+        way = _way(home, spans, session.window.pages)
+        last = "".join(map(session.text, session.resolve(way[-1]))) if way else ""
         there = here or plant.value in last
         yield Probe(
             kind=plant.kind,
@@ -215,7 +215,7 @@ def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
             searched=here or any(plant.value in hit.text for hit in hits),
             recalled=here or (there and len(way) == 1),
             recalls=0 if here or not there else len(way),
-            cost=0 if here else process.counter.count(last),
+            cost=0 if here else session.counter.count(last),
         )
 
 
@@ -237,11 +237,11 @@ def _way(home: int, spans: Sequence[tuple[int, int]], pages: Mapping[int, Page])
     return []
 
 
-def _audit(process: Process, appended: Sequence[dict[str, Any]], trial: Trial) -> None:
+def _audit(session: Session, appended: Sequence[dict[str, Any]], trial: Trial) -> None:
     """What the ledger and the page table say of the whole stream."""
-    trial.lost = process.messages() != list(appended)
-    trial.failed = process.stats().policy_failures
-    pages = {page.id: page for page, _ in process.pages()}
+    trial.lost = session.messages() != list(appended)
+    trial.failed = session.stats().policy_failures
+    pages = {page.id: page for page, _ in session.pages()}
     for page in pages.values():
         if page.kind not in (Kind.FOLD, Kind.EXCERPT):
             continue
@@ -255,6 +255,6 @@ def _audit(process: Process, appended: Sequence[dict[str, Any]], trial: Trial) -
                 break
             leaves.update([one.id] if not one.depth else [])
             waiting += one.sources if one.depth else ()
-        trial.resolved += bool(leaves) and all(bool(process.window.at(leaf) != Place.DROPPED) for leaf in leaves)
-    trial.outcomes = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.COMPACT))
-    trial.asked = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.ASK))
+        trial.resolved += bool(leaves) and all(bool(session.window.at(leaf) != Place.DROPPED) for leaf in leaves)
+    trial.outcomes = dict(Counter(event.data["outcome"] for event in session.events() if event.act is Act.COMPACT))
+    trial.asked = dict(Counter(event.data["outcome"] for event in session.events() if event.act is Act.ASK))

@@ -26,7 +26,7 @@ from statistics import median
 from typing import NamedTuple
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
-from kilburn_lab.evals.gateway_load import ClientConnection, Conversation
+from kilburn_lab.evals.gateway_load import ClientConnection, ClientConversation
 from kilburn_lab.evals.gateway_report import GatewayReport, GatewayRow, Latency
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
@@ -221,7 +221,7 @@ def _started(system: System, folder: Path) -> Iterator[_Running]:
 
 
 async def _answers(port: int) -> bool:
-    connection, talk = ClientConnection(port), Conversation(0, 3)
+    connection, talk = ClientConnection(port), ClientConversation(0, 3)
     try:
         async with asyncio.timeout(10):
             return talk.hear(await connection.ask(talk.next(0, 1, stream=False)))
@@ -268,7 +268,7 @@ async def _latencies(running: Sequence[_Running], messages: int, rounds: int, st
     for start in range(0, rounds, turns):
         talks = {}
         for system in running:
-            talk = talks[system.name] = Conversation(start, WORDS[messages], messages - (turns if turns < messages else 2))
+            talk = talks[system.name] = ClientConversation(start, WORDS[messages], messages - (turns if turns < messages else 2))
             firsts[system.name].append(await _asked(connections[system.name], talk, start, system.name))
         for turn in range(start, min(start + turns, rounds)):
             shifted = turn % len(running)
@@ -299,7 +299,7 @@ async def _latencies(running: Sequence[_Running], messages: int, rounds: int, st
     return found
 
 
-async def _asked(connection: ClientConnection, talk: Conversation, number: int, name: str) -> float:
+async def _asked(connection: ClientConnection, talk: ClientConversation, number: int, name: str) -> float:
     heard = await connection.ask(talk.next(number, EVENTS))
     if not talk.hear(heard):
         raise Unavailable(f"{name} answered {heard.status}: {heard.text[:200]!r}", advice="run it by hand to see why")
@@ -314,17 +314,17 @@ async def _load(system: _Running, requests: int, step: Callable[[], None]) -> tu
 
     async def client(seed: int) -> None:
         nonlocal done, failed
-        connection, talk = ClientConnection(system.port), Conversation(seed, WORDS[SHORT])
+        connection, talk = ClientConnection(system.port), ClientConversation(seed, WORDS[SHORT])
         seeds = count(seed, AT_ONCE)
         while (number := next(left)) < requests:
             if len(talk) >= LAST or not len(talk):
-                talk = Conversation(1000 + next(seeds), WORDS[SHORT])
+                talk = ClientConversation(1000 + next(seeds), WORDS[SHORT])
             try:
                 failed += not talk.hear(await connection.ask(talk.next(number, EVENTS, stream=False)))
             except Unavailable:
                 failed += 1
                 await connection.close()
-                talk = Conversation(1000 + next(seeds), WORDS[SHORT])
+                talk = ClientConversation(1000 + next(seeds), WORDS[SHORT])
             done += 1
             step()
             if done % every == 0 and (bytes_ := system.memory()) is not None:
@@ -339,7 +339,7 @@ async def _streams(system: _Running, streams: int, step: Callable[[], None]) -> 
     """How many of these streams, run at once, lost or reordered an event, or did not end."""
 
     async def one(number: int) -> bool:
-        connection, talk = ClientConnection(system.port), Conversation(1_000_000 + number, WORDS[SHORT])
+        connection, talk = ClientConnection(system.port), ClientConversation(1_000_000 + number, WORDS[SHORT])
         try:
             return talk.hear(await connection.ask(talk.next(number, PIECES, PAUSE)))
         except (OSError, Unavailable):

@@ -172,7 +172,7 @@ def _text(body: bytes) -> tuple[str, bool]:
     return "".join(said), ended and done
 
 
-class Conversation:
+class ClientConversation:
     """A client that resends everything: texts of `words` words, made up from a seed."""
 
     def __init__(self, seed: int, words: int, before: int = 0) -> None:

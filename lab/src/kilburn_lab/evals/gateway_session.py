@@ -314,15 +314,15 @@ def lost(db: str, history: Sequence[dict[str, Any]]) -> int:
     the largest session."""
     wanted = [part for message in parse(history) for part in message.parts]
     with kilburn.open(db, tokenizer=f"chars/{LETTERS}", embedder=None) as store:
-        process = store.process(max(store.processes(), key=lambda info: info.pages).name)
-        found = iter(process.recall(f"p1-p{process.window.last}").parts)
+        session = store.session(max(store.sessions(), key=lambda info: info.pages).name)
+        found = iter(session.recall(f"p1-p{session.window.last}").parts)
         return sum(len(part.text.encode()) for part in wanted if not any(_is(text, part) for text in found))
 
 
 def _failures(db: str) -> int:
     """Plans of the policy that failed, in all sessions of a store."""
     with kilburn.open(db, tokenizer=f"chars/{LETTERS}", embedder=None) as store:
-        return sum(store.process(info.name).stats().policy_failures for info in store.processes())
+        return sum(store.session(info.name).stats().policy_failures for info in store.sessions())
 
 
 def _is(text: str, part: Part) -> bool:

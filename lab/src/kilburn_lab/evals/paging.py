@@ -1,6 +1,6 @@
 """Future-reference survival: of the names that the agent will need next, how many does the window show?
 
-Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn processes. Just before each action
+Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn sessions. Just before each action
 that refers to an older output, it is checked whether the name is in the window. The head of a run is left out. One
 token is four characters for all candidates. No model takes part unless one is given.
 

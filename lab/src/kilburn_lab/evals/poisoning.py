@@ -25,12 +25,12 @@ import msgspec
 
 import kilburn
 from kilburn.errors import SpecError
-from kilburn.kernel.found import Found
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add
 from kilburn.page import Claim
+from kilburn.search.found import Found
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.measure import Progress, check_known, coined, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
@@ -75,7 +75,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
     """One attack.
 
     Args:
-        sessions: (user, messages as `Process.append` takes them), in order.
+        sessions: (user, messages as `Session.append` takes them), in order.
         planted: what the attacker wants to be believed.
         own: what the victim said under their own name; `read` what was rightly read in a tool's output.
     """
@@ -312,13 +312,13 @@ def _play(one: Attack, defence: str) -> tuple[int, int, int, int, int]:
     with kilburn.open(":memory:", tokenizer="chars/4") as store:
         known = (one.planted, *one.own, one.read)
         for number, (user, messages) in enumerate(one.sessions):
-            process = store.process(f"s{number}", user=user)
-            process.append(*messages)
+            session = store.session(f"s{number}", user=user)
+            session.append(*messages)
             if defence in ("none", "marked"):
                 _believe(store, number, user, known, marked=defence == "marked")
             else:
                 policy = Believer(known) if defence == "proposed" else "plain"
-                store.memory(user).learn(process, policy=policy)
+                store.memory(user).learn(session, policy=policy)
         hits = _hits(store, one.planted)
         waits = (
             any(
@@ -336,20 +336,20 @@ def _play(one: Attack, defence: str) -> tuple[int, int, int, int, int]:
         )
 
 
-def _believe(store: Hierarchy, number: int, user: str, known: Iterable[Belief], *, marked: bool) -> None:
+def _believe(store: Store, number: int, user: str, known: Iterable[Belief], *, marked: bool) -> None:
     """Write all statements of all texts of a session as a person would, with or without their origin."""
-    process = store.process(f"s{number}")
+    session = store.session(f"s{number}")
     memory = store.memory(user if marked else "")
-    for page, _ in process.pages():
+    for page, _ in session.pages():
         if page.kind not in (Kind.TEXT, Kind.RESULT):
             continue
-        text = process.text(page.id)
+        text = session.text(page.id)
         for one in known:
             if any(sentence in text for sentence in one.sentences):
-                cites = ((process.number, page.id),) if marked else ()
+                cites = ((session.number, page.id),) if marked else ()
                 memory.apply(Add(text=one.sentences[1], claim=one.claim, cites=cites))
 
 
-def _hits(store: Hierarchy, one: Belief) -> list[Found]:
+def _hits(store: Store, one: Belief) -> list[Found]:
     hits = store.search(f"What is the user's {one.topic}?", TOKENS, where="facts", user=VICTIM)
     return [hit for hit in hits if one.value in hit.text]

@@ -17,12 +17,12 @@ from typing import Any
 import apsw
 import msgspec
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.choice import vectors_for
+from kilburn.kernel.store import Store
 from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
-from kilburn.stores.sqlite import Sqlite
+from kilburn.search.choice import vectors_for
 from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
@@ -82,11 +82,11 @@ def rank(
 
 
 def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[RecallLine]:
-    store = Sqlite(":memory:")
-    vectors = None if embedder is None else vectors_for(store, embedder)
+    backend = Sqlite(":memory:")
+    vectors = None if embedder is None else vectors_for(backend, embedder)
     clock = FakeClock(BEGINNING, tick=0.0)
     whole = Budget(1 << 40)
-    with Hierarchy(store, whole, "fifo", tokenizer="chars/4", clock=clock, ranking=ranking, vectors=vectors) as levels:
+    with Store(backend, whole, "fifo", tokenizer="chars/4", clock=clock, ranking=ranking, vectors=vectors) as levels:
         ids = _said(levels, corpus.docs)
         if vectors is not None:
             vectors.catch_up()
@@ -102,7 +102,7 @@ def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget:
             yield RecallLine(corpus.name, asked.id, listed, ms, found.confidence)
 
 
-def _said(levels: Hierarchy, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int], tuple[str, float]]:
+def _said(levels: Store, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int], tuple[str, float]]:
     """Append the messages; returns the id and time of each by its session and page."""
     ids: dict[tuple[str, int], tuple[str, float]] = {}
     runs: dict[str, list[tuple[CorpusTurn, float]]] = {}
@@ -111,14 +111,14 @@ def _said(levels: Hierarchy, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int]
         now = max(seconds(said.time) or 0.0, now + 1.0)
         runs.setdefault(said.session, []).append((said, now))
     for session, run in runs.items():
-        process = levels.process(session)
+        opened = levels.session(session)
         for number, (said, at) in enumerate(run, 1):
             ids[session, number] = said.id, at
         same: list[dict[str, str]] = []
         for number, (said, at) in enumerate(run):
             same.append(_message(said))
             if number + 1 == len(run) or run[number + 1][1] - at > 1.0:
-                process.append(*same, time=at)
+                opened.append(*same, time=at)
                 same = []
     return ids
 

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.loop import UNLIMITED, Limits
-from kilburn.agents.rlm import RecursiveModel, RecursiveResult
-from kilburn.agents.sandbox import Bounds
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
-from kilburn.stores.sqlite import Sqlite
+from kilburn.recursion.rlm import RecursiveModel, RecursiveResult
+from kilburn.recursion.sandbox import Bounds
 from kilburn_lab.evals.aggregation import (
     KEYWORDS,
     TASKS,
@@ -340,12 +340,12 @@ def evaluate(
             _, told, whole = text
             asked = question_of(task, told, number)
         began = time.perf_counter()
-        with Hierarchy(Sqlite(":memory:"), Budget(window), "hybrid", tokenizer=f"chars/{CHARACTERS}") as store:
+        with Store(Sqlite(":memory:"), Budget(window), "hybrid", tokenizer=f"chars/{CHARACTERS}") as store:
             if system.startswith("depth"):
                 depth = int(system[-1])
                 agent = RecursiveModel(
                     model or FaultlessRoot([asked], depth, batch),
-                    store.process("root"),
+                    store.session("root"),
                     sub=sub or Oracle(),
                     depth=depth,
                     limits=limits or msgspec.structs.replace(UNLIMITED, steps=8),
@@ -379,17 +379,17 @@ def evaluate(
 
 
 def _read(
-    store: Hierarchy, asked: AggregateQuestion, told: Sequence[Item], whole: str, window: int, *, search: bool
+    store: Store, asked: AggregateQuestion, told: Sequence[Item], whole: str, window: int, *, search: bool
 ) -> RecursiveResult:
     """What a reader answers who sees one window of the text, knows every topic, and makes no mistakes."""
     room = (window - 1000) * CHARACTERS
     if search:
-        process = store.process("text")
+        session = store.session("text")
         lines = whole.splitlines()
         for start in range(0, len(lines), 1000):
             parts = ["\n".join(lines[at : at + 20]) for at in range(start, min(start + 1000, len(lines)), 20)]
-            process.append(*({"role": "user", "content": part} for part in parts))
-        hits = process.search(asked.text, tokens=window - 1000, limit=10_000, record=False)
+            session.append(*({"role": "user", "content": part} for part in parts))
+        hits = session.search(asked.text, tokens=window - 1000, limit=10_000, record=False)
         shown = "\n".join(hit.text for hit in hits)[:room]
     else:
         shown = whole[-room:]

@@ -24,13 +24,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.memory.choice import vectors_for
+from kilburn.kernel.store import Store
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
-from kilburn.stores.sqlite import Sqlite
+from kilburn.search.choice import vectors_for
 from kilburn_lab.evals import scale_peers
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
@@ -159,7 +159,7 @@ def _batches(count: int, seed: int) -> Iterable[list[str]]:
 
 
 class _Kilburn:
-    """Kilburn: a user's memory in a file, filled by its collection, asked through the hierarchy."""
+    """Kilburn: a user's memory in a file, filled by its collection, asked through the store."""
 
     name = "kilburn"
 
@@ -176,7 +176,7 @@ class _Kilburn:
             stored = time.perf_counter() - began
             ready = _Ready(WordVectors())
             began = time.perf_counter()
-            with closing(vectors_for(store.store, ready)) as vectors:
+            with closing(vectors_for(store.backend, ready)) as vectors:
                 vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
             embedded = time.perf_counter() - began - ready.seconds
             peak = memory_of("VmHWM")
@@ -203,11 +203,11 @@ class _Kilburn:
 
 
 @contextmanager
-def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
-    store = Sqlite(str(path))
-    meanings = closing(vectors_for(store, embedder)) if embedder is not None else nullcontext()
-    with meanings as vectors, Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
-        yield hierarchy
+def _opened(path: Path, embedder: Embedder | None) -> Iterator[Store]:
+    backend = Sqlite(str(path))
+    meanings = closing(vectors_for(backend, embedder)) if embedder is not None else nullcontext()
+    with meanings as vectors, Store(backend, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as store:
+        yield store
 
 
 class _Floor:

@@ -21,7 +21,7 @@ class ScaleRow(msgspec.Struct, frozen=True, kw_only=True):
             milliseconds that the processor worked for it; it says more than p50 on a machine that does other work too.
         hits: share of the questions whose fact is among the first ten.
         words_first, words_p50, words_p95, words_cpu, words_hits: the same by words alone.
-        disk: bytes of its files. rss: bytes of memory after the questions, in a process that only asks; peak: at most
+        disk: bytes of its files. rss: bytes of memory after the questions, in a session that only asks; peak: at most
             while it stored.
     """
 

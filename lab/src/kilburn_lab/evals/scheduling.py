@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.queue import Job, Queue, Share, Stage
 from kilburn.errors import ModelError, SpecError
+from kilburn.models.queue import Job, Queue, Share, Stage
 
 __all__ = ["Course", "simulate", "waits"]
 

@@ -16,18 +16,18 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import names, resolve
+from kilburn.kernel.store import Store
 from kilburn.move import Evict, Move
 from kilburn.page import Page, Span
 from kilburn.policies.belady import Belady, Future
 from kilburn.policies.importance import scores
 from kilburn.policies.tiered import Tiered
 from kilburn.policy import Policy, View
-from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
@@ -152,13 +152,13 @@ def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Itera
     """Stream all sessions, one after another, through one policy over one new file."""
     clock = FakeClock(START, tick=0.0)
     policy = _made_here(entrant, told, window) or entrant.at(window)
-    store = Sqlite(":memory:")
-    with Hierarchy(store, Budget(window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as hierarchy:
+    backend = Sqlite(":memory:")
+    with Store(backend, Budget(window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as store:
         for number, session in enumerate(told):
             clock.now = START + number * DAY
             if entrant.spec == BELADY:
-                hierarchy.policy = Belady(_future_of(session))
-            yield _Stream(hierarchy, session, entrant.label, clock).run()
+                store.policy = Belady(_future_of(session))
+            yield _Stream(store, session, entrant.label, clock).run()
 
 
 def _made_here(entrant: Entrant, told: Sequence[UserSession], window: int) -> Policy | None:
@@ -202,11 +202,11 @@ def _future_of(session: UserSession) -> Future:
 
 
 class _Stream:
-    """One session and its process."""
+    """One made-up session, streamed through a session of a store."""
 
-    def __init__(self, hierarchy: Hierarchy, session: UserSession, policy: str, clock: FakeClock) -> None:
-        self.hierarchy, self.session, self.clock = hierarchy, session, clock
-        self.process = hierarchy.process(session.name, user=session.user)
+    def __init__(self, store: Store, session: UserSession, policy: str, clock: FakeClock) -> None:
+        self.store, self.session, self.clock = store, session, clock
+        self.opened = store.session(session.name, user=session.user)
         self.found = Streamed(policy=policy, session=session.name)
         self.last = {page: at for at, one in enumerate(session.interactions) for page in one.uses}
         """Which interaction is the last that needs a page."""
@@ -218,8 +218,8 @@ class _Stream:
         for at, interaction in enumerate(self.session.interactions):
             self._interaction(at, interaction)
             self.clock.now += PAUSE
-        found, stats = self.found, self.process.stats()
-        moved = [event.policy for event in self.process.events() if event.act in (Act.EVICT, Act.FOLD)]
+        found, stats = self.found, self.opened.stats()
+        moved = [event.policy for event in self.opened.events() if event.act in (Act.EVICT, Act.FOLD)]
         found.alone = "kernel" in moved
         found.acts = sum(policy != "kernel" for policy in moved)
         found.refused, found.failed, found.asks = stats.refused_moves, stats.policy_failures, stats.asks
@@ -227,24 +227,24 @@ class _Stream:
         return found
 
     def _interaction(self, at: int, interaction: Interaction) -> None:
-        process, found = self.process, self.found
+        session, found = self.opened, self.found
         began = time.perf_counter()
-        address = append_and_wait(process, interaction.said)
-        prompt = process.render()
+        address = append_and_wait(session, interaction.said)
+        prompt = session.render()
         spent = time.perf_counter() - began
         found.prompts += 1
         found.shipped += prompt.tokens
-        found.overflow += prompt.tokens > process.capacity
-        if process.window.seen > process.capacity:
+        found.overflow += prompt.tokens > session.capacity
+        if session.window.seen > session.capacity:
             found.full += 1
-            found.used += sum(self._used_later(page, at) for page in process.window.resident()) / process.capacity
+            found.used += sum(self._used_later(page, at) for page in session.window.resident()) / session.capacity
         if interaction.asked is not None:
             shown = interaction.asked.value in "\n".join(texts_of(list(prompt)))
             began = time.perf_counter()
-            hits = process.search(interaction.asked.question, tokens=HITS, record=False)
+            hits = session.search(interaction.asked.question, tokens=HITS, record=False)
             spent += time.perf_counter() - began
             own = any(interaction.asked.value in hit.text for hit in hits)
-            everywhere = self.hierarchy.search(interaction.asked.question, tokens=HITS, user=self.session.user)
+            everywhere = self.store.search(interaction.asked.question, tokens=HITS, user=self.session.user)
             found.questions.append(
                 QuestionOutcome(
                     earlier=interaction.asked.earlier,
@@ -255,11 +255,11 @@ class _Stream:
                 )
             )
         for page in interaction.uses:
-            process.recall(f"p{page}")
+            session.recall(f"p{page}")
         if interaction.marked:
-            process.rate(address)
+            session.rate(address)
         for message in interaction.done:
-            append_and_wait(process, message)
+            append_and_wait(session, message)
 
     def _used_later(self, page: Page, at: int) -> float:
         """The tokens of a resident page that this interaction or a later one needs; of a derived page, those of the
@@ -274,8 +274,8 @@ class _Stream:
 
     def _lines_of(self, page: Page) -> list[tuple[int, tuple[int, ...]]]:
         """The size of each line of a derived page, and the originals that have it."""
-        sources = [(source, self.process.text(source)) for source in page.sources if self.last.get(source)]
+        sources = [(source, self.opened.text(source)) for source in page.sources if self.last.get(source)]
         return [
             (len(line), tuple(source for source, text in sources if line.strip() and line.strip() in text))
-            for line in self.process.text(page.id).split("\n")
+            for line in self.opened.text(page.id).split("\n")
         ]

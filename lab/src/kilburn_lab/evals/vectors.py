@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
-from kilburn.memory.scan import Scan, pack, size_of
-from kilburn.memory.vectors import checked
+from kilburn.kernel.store import Store
 from kilburn.retrieval import Embedder
-from kilburn.stores.sqlite import Sqlite
+from kilburn.search.scan import Scan, pack, size_of
+from kilburn.search.vectors import checked
 from kilburn.wire.recording import read_as
 from kilburn_lab.compression import Codec, codec_for, codecs
 from kilburn_lab.evals.measure import Progress, unwatched
@@ -153,13 +153,13 @@ def evaluate(
     if any(count < 2 * NEAREST for count in counts) or not counts or queries < 1:
         raise SpecError(f"counts {list(counts)}, {queries} queries", advice=f"give {2 * NEAREST} vectors or more, and a query")
     begun = time.perf_counter()
-    made: Embedder | None = None if embedder is None else resolve("memory.embedders", embedder)
+    made: Embedder | None = None if embedder is None else resolve("search.embedders", embedder)
     if data is None:
         source = made_up(min(max(counts), 20_000), queries, seed)
     elif made is None and data.suffix != ".npy":
-        source = read(data, resolve("memory.embedders", "minilm"), sample, queries, seed)
+        source = read(data, resolve("search.embedders", "minilm"), sample, queries, seed)
     else:
-        source = read(data, made or resolve("memory.embedders", "hashing"), sample, queries, seed)
+        source = read(data, made or resolve("search.embedders", "hashing"), sample, queries, seed)
     rows: list[VectorRow] = []
     known = [SCAN, *(codec.name for codec in codecs())]
     if set(only) - set(known):
@@ -285,11 +285,11 @@ def _facts(embedder: Embedder | None, seed: int, count: int = 200) -> FactShares
     numbers = dice.sample(range(10_000, 100_000), count)
     names = [f"{dice.choice('ABCDEFGH')}{dice.choice('JKLMN')}-{number}" for number in numbers]
     texts = [f"The deposit for order {name} is {dice.randrange(100, 1000)} euros, due in March." for name in names]
-    with Hierarchy(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4") as hierarchy:
-        process = hierarchy.process("facts")
+    with Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4") as store:
+        session = store.session("facts")
         for text in texts:
-            process.append({"role": "user", "content": text})
-        hits = [hierarchy.store.search(f"deposit for order {name}", limit=1) for name in names]
+            session.append({"role": "user", "content": text})
+        hits = [store.backend.search(f"deposit for order {name}", limit=1) for name in names]
     words = sum(bool(hit) and hit[0].page == number for number, hit in enumerate(hits, 1)) / len(names)
     if embedder is None:
         return FactShares(facts=len(names), words=words, meaning=None, meaning_10=None)

@@ -1,0 +1,414 @@
+"""What a store is: the durable level below the window.
+
+A store keeps pages by content, the ledger, the state of the window and an index for text search, and changes all four
+in one transaction. It has few verbs, and each is all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from kilburn.errors import SpecError, StoreError, StoreStale
+from kilburn.event import Act, Event
+from kilburn.page import Page, Place, Span
+
+__all__ = ["Backend", "Batch", "Passage", "Pieces", "SegmentInfo", "SegmentKind", "State", "Vector"]
+
+LONGEST_NAME = 500
+"""Characters of a session's or a tenant's name."""
+
+
+def check_name(name: Any, what: str) -> str:
+    """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
+
+    Raises:
+        SpecError: not a string, nothing but blanks, longer than `LONGEST_NAME` characters, or with a character that
+            cannot be stored: NUL, a lone surrogate.
+    """
+    if not isinstance(name, str):
+        raise SpecError(f"{what} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
+    if not name.strip():
+        raise SpecError(f"{name[:40]!r} is no {what} name", advice="give a string that is not empty")
+    if len(name) > LONGEST_NAME:
+        raise SpecError(f"a {what} name of {len(name):,} characters", advice=f"give one of {LONGEST_NAME} at most")
+    wrong = next((letter for letter in name if letter == "\0" or "\ud800" <= letter <= "\udfff"), None)
+    if wrong is not None:
+        raise SpecError(f"the {what} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
+    return name
+
+
+def root_of(name: str) -> str:
+    """What a session and its forks are called: `work` for `work~2`."""
+    root, mark, number = name.rpartition("~")
+    return root if mark and root and number.isdecimal() and number.isascii() else name
+
+
+class SegmentKind(StrEnum):
+    """What a segment is."""
+
+    SESSION = "session"
+    """An agent's: it has a window."""
+    MEMORY = "memory"
+    """A user's facts. It is a collection: nobody speaks in it, and it has no window."""
+    DOCUMENT = "document"
+    """A text that was handed over, in passages; a collection too."""
+    FORGOTTEN = "forgotten"
+    """It was forgotten as a whole; only its number is left, and nobody gets it again."""
+
+
+# A session has one for each of its thousands of pages: none can be part of a cycle, and the garbage collector passes over them.
+class State(msgspec.Struct, frozen=True, gc=False):
+    """What may change of a page: where it is, whether it is pinned, its importance, and when it stopped being true
+    (seconds since the epoch; None as long as nobody closed its validity)."""
+
+    at: Place = Place.OUT
+    pinned: bool = False
+    importance: float = 0.0
+    until: float | None = None
+
+
+class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment of a tenant: its number in the store, name, time of creation, ledger length.
+
+    `damaged` says in words why it cannot be opened; it is "" if nothing is known to be wrong. The other figures of a
+    damaged segment mean nothing. `user` is the user of the tenant that it belongs to, or "" for all users.
+    """
+
+    number: int
+    name: str
+    created: float
+    head: int = 0
+    pages: int = 0
+    tokens: int = 0
+    used: float = 0.0
+    damaged: str = ""
+    kind: SegmentKind = SegmentKind.SESSION
+    user: str = ""
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """A found passage: which segment and page, which span of its text, how well it matched.
+
+    `entry` is its number in the store's index, by which its vector is known.
+    """
+
+    segment: int
+    page: int
+    span: Span
+    score: float
+    entry: int = 0
+
+
+class HistoryOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`."""
+
+    name: str
+    at: int
+    count: int
+
+
+class Vector(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage's vector as it is stored: `entry` is the passage's (its upper bits are the segment), `data` its bytes."""
+
+    number: int
+    entry: int
+    data: bytes
+
+
+Pieces = Sequence[str | tuple[str, int, int]]
+"""A text as pieces: words, and spans of other texts as (digest, start, stop), in characters."""
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """What a session has said, from the digest behind its first `after` ones to the last: each is over a message and all before
+    it. Whoever recognises histories makes them; to a kernel and a store they are bytes."""
+
+    after: int
+    added: tuple[bytes, ...]
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """One transaction of one segment.
+
+    Args:
+        head: number of the last event that the writer knows. A store refuses a batch with another head than its own,
+            because another writer was faster.
+        above: the segment that this one forks from, and its last event: a store refuses the batch if it has another by now.
+        events: to append, numbered head + 1 onwards.
+        pages: new pages.
+        texts: digest -> text, for every digest of `pages` (extras too); known ones are not rewritten.
+        pieces: digest -> the pieces that make this text, of excerpts. A store may keep these in place of the text. They are
+            spans of originals' texts, which are in the store or in this batch.
+        states: page id -> state after the batch.
+        index: ids of new pages whose text becomes searchable.
+        unindex: ids that search must no longer find.
+        erase: ids to forget: row scrubbed, index entry gone, content gone unless another page of
+            the tenant has the same.
+        checkpoint: the window of the segment after this batch, as its kernel writes it: with it, the ledger need not be replayed
+            from the beginning. It has no words of pages.
+        inherited: pages of other segments that are forgotten here: no event of this one may quote them any more.
+        said: what the session has said with the new pages, kept as by `keep_history`; but only if the digests before are kept up
+            to the last page before them.
+        wait: whether to wait for another writer; without, `StoreBusy` comes at once.
+    """
+
+    head: int
+    above: tuple[int, int] | None = None
+    events: Sequence[Event] = ()
+    pages: Sequence[Page] = ()
+    texts: Mapping[str, str] = {}
+    pieces: Mapping[str, Pieces] = {}
+    states: Mapping[int, State] = {}
+    index: Sequence[int] = ()
+    unindex: Sequence[int] = ()
+    erase: Sequence[int] = ()
+    inherited: Sequence[Page] = ()
+    checkpoint: bytes | None = None
+    said: Digests | None = None
+    wait: bool = True
+
+    def check_continues(self, segment: int, head: int) -> None:
+        """Check that this batch follows event `head` of a segment.
+
+        Raises:
+            StoreStale: its writer knew another last event. StoreError: its events are not numbered without holes.
+        """
+        if head != self.head:
+            what = f"segment {segment} is at event {head}, not {self.head}"
+            raise StoreStale(what, advice="reopen the process, then do it again")
+        for at, event in enumerate(self.events, head + 1):
+            if event.number != at:
+                what = f"event {event.number} stands where {at} must"
+                raise StoreError(what, advice="number events from head + 1, without holes")
+
+    def check_above(self, head: int) -> None:
+        """Check that the segment that this one forks from is at the event that the writer knows.
+
+        Raises:
+            StoreStale: it is not.
+        """
+        if self.above is not None and self.above[1] != head:
+            what = f"segment {self.above[0]} is at event {head}, not {self.above[1]}"
+            raise StoreStale(what, advice="fork again from what is there now")
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """The verbs of a store. One object serves one tenant: the tenant is a partition, not a filter.
+
+    All raise `StoreError`s; `kilburn.testing.check_store` holds an implementation to this contract.
+    """
+
+    tenant: str
+    readonly: bool
+
+    def segment(
+        self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
+    ) -> SegmentInfo | None:
+        """The segment of that name. If it does not exist and `create` is set, it is created at `time`, of this kind and
+        for this user; of one that exists, both stay as they are.
+
+        Its head is that of the last commit of any writer, so a reader can see whether it is current.
+
+        Raises:
+            StoreCorrupt: it is damaged. SpecError: no name of a user.
+        """
+        ...
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
+        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
+
+        Raises:
+            StoreStale: the name is taken by now. What `process` raises when it creates, and what `commit` raises.
+        """
+        ...
+
+    def segments(self, under: str = "") -> Sequence[SegmentInfo]:
+        """All segments of the tenant, oldest first; one that is damaged is listed as such and blocks no other.
+
+        Args:
+            under: only those whose names begin with this name and a slash; "" for all.
+        """
+        ...
+
+    def commit(self, segment: int, batch: Batch) -> None:
+        """Do the whole batch durably (but see `sync`), or raise and do nothing. What is written can be read again.
+
+        Raises:
+            StoreStale: the segment's ledger has moved on, or that of the one that it forks from; or a new page cites one that is
+                forgotten by now; or a page that is to be erased is cited by another segment. So forgetting goes leaf first,
+                and no citation ever dangles.
+            StoreBusy, StoreFull, StoreReadOnly.
+            StoreCorrupt: what is there already is damaged.
+            StoreError: a batch that contradicts itself, or a page or event that could not be read again.
+        """
+        ...
+
+    def pages(self, segment: int) -> Iterable[tuple[Page, State]]:
+        """All pages of a segment with their states, originals first, in order of id.
+
+        Raises:
+            StoreCorrupt: a page is missing, or not what was written.
+        """
+        ...
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """Single pages with their states, by (number of the segment, page id), without reading any other; what does not
+        exist is left out.
+
+        Raises:
+            StoreCorrupt: one is not what was written.
+        """
+        ...
+
+    def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """The pages that directly cite any of these pages of a segment, as (number of the segment, page id), in order:
+        those of any segment of the tenant that have it among their `cites`, and those of the segment itself that have it
+        among their `sources`. Forgotten pages cite nothing."""
+        ...
+
+    def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
+        """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids. Forgotten ones are
+        left out."""
+        ...
+
+    def forgotten(self, segment: int) -> list[int]:
+        """The ids of the pages of a segment that are forgotten, in order."""
+        ...
+
+    def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event. None where there
+        is none that is as it was written."""
+        ...
+
+    def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on; only the events of one act, if it is given.
+
+        Raises:
+            StoreCorrupt: an event is missing, or not what was written.
+        """
+        ...
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """The texts of these digests, verified.
+
+        Raises:
+            StoreCorrupt: a text does not match its digest, or is missing.
+        """
+        ...
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of these segments, or of all. Those that are damaged are
+        left out."""
+        ...
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """The passages of pages, in reading order, by (number of the segment, page id), with the score 0; a page that is
+        not indexed is left out."""
+        ...
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """The passages with these numbers, with the score 0; those that do not exist any more are left out."""
+        ...
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first.
+
+        Raises:
+            StoreCorrupt: a text is not what was written.
+        """
+        ...
+
+    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none. Vectors of passages that are forgotten by now are not stored; of a
+        passage that has a vector already, the new one counts.
+
+        Raises:
+            StoreError: vectors of different length than this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
+            SpecError: no name of an embedder.
+        """
+        ...
+
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
+        A damaged one is never returned."""
+        ...
+
+    def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """Keep what a session has said as digests, each over a message and all before it, so that `said_by` finds it. They are
+        derived from its pages by whoever needs them. When a page of the session is forgotten, they are erased with it.
+
+        Args:
+            digests: those that come behind the first `after` ones, which are kept; all of them where that is 0.
+            page: its last original page, as far as the caller knows.
+
+        Returns:
+            Whether they are kept. Nothing was written if a page of the session was forgotten, if `page` is not its last one, or
+            if it has not exactly `after` digests.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
+        """At most so many sessions that have kept this digest: those that end with it first, then the newest."""
+        ...
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """The names of a user's sessions, `root` and its forks, whose digests are not kept up to their last page; at most so
+        many, those that were used last first. Empty sessions have nothing to keep."""
+        ...
+
+    def erase(self, segment: int) -> None:
+        """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger. Its number is
+        not given again, and nothing can be written to it any more.
+
+        Raises:
+            StoreError: no such segment, or it has pages that are not forgotten. StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        ...
+
+    def drop_vectors(self, embedder: str) -> None:
+        """Remove all vectors of this embedder.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Within this, all that this thread writes is one transaction: it is there when this ends, or, if the block raises or the
+        program is killed, nothing of it. Until then only this object sees it, and other writers wait.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def erasing(self) -> AbstractContextManager[None]:
+        """Within this, several commits of this thread may erase: their bytes are gone when it ends, and not after each. If the
+        program is killed before, they go when the store is next opened for writing."""
+        ...
+
+    def sync(self) -> None:
+        """Where commits are not durable at once, because the store was opened so: all that were done before this are when it
+        returns.
+
+        Raises:
+            StoreError: the disk failed; what is not durable may be lost in a power cut.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the file; idempotent."""
+        ...

@@ -1,0 +1,78 @@
+"""The index of citations: which page is cited by which, across the segments of a tenant.
+
+It is derived from the pages. A page of any segment is in it with its `cites`, and a page of a collection with its
+`sources` too. A page that is forgotten cites nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import apsw
+
+from kilburn.backend import SegmentKind
+from kilburn.backends.connection import row, rows_of_each
+from kilburn.errors import StoreError, StoreStale
+from kilburn.page import Page, address_of
+
+SELECT = "SELECT process, page, by_process, by_page FROM citation"
+
+Citation = tuple[int, int, int, int]
+"""Segment and page that are cited, segment and page that cite."""
+
+
+def citations_of(segment: int, kind: SegmentKind, page: Page) -> set[Citation]:
+    """What a page of a segment of this kind cites."""
+    found = {(other, cited, segment, page.id) for other, cited in page.cites}
+    if kind is not SegmentKind.SESSION:
+        found.update((segment, source, segment, page.id) for source in page.sources)
+    return found
+
+
+def add(db: apsw.Connection, citations: Iterable[Citation]) -> None:
+    """Put citations into the index; those that it has stay."""
+    db.executemany(
+        "INSERT INTO citation(process, page, by_process, by_page) VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING", sorted(citations)
+    )
+
+
+def remove(db: apsw.Connection, citations: Iterable[Citation]) -> None:
+    """Take citations out of the index."""
+    db.executemany("DELETE FROM citation WHERE process = ? AND page = ? AND by_process = ? AND by_page = ?", sorted(citations))
+
+
+def citing(db: apsw.Connection, segment: int, pages: Iterable[int]) -> set[tuple[int, int]]:
+    """The pages that cite any of these pages of a segment."""
+    select = "SELECT by_process, by_page FROM citation WHERE process = ? AND page = ?"
+    return {(by, page) for by, page in rows_of_each(db, select, [(segment, page) for page in pages])}
+
+
+def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None:
+    """Check that everything that new pages cite in other segments is there.
+
+    Raises:
+        StoreStale: a cited page is forgotten by now. StoreError: it never existed.
+    """
+    cited = sorted({key for page in pages for key in page.cites})
+    owned: dict[int, bool] = {}
+    for segment, number in cited:
+        if segment not in owned:
+            owned[segment] = row(db, "SELECT 1 FROM process WHERE id = ? AND tenant = ?", segment, tenant) is not None
+        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, number) if owned[segment] else None
+        if found is None:
+            raise StoreError(f"no page {address_of(number)} in segment {segment}", advice="cite pages that exist")
+        if found[0] is None:
+            what = f"{address_of(number)} of segment {segment}, which a new page cites, is forgotten"
+            raise StoreStale(what, advice="read what is there now, then do it again without this page")
+
+
+def check_uncited(db: apsw.Connection, segment: int, pages: Sequence[int]) -> None:
+    """Check that no other segment cites these pages.
+
+    Raises:
+        StoreStale: one does.
+    """
+    select = "SELECT by_process, by_page, page FROM citation WHERE process = ?1 AND page = ?2 AND by_process <> ?1 LIMIT 1"
+    for by, citer, number in rows_of_each(db, select, [(segment, page) for page in pages]):
+        what = f"{address_of(number)} of segment {segment} is cited by {address_of(citer)} of segment {by}"
+        raise StoreStale(what, advice="forget what cites it first, then do it again")

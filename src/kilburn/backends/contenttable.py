@@ -1,0 +1,184 @@
+"""The texts of one tenant, a row for each digest.
+
+The text of an excerpt is stored as what it is: pieces of its sources' texts, and the few words between them. So a fold that is
+remade every few steps does not store the same passages again and again. Two rules keep every text readable as long as a page
+has it:
+
+- Pieces are only of texts that are stored whole. The text of an original always is.
+- A text that is stored as pieces belongs to excerpts of exactly these pieces. An excerpt is forgotten with its sources, so it
+  never outlives them. If any other page comes to have the same text, it is stored whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import apsw
+
+from kilburn.backend import Batch, Pieces
+from kilburn.backends.codec import SPLICED, Piece, encode_text, key_of, pack, pack_pieces, unpack
+from kilburn.backends.connection import row, rows, rows_of_each
+from kilburn.backends.records import UNREADABLE, page_of
+from kilburn.errors import KilburnError, StoreCorrupt, StoreError
+from kilburn.kernel.folding import pieces_of
+from kilburn.message import Kind
+from kilburn.page import Page
+
+OF_NO_PAGE = (
+    "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
+)
+"""Condition on a content: no page uses it."""
+
+_SELECT = "SELECT size, codec, data, digest FROM content WHERE id = ?"
+
+
+class ContentTable:
+    """Reads and writes texts. It does not open transactions: its caller does."""
+
+    def __init__(self, db: apsw.Connection, tenant: int) -> None:
+        self._db, self._tenant = db, tenant
+
+    def texts(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
+        """Digests with their texts, verified; what is not there is left out.
+
+        Raises:
+            StoreCorrupt: a text is not what was stored under its digest.
+        """
+        select = "SELECT digest, size, codec, data FROM content WHERE tenant = ? AND digest = ?"
+        wholes = Wholes(self._db)
+        for key, size, codec, data in rows_of_each(self._db, select, [(self._tenant, key) for key in keys]):
+            yield key, unpack(codec, data, size, key, wholes.text)
+
+    def add(self, batch: Batch) -> dict[str, int]:
+        """The rows of the texts of a batch's new pages, by digest; they are written where they are not there.
+
+        Raises:
+            StoreError: a text is missing, or has another digest.
+        """
+        whole = {page.extra for page in batch.pages if page.extra}
+        whole.update(page.digest for page in batch.pages if page.kind is not Kind.EXCERPT or page.digest not in batch.pieces)
+        found = self._add({digest: key_of(digest) for digest in whole}, batch.texts, {})
+        others = {page.digest: key_of(page.digest) for page in batch.pages if page.digest not in whole}
+        return found | self._add(others, batch.texts, batch.pieces) if others else found
+
+    def _add(self, keys: Mapping[str, bytes], texts: Mapping[str, str], pieces: Mapping[str, Pieces]) -> dict[str, int]:
+        made = []
+        for digest, key in keys.items():
+            if digest in texts:
+                data = encode_text(texts[digest], digest)
+                spliced = self._packed(pieces[digest], data) if digest in pieces else None
+                made.append((self._tenant, key, len(data), *(spliced or pack(data))))
+        # Most texts are new, so writing comes before looking.
+        insert = (
+            "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING digest, id"
+        )
+        found: dict[bytes, int] = dict(rows_of_each(self._db, insert, made))
+        wanted = {key: (codec, data) for _, key, _, codec, data in made}
+        for digest, key in keys.items():
+            if key not in found:
+                select = "SELECT id, codec, data FROM content WHERE tenant = ? AND digest = ?"
+                there = row(self._db, select, self._tenant, key)
+                if there is None:
+                    raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
+                if there[1] == SPLICED and wanted.get(key) != there[1:]:
+                    self._store_whole(there[0])
+                found[key] = there[0]
+        return {digest: found[key] for digest, key in keys.items()}
+
+    def _packed(self, pieces: Pieces, data: bytes) -> tuple[int, bytes] | None:
+        """Codec and bytes of a text as pieces; None where that would not save anything, or a piece is not of a whole text."""
+        known: dict[str, int] = {}
+        for digest in {piece[0] for piece in pieces if not isinstance(piece, str)}:
+            select = "SELECT id, codec FROM content WHERE tenant = ? AND digest = ?"
+            found = row(self._db, select, self._tenant, key_of(digest))
+            if found is None or found[1] == SPLICED:
+                return None
+            known[digest] = found[0]
+        stored = pack_pieces([piece if isinstance(piece, str) else (known[piece[0]], *piece[1:]) for piece in pieces])
+        return stored if len(stored[1]) < len(data) else None
+
+    def _store_whole(self, number: int) -> None:
+        """Store a text whole that is stored as pieces."""
+        ((size, codec, data, digest),) = rows(self._db, _SELECT, number)
+        text = unpack(codec, data, size, digest, Wholes(self._db).text)
+        self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.encode("utf-8")), number))
+
+
+class Wholes:
+    """Texts that are stored whole, by the number of their row, each read once."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._texts: dict[int, str] = {}
+
+    def text(self, number: int) -> str:
+        """The text of a row.
+
+        Raises:
+            StoreCorrupt: there is none, or it is not what was stored.
+        """
+        if number not in self._texts:
+            found = row(self._db, _SELECT, number)
+            if found is None:
+                raise StoreCorrupt("a text that an excerpt quotes is missing", advice="run `kilburn fsck`")
+            size, codec, data, digest = found
+            self._texts[number] = unpack(codec, data, size, digest)
+        return self._texts[number]
+
+
+def content_of(db: apsw.Connection, segment: int, page: int) -> str:
+    """A page's text, verified.
+
+    Raises:
+        StoreCorrupt: altered or missing.
+    """
+    found = row(
+        db,
+        "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE process = ? AND page.id = ?",
+        segment,
+        page,
+    )
+    if found is None:
+        raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
+    size, codec, data, digest = found
+    return unpack(codec, data, size, digest, Wholes(db).text)
+
+
+def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:
+    """Remove those of these texts that no page has."""
+    db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(content,) for content in sorted(contents)])
+
+
+def splice_excerpts(db: apsw.Connection) -> None:
+    """Store the texts of all excerpts as pieces that an older version stored whole. One that cannot be read stays as it is."""
+    for segment, number, content, meta in rows(
+        db, "SELECT process, id, content, meta FROM page WHERE id < 0 AND content NOT NULL"
+    ):
+        try:
+            page = page_of(meta)
+            if page.kind is Kind.EXCERPT and page.id == number:
+                _splice(db, segment, page, content)
+        except (KilburnError, *UNREADABLE):
+            continue
+
+
+def _splice(db: apsw.Connection, segment: int, page: Page, content: int) -> None:
+    users = "SELECT count(*) FROM page WHERE content = ?1 OR extra = ?1"
+    ((size, codec, data, digest),) = rows(db, _SELECT, content)
+    if codec == SPLICED or rows(db, users, content) != [(1,)]:
+        return
+    known = dict(_contents_of(db, segment, page.sources))
+    text, wholes = unpack(codec, data, size, digest), Wholes(db)
+    made = pieces_of(page, text, lambda source: str(known[source]), lambda source: wholes.text(known[source]))
+    if made is None:
+        return
+    pieces: list[Piece] = [piece if isinstance(piece, str) else (int(piece[0]), *piece[1:]) for piece in made]
+    stored = pack_pieces(pieces)
+    if len(stored[1]) < len(data):
+        db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*stored, content))
+
+
+def _contents_of(db: apsw.Connection, segment: int, pages: Sequence[int]) -> Iterable[tuple[int, int]]:
+    select = "SELECT id, content FROM page WHERE process = ? AND id = ? AND content NOT NULL"
+    return rows_of_each(db, select, [(segment, page) for page in pages if page > 0])

@@ -1,0 +1,81 @@
+"""The index of histories: what each session has said, as digests by which a history is recognised that a client hands over.
+
+Each digest is over a message and all that came before it. Whoever recognises histories derives them from the pages. A session of
+which anything was forgotten has none: a trigger of the file sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+
+from kilburn.backend import Digests, HistoryOwner, root_of
+from kilburn.backends.connection import row, rows
+
+__all__ = ["add", "keep", "said_by", "unkept"]
+
+
+def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> bool:
+    """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
+    fits = (
+        "SELECT 1 FROM process WHERE id = ?1 AND tenant = ?2"
+        " AND ?3 = (SELECT max(page.id) FROM page WHERE page.process = ?1)"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.process = ?1)"
+        " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.process = ?1 AND at = ?4 AND last))"
+    )
+    if row(db, fits, segment, tenant, page, after) is None:
+        return False
+    _put(db, tenant, segment, digests, after, page)
+    return len(digests) + after > 0
+
+
+def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: int, last: int) -> None:
+    """Keep the digests that come with new pages, in the transaction that adds them; if those before are kept up to the first of
+    these pages, and nothing was forgotten."""
+    if said.after:
+        # Where something is forgotten none are kept.
+        kept = "SELECT 1 FROM history WHERE process = ? AND at = ? AND last AND page = ?"
+        fits = row(db, kept, segment, said.after, first - 1) is not None
+    else:
+        forgotten = "SELECT 1 FROM page WHERE content IS NULL AND process = ?"
+        fits = first == 1 or row(db, forgotten, segment) is None
+    if fits:
+        _put(db, tenant, segment, said.added, said.after, last)
+
+
+def _put(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> None:
+    if not after:
+        db.execute("DELETE FROM history WHERE process = ?", (segment,))
+    elif not digests:
+        db.execute("UPDATE history SET page = ? WHERE process = ? AND at = ?", (page, segment, after))
+    else:
+        db.execute("UPDATE history SET last = 0 WHERE process = ? AND at = ?", (segment, after))
+    end = after + len(digests)
+    db.executemany(
+        "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, ?, ?)",
+        [(segment, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)],
+    )
+
+
+def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[HistoryOwner]:
+    """The sessions that have said this: first those that end with it, then the newest."""
+    select = (
+        "SELECT name, at, (SELECT max(at) FROM history AS own WHERE own.process = history.process) FROM history"
+        " JOIN process ON process.id = history.process AND NOT aside"
+        " WHERE history.tenant = ? AND digest = ? ORDER BY last DESC, history.process DESC LIMIT ?"
+    )
+    return [HistoryOwner(name=name, at=at, count=count) for name, at, count in rows(db, select, tenant, digest, limit)]
+
+
+def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
+    """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
+    select = (
+        "SELECT name FROM process WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:'))"
+        " AND user = ?3 AND kind = 'session' AND pages > 0 AND NOT aside"
+        " AND NOT EXISTS(SELECT 1 FROM history WHERE process = process.id AND last"
+        " AND page = (SELECT max(page.id) FROM page WHERE page.process = process.id))"
+        " ORDER BY used DESC LIMIT ?4"
+    )
+    found = [name for (name,) in rows(db, select, tenant, root, user, limit)]
+    return [name for name in found if root_of(name) == root]

@@ -1,0 +1,582 @@
+"""Finds what is wrong with a file, and repairs what can be repaired.
+
+Lost or altered content is reported, never replaced by a guess. Derived data (the text index, counters) is made again.
+Records that cannot be read are quarantined, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import apsw
+import msgspec
+
+from kilburn.backend import SegmentKind, State
+from kilburn.backends import citations, mentions
+from kilburn.backends.codec import digest_of_stored, unpack
+from kilburn.backends.connection import row, rows, rows_of_each
+from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused
+from kilburn.backends.passages import passages
+from kilburn.backends.records import UNREADABLE, event_of, seal_of
+from kilburn.backends.sealed import TALLY, SealedRows, SegmentRow, seal_of_segment, shown
+from kilburn.backends.textindex import TextIndex, entry_of, length_class, number_of
+from kilburn.backends.transaction import sealed_event, set_stands, set_tally
+from kilburn.backends.vectortable import VectorTable
+from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreStale
+from kilburn.event import STATE, Act, Event
+from kilburn.message import Kind
+from kilburn.page import Page, Place
+
+OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
+
+KINDS = frozenset(kind.encode() for kind in SegmentKind)
+
+LEFT = (
+    "DELETE FROM page WHERE process = ?",
+    "DELETE FROM event WHERE process = ?",
+    "DELETE FROM mention WHERE process = ?",
+    "DELETE FROM history WHERE process = ?",
+    "DELETE FROM checkpoint WHERE process = ?",
+    "DELETE FROM embedded WHERE process = ?",
+    "DELETE FROM quarantine WHERE process = ?",
+)
+"""Removes what stays of a segment when its texts, their passages and vectors, and what they cite are gone."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong.
+
+    Args:
+        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
+            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
+            "index" (search would find too much or too little; who cites a page is not known; nor what names it), "checkpoint" (it
+            is not what was written, or not what the ledger says), "citation" (of a page that
+            is not there), "vector" (damaged, or of no passage), or "orphan" (stored but used by nothing).
+        what: in words, with the digest or address.
+        derived: whether `repair` can put it right.
+        segment: the segment's number, or 0. page: the page's id, or 0.
+    """
+
+    kind: str
+    what: str
+    derived: bool = False
+    segment: int = 0
+    page: int = 0
+
+
+def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
+    """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
+    found: list[Finding] = []
+    segments: list[SegmentRow] = []
+    _gather(found, "session", _sessions(db, sealed, tenant, segments))
+    whole = [one for one in segments if not one.quarantined]
+    _gather(found, "file", _file(db))
+    _gather(found, "content", _contents(db, tenant))
+    for segment in whole:
+        _gather(found, "page", _pages(db, sealed, tenant, segment), segment.number)
+        _gather(found, "ledger", _ledger(db, sealed, segment), segment.number)
+    _gather(found, "orphan", _strays(db))
+    _gather(found, "index", _entries(db, index, tenant, whole))
+    _gather(found, "index", _citations(db, sealed, tenant, whole))
+    for segment in whole if sealed.indexed else ():
+        _gather(found, "index", _mentions(db, sealed, segment), segment.number)
+        _gather(found, "checkpoint", _checkpoints(db, segment), segment.number)
+    _gather(found, "vector", _vectors(vectors))
+    return found
+
+
+def _gather(found: list[Finding], kind: str, check: Iterator[Finding], segment: int = 0) -> None:
+    """Add what one check finds. If a check fails because of damage, that is a finding too."""
+    try:
+        found.extend(check)
+    except (KilburnError, apsw.Error, *UNREADABLE) as error:
+        what = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
+        found.append(Finding(kind=kind, what=what, segment=segment, derived=kind in ("index", "vector")))
+
+
+def _file(db: apsw.Connection) -> Iterator[Finding]:
+    for (line,) in rows(db, "PRAGMA integrity_check"):
+        if line != "ok":
+            yield Finding(kind="file", what=str(line), derived="fts5" in str(line).lower() or "index" in str(line).lower())
+
+
+def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
+    segments += sealed.segments(tenant)
+    for segment in segments:
+        if segment.damaged and not segment.quarantined:
+            what = f"session {segment.name!r}: {segment.damaged}"
+            yield Finding(kind="session", what=what, segment=segment.number, derived="counters" in segment.damaged)
+    wanted = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
+    if sealed.seals and wanted is not None and wanted[0] != len(segments):
+        yield Finding(kind="session", what=f"{len(segments)} sessions are here where {wanted[0]} were made", derived=True)
+    for number, name, seal in rows(db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+        if not sealed.intact(seal, "tenant", number, name):
+            yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
+
+
+def _strays(db: apsw.Connection) -> Iterator[Finding]:
+    """Rows whose session does not exist, and sessions whose tenant does not exist."""
+    for what, select in (
+        ("pages", "SELECT DISTINCT process FROM page NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
+        ("events", "SELECT DISTINCT process FROM event NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
+        (
+            "vectors",
+            "SELECT DISTINCT embedder FROM vector NOT INDEXED WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)",
+        ),
+        ("sessions", "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
+        ("texts", "SELECT id FROM content NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
+    ):
+        for (number,) in rows(db, select):
+            owner = "tenant" if what in ("sessions", "texts") else "embedder" if what == "vectors" else "session"
+            yield Finding(kind="orphan", what=f"{what} whose {owner} is not there: {number}")
+
+
+def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
+    select = "SELECT digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
+    for digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
+        try:
+            unpack(codec, data, size, digest, Wholes(db).text)
+        except StoreCorrupt as error:
+            yield Finding(kind="content", what=error.what)
+    for (digest,) in rows(db, f"SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
+        yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
+
+
+def _pages(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: SegmentRow) -> Iterator[Finding]:
+    def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
+        return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, segment=segment.number, page=_id(page))
+
+    select = (
+        "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
+        " LEFT JOIN content AS text ON text.id = page.content AND text.tenant = ?1"
+        " LEFT JOIN content AS extra ON extra.id = page.extra AND extra.tenant = ?1 WHERE page.process = ?2"
+    )
+    contents = {number: (text, extra) for number, text, extra in rows(db, select, tenant, segment.number)}
+    there = 0
+    strays: list[Finding] = []
+    for number, page, state in sealed.each_page(segment):
+        if isinstance(page, str):
+            strays.append(wrong(number, page))
+            continue
+        there += 1
+        if isinstance(state, str):
+            yield wrong(number, state, "state", derived=True)
+        for digest, found in zip((page.digest, page.extra), contents.get(number, (None, None)), strict=True):
+            if digest != (found.hex() if found else ""):
+                stored = found.hex() if found else "none"
+                what = f"it names content {digest or 'none'}, the store has {stored}"
+                yield wrong(number, what, derived=not digest or _content(db, tenant, digest) is not None)
+    if not segment.damaged and there == segment.pages:
+        # All of the session's own rows are here. These came from elsewhere, and `repair` quarantines them.
+        strays = [msgspec.structs.replace(one, derived=True) for one in strays]
+    elif not segment.damaged and there + len(strays) != segment.pages:
+        what = f"{there + len(strays)} pages are here where {segment.pages} were written"
+        yield Finding(kind="page", what=what, segment=segment.number)
+    yield from strays
+
+
+def _id(page: object) -> int:
+    """The number of a page as a finding gives it: 0 where a damaged record gives none."""
+    return page if isinstance(page, int) else 0
+
+
+def _ledger(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
+    def wrong(what: str, derived: bool = False) -> Finding:
+        return Finding(kind="ledger", what=what, derived=derived, segment=segment.number)
+
+    expected = 1
+    for number, act, body, seal in _events(db, segment):
+        if not isinstance(number, int) or (not segment.damaged and number > segment.head):
+            yield wrong(f"event {number!r} is behind the last one, {segment.head}", derived=True)
+            continue
+        if number != expected:
+            yield wrong(
+                f"event {expected} is missing" if number == expected + 1 else f"events {expected}-{number - 1} are missing"
+            )
+        expected = number + 1
+        event = sealed.event(segment.number, number, act, body, seal)
+        if isinstance(event, str):
+            yield wrong(
+                f"event {number} ({_act_name(act)}): {event}",
+                derived=_is_observation(act, body) and not _is_fork(db, segment, number),
+            )
+    if not segment.damaged and expected <= segment.head:
+        yield wrong(f"events {expected}-{segment.head} are missing")
+
+
+def _events(db: apsw.Connection, segment: SegmentRow) -> list[tuple[int, bytes, bytes, object]]:
+    select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? ORDER BY number"
+    return [(number, act, body, seal) for number, act, body, seal in rows(db, select, segment.number)]
+
+
+def _is_observation(act: bytes, body: bytes) -> bool:
+    """Whether a damaged event changed no state. Its column and its record say so; a record that cannot be read says nothing."""
+    try:
+        return act in OBSERVATIONS and event_of(body).act not in STATE
+    except UNREADABLE:
+        return act in OBSERVATIONS
+
+
+def _is_fork(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
+    """Whether an event is the note of a branch that says which pages it inherited: its own are numbered on from these."""
+    first = row(db, "SELECT min(id) FROM page WHERE process = ? AND id > 0", segment.number) if number == 1 else None
+    return first is not None and (first[0] or 0) > 1
+
+
+def _act_name(act: object) -> str:
+    return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
+
+
+def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
+    """Compares the words in the index with those of the pages, by a checksum over each entry's words."""
+    wanted: dict[int, int] = {}
+    select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
+    for segment, number, first, last in [found for one in segments for found in rows(db, select, one.number)]:
+        entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
+        try:
+            text = content_of(db, segment, number)
+        except StoreCorrupt:
+            # Already reported as content; its entries cannot be compared with anything.
+            wanted.update({entry: -1 for entry, *_ in entries})
+            continue
+        if [(page, (start, stop)) for _, page, start, stop in entries] != [(number, span) for span in passages(text)]:
+            what = f"{shown(number)} has not its passages"
+            yield Finding(kind="index", what=what, derived=True, segment=segment, page=number)
+            wanted.update({entry: -1 for entry, *_ in entries})
+            continue
+        for entry, _, start, stop in entries:
+            wanted[entry] = sum(hash(word) for word in index.stems(text[start:stop]))
+    if tenant and not index.is_configured():
+        yield Finding(kind="index", what="the text index has lost its settings", derived=True)
+    owners = {one.number for one in segments}
+    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
+    for (entry,) in rows(db, "SELECT id FROM passage"):
+        if entry not in wanted and (entry >> 32 in owners or entry >> 32 not in known):
+            segment = entry >> 32 if entry >> 32 in owners else 0
+            what = f"passage {entry & 0xFFFFFFFF} belongs to no page"
+            yield Finding(kind="index", what=what, derived=True, segment=segment)
+    found: dict[int, int] = {}
+    # A tenant that a read-only file does not have has no index either.
+    for term, entry in index.postings() if tenant else ():
+        found[entry] = found.get(entry, 0) + hash(term)
+    aside = {number for (number,) in rows(db, "SELECT id FROM process WHERE tenant = ? AND aside", tenant)}
+    for entry in sorted(wanted.keys() | found.keys()):
+        if wanted.get(entry, 0) not in (found.get(entry, 0), -1) and entry >> 32 not in aside:
+            what = f"the text index and the pages disagree about entry {entry & 0xFFFFFFFF}"
+            yield Finding(kind="index", what=what, derived=True, segment=entry >> 32)
+
+
+def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
+    """Compares the index of citations with the pages, and looks for what they cite."""
+    segments = [one for one in segments if not one.damaged]
+    wanted = _cited(sealed, segments)
+    names = {one.number for one in segments}
+    there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
+    for segment, page, by, citer in sorted(wanted ^ there, key=repr):
+        what = f"the index of citations and {shown(citer)} disagree about {shown(page)} of segment {segment}"
+        yield Finding(kind="index", what=what, derived=True, segment=by, page=_id(citer))
+    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED WHERE tenant = ?", tenant)}
+    damaged = known - names
+    for segment, page, by, citer in sorted(wanted):
+        if by == segment or segment in damaged:
+            continue
+        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, page) if segment in known else None
+        if found is None or found[0] is None:
+            what = f"it cites {shown(page)} of segment {segment}, which is {'forgotten' if found else 'not there'}"
+            yield Finding(kind="citation", what=what, segment=by, page=citer)
+
+
+def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
+    """Compares the index of mentions, and that of calls, with ledger and pages."""
+    wanted, unread = mentions.mentions_in(db, segment.number)
+    there = set(rows(db, mentions.SELECT, segment.number))
+    for number in sorted({event for _, event in wanted ^ there} - unread, key=repr):
+        what = f"the index of mentions and event {number} disagree"
+        yield Finding(kind="index", what=what, derived=True, segment=segment.number)
+    calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE process = ?", segment.number))
+    for number, page, _ in sealed.each_page(segment):
+        if isinstance(page, Page) and calls.get(number) != _call_of(page):
+            what = "the index of calls does not have it as it is"
+            yield Finding(kind="index", what=what, derived=True, segment=segment.number, page=_id(number))
+
+
+def _call_of(page: Page) -> str | None:
+    return page.call if page.kind is Kind.CALL else None
+
+
+def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
+    select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ?"
+    for head, size, codec, data, seal in rows(db, select, segment.number):
+        if seal != seal_of("checkpoint", segment.number, head, size, codec, data):
+            what = f"the checkpoint of event {head} is not what was written"
+            yield Finding(kind="checkpoint", what=what, derived=True, segment=segment.number)
+
+
+def _cited(sealed: SealedRows, segments: Iterable[SegmentRow]) -> set[citations.Citation]:
+    """What the pages of these sessions cite."""
+    return {
+        citation
+        for one in segments
+        for _, page, _ in sealed.each_page(one)
+        if isinstance(page, Page) and page.digest
+        for citation in citations.citations_of(one.number, one.kind, page)
+    }
+
+
+def _vectors(vectors: VectorTable) -> Iterator[Finding]:
+    for number, entry in vectors.damaged():
+        what = f"vector {number} is not what was written, or its passage is not there"
+        yield Finding(kind="vector", what=what, derived=True, segment=entry >> 32 if isinstance(entry, int) else 0)
+    for segment, name in vectors.mistaken():
+        what = f"passages wait for a vector of {name!r}, and nobody knows"
+        yield Finding(kind="vector", what=what, derived=True, segment=segment)
+
+
+def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> None:
+    """Make text index, index of citations and counters again from pages and ledger, remove damaged vectors and content that
+    no page uses, and quarantine stray rows and observations that cannot be read."""
+    _redigest(db, tenant)
+    db.execute("REINDEX")
+    index.drop()
+    index.create()
+    # No session has these; those of a session are made again below.
+    db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
+    named: set[str] | None = set()
+    db.execute("DELETE FROM checkpoint WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
+    # Whoever recognises histories makes them again from the pages.
+    db.execute("DELETE FROM history WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
+    for segment in sealed.segments(tenant):
+        named = _relink(db, sealed, tenant, segment, named)
+        if segment.quarantined:
+            continue
+        if not segment.damaged:
+            _quarantine_strays(db, sealed, segment)
+        _quarantine_observations(db, sealed, segment)
+        _restate(db, sealed, segment)
+        made, characters = _rebuild_segment(db, index, segment)
+        _recount(db, sealed, segment, made, characters)
+    segments = [one for one in sealed.segments(tenant) if not one.damaged]
+    db.executemany("DELETE FROM citation WHERE by_process = ?", [(one.number,) for one in segments])
+    citations.add(db, _cited(sealed, segments))
+    mentions.fill(db, [one.number for one in segments])
+    for one in segments:
+        calls = [(_call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
+        db.executemany("UPDATE page SET call = ?1 WHERE process = ?2 AND id = ?3 AND call IS NOT ?1", calls)
+    vectors.clean()
+    # If a page cannot be read, its text is not known either.
+    for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
+        if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
+            db.execute("DELETE FROM content WHERE id = ?", (number,))
+    db.execute(
+        "UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
+    )
+
+
+def _redigest(db: apsw.Connection, tenant: int) -> None:
+    """Store texts whose digest was damaged under their real digest again."""
+    for number, digest, size, codec, data in rows(
+        db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?", tenant
+    ):
+        try:
+            own = digest_of_stored(codec, data, size, Wholes(db).text)
+        except StoreCorrupt:
+            continue
+        if own != digest:
+            db.execute("UPDATE OR IGNORE content SET digest = ? WHERE id = ?", (own, number))
+
+
+def _content(db: apsw.Connection, tenant: int, digest: str) -> int | None:
+    found = row(db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", tenant, bytes.fromhex(digest)) if digest else None
+    return found[0] if found else None
+
+
+def _relink(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: SegmentRow, named: set[str] | None) -> set[str] | None:
+    """Let a session's pages refer to the rows of the texts that they name; returns the digests named so far, or None
+    once a page cannot be read."""
+    for number, page, _ in sealed.each_page(segment):
+        if isinstance(page, str):
+            named = None
+            continue
+        db.execute(
+            "UPDATE page SET content = ?1, extra = ?2 WHERE process = ?3 AND id = ?4 AND (content IS NOT ?1 OR extra IS NOT ?2)",
+            (_content(db, tenant, page.digest), _content(db, tenant, page.extra), segment.number, number),
+        )
+        if named is not None:
+            named |= {page.digest, page.extra}
+    return named
+
+
+def _quarantine(db: apsw.Connection, segment: int, kind: str, number: int, record: object) -> None:
+    stored = record if isinstance(record, bytes) else repr(record).encode()
+    db.execute(
+        "INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)",
+        (segment, kind, number if isinstance(number, int) else 0, stored),
+    )
+
+
+def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
+    """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the session's own
+    pages are here."""
+    for number, _, body, _ in _events(db, segment):
+        if not isinstance(number, int) or number > segment.head:
+            _quarantine(db, segment.number, "event", number, body)
+            db.execute("DELETE FROM event WHERE process = ? AND number IS ?", (segment.number, number))
+    read = list(sealed.each_page(segment))
+    strays = [number for number, page, _ in read if isinstance(page, str)]
+    if len(read) - len(strays) != segment.pages:
+        return
+    for number in strays:
+        ((meta,),) = rows(db, "SELECT meta FROM page WHERE process = ? AND id IS ?", segment.number, number)
+        _quarantine(db, segment.number, "page", number, meta)
+        db.execute("DELETE FROM page WHERE process = ? AND id IS ?", (segment.number, number))
+
+
+def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
+    """Replace an observation that cannot be read by a note."""
+    time = 0.0
+    for number, act, body, seal in _events(db, segment):
+        event = sealed.event(segment.number, number, act, body, seal)
+        if isinstance(event, Event):
+            time = event.time
+        elif _is_observation(act, body) and not _is_fork(db, segment, number):
+            _quarantine(db, segment.number, "event", number, body)
+            note = Event(
+                number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _act_name(act)}
+            )
+            *_, stands, again, sealing = sealed_event(segment.number, note)
+            db.execute(
+                "UPDATE event SET act = ?, body = ?, seal = ? WHERE process = ? AND number = ?",
+                (stands, again, sealing, segment.number, number),
+            )
+
+
+def _restate(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
+    """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
+    fsck`)."""
+    wrong = [number for number, page, state in sealed.each_page(segment) if isinstance(page, Page) and isinstance(state, str)]
+    set_stands(db, segment.number, dict.fromkeys(wrong, State()))
+
+
+def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) -> tuple[int, int]:
+    """Index a session's pages again. A page whose passages have numbers that fit its text keeps them, because their vectors
+    are known by them; any other gets new ones.
+
+    Returns:
+        Entries ever made, and their characters together.
+    """
+    segment = stored.number
+    select = (
+        "SELECT id, first, last FROM page WHERE process = ? AND first IS NOT NULL AND content IS NOT NULL ORDER BY first DESC"
+    )
+    kept: list[tuple[int, int, int, int]] = []
+    words: list[tuple[int, str]] = []
+    again: list[tuple[int, str]] = []
+    for page, first, last in rows(db, select, segment):
+        try:
+            text = content_of(db, segment, page)
+        except StoreCorrupt:
+            # Reported by `inspect`; what cannot be read cannot be searched.
+            continue
+        own = [
+            (entry_of(segment, number, length_class(stop - start)), page, start, stop)
+            for number, (start, stop) in enumerate(passages(text), number_of(last))
+        ]
+        others = {other for (other,) in rows(db, "SELECT page FROM passage WHERE id BETWEEN ? AND ?", first, last)} - {page}
+        if own and (own[0][0], own[-1][0]) == (last, first) and not others:
+            kept += own
+            words += [(entry, text[start:stop]) for entry, _, start, stop in own]
+        else:
+            again.append((page, text))
+    db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (segment << 32, (segment + 1 << 32) - 1))
+    db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", kept)
+    whole = {page for _, page, _, _ in kept}
+    for (page,) in rows(db, "SELECT id FROM page WHERE process = ? AND first IS NOT NULL", segment):
+        if page not in whole:
+            db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (segment, page))
+    index.put(words)
+    made = max([stored.passages, *(number_of(entry) + 1 for entry, *_ in kept)])
+    characters = stored.characters or sum(stop - start for *_, start, stop in kept)
+    entries, more = index.add(segment, made, again)
+    return made + entries, characters + more
+
+
+def _recount(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow, entries: int, characters: int) -> None:
+    """Count a session again: all counters if they were altered, else only those of the index, which are given."""
+    ((used, head, pages, tokens, _, _, created),) = rows(
+        db, f"SELECT {', '.join(TALLY)}, created FROM process WHERE id = ?", segment.number
+    )
+    if "counters" in segment.damaged:
+        read = [page for _, page, _ in sealed.each_page(segment) if isinstance(page, Page)]
+        events = [sealed.event(segment.number, *one) for one in _events(db, segment)]
+        head, pages, tokens = len(events), len(read), sum(page.tokens for page in read)
+        used = max([created, *(event.time for event in events if isinstance(event, Event))])
+    elif segment.damaged:
+        return
+    set_tally(db, segment.number, (used, head, pages, tokens, entries, characters))
+
+
+def erase_session(db: apsw.Connection, segment: int) -> None:
+    """Delete a session's rows and the texts that no other session has; `rebuild` takes its words out of the index.
+
+    Raises:
+        StoreStale: a page of another segment cites one of it.
+    """
+    select = "SELECT by_process, by_page FROM citation WHERE process = ?1 AND by_process <> ?1 LIMIT 1"
+    citer = row(db, select, segment)
+    if citer is not None:
+        what = f"segment {segment} is cited by {shown(citer[1])} of segment {citer[0]}"
+        raise StoreStale(what, advice="forget what cites it first, then do it again")
+    texts = "SELECT content FROM page WHERE process = ?1 UNION SELECT extra FROM page WHERE process = ?1"
+    contents = [number for (number,) in rows(db, texts, segment) if number is not None]
+    for statement in (
+        *LEFT,
+        "DELETE FROM passage WHERE id >> 32 = ?",
+        "DELETE FROM vector WHERE entry >> 32 = ?",
+        "DELETE FROM citation WHERE by_process = ?",
+        "DELETE FROM process WHERE id = ?",
+    ):
+        db.execute(statement, (segment,))
+    remove_unused(db, contents)
+
+
+def erase_segment(db: apsw.Connection, stored: SegmentRow, tenant: int) -> None:
+    """Delete what is left of a segment of which every page is forgotten. An empty row keeps its number, which is in
+    the ledgers of others.
+
+    Raises:
+        StoreError: it has pages that are not forgotten.
+    """
+    segment = stored.number
+    left = row(db, "SELECT count(*) FROM page WHERE process = ? AND at != ?", segment, Place.DROPPED)
+    if left is None or left[0]:
+        raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
+    for statement in LEFT:
+        db.execute(statement, (segment,))
+    name, kind = f"@forgotten/{segment}", SegmentKind.FORGOTTEN.value
+    seal = seal_of_segment(segment, tenant, name.encode(), 0.0, 0, kind.encode(), b"")
+    db.execute(
+        "UPDATE process SET name = ?, created = 0.0, kind = ?, user = '', seal = ? WHERE id = ?", (name, kind, seal, segment)
+    )
+    set_tally(db, segment, (0.0, 0, 0, 0, 0, 0))
+
+
+def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
+    """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
+    select = "SELECT CAST(name AS BLOB), created, CAST(kind AS BLOB), CAST(user AS BLOB) FROM process WHERE id = ? AND tenant = ?"
+    found = row(db, select, segment, tenant)
+    if found is None:
+        raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
+    before, created, kind, user = found
+    before = before.decode("utf-8", "replace") if isinstance(before, bytes) else f"session {segment}"
+    created = created if isinstance(created, float) else 0.0
+    name = f"{before} (quarantined, {segment})"
+    kind = kind if kind in KINDS else b"session"
+    user = user if isinstance(user, bytes) else b""
+    seal = seal_of_segment(segment, tenant, name.encode(), created, 1, kind, user)
+    db.execute(
+        "UPDATE process SET name = ?, created = ?, aside = 1, kind = ?, user = ?, seal = ? WHERE id = ?",
+        (name, created, kind.decode(), user.decode("utf-8", "replace"), seal, segment),
+    )
+    ((*tally,),) = rows(db, f"SELECT {', '.join(TALLY)} FROM process WHERE id = ?", segment)
+    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", segment, *tally), segment))
+    return name

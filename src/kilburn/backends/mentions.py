@@ -1,0 +1,112 @@
+"""The index of mentions: which events of a ledger may name a page, and so which pages were made from it.
+
+An event names the pages that it happened to, a fold's are its sources, and an admission's the pages that were quoted. Thousands
+of pages are a few stretches, and a stretch is a few blocks: the first level's have 64 ids, each further level's twice as many.
+To find the events of one page, one block of each level is looked up. It finds some events that do not name the page, which the
+caller passes over, and none too few.
+
+It is derived from the ledger and the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import apsw
+
+from kilburn.backends.connection import rows, rows_of_each
+from kilburn.backends.records import UNREADABLE, event_of, page_of
+from kilburn.event import Act, Event
+from kilburn.page import Page, stretches
+
+SELECT = "SELECT node, event FROM mention WHERE process = ?"
+
+LEAF = 6
+"""Bits of the ids in a block of the first level."""
+
+LEVELS = 48
+"""More than enough for the largest id that a page can have."""
+
+SHIFT = 56
+"""Bits of a node's number below its level."""
+
+
+def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
+    """The nodes under which an event is found.
+
+    Args:
+        pages: those that were admitted with it, by id.
+    """
+    ids = set(event.pages)
+    if event.act is Act.ADMIT:
+        ids.update(source for page in event.pages if page in pages for source in pages[page].sources)
+    by = event.data.get("by")
+    if isinstance(by, int):
+        ids.add(by)
+    signed = sorted(page for page in ids if page > 0), sorted(-page for page in ids if page < 0)
+    return {sign * node for sign, some in zip((1, -1), signed, strict=True) for node in _nodes(stretches(some))}
+
+
+def _nodes(runs: list[int]) -> Iterator[int]:
+    """The fewest blocks that cover stretches of ids."""
+    for first, last in zip(runs[::2], runs[1::2], strict=True):
+        level, low, high = 0, first >> LEAF, (last >> LEAF) + 1
+        while low < high:
+            if low & 1:
+                yield _node(level, low)
+                low += 1
+            if high & 1:
+                high -= 1
+                yield _node(level, high)
+            level, low, high = level + 1, low >> 1, high >> 1
+
+
+def _node(level: int, block: int) -> int:
+    # Never 0, so that a page and its negative are told apart.
+    return (level << SHIFT | block) + 1
+
+
+def add(db: apsw.Connection, segment: int, mentions: Iterable[tuple[int, int]]) -> None:
+    """Put (node, number of the event) into the index."""
+    db.executemany(
+        "INSERT INTO mention(process, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING",
+        [(segment, node, event) for node, event in sorted(mentions)],
+    )
+
+
+def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]], set[int]]:
+    """What a segment's ledger and pages say that the index has to have, and the events that cannot be read: of these nobody
+    knows."""
+    found, unread = set[tuple[int, int]](), set[int]()
+    for number, body in rows(db, "SELECT number, body FROM event WHERE process = ?", segment):
+        try:
+            event = event_of(body)
+            pages = _admitted(db, segment, event) if event.act is Act.ADMIT else {}
+        except UNREADABLE:
+            unread.add(number)
+            continue
+        found.update((node, number) for node in mentions_of(event, pages))
+    return found, unread
+
+
+def _admitted(db: apsw.Connection, segment: int, event: Event) -> dict[int, Page]:
+    select = "SELECT meta FROM page WHERE process = ? AND id = ?"
+    made = [page_of(meta) for (meta,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
+    return {page.id: page for page in made}
+
+
+def fill(db: apsw.Connection, segments: Iterable[int] | None = None) -> None:
+    """Make the index of these segments again, or of all."""
+    wanted = [one for (one,) in rows(db, "SELECT DISTINCT process FROM event")] if segments is None else list(segments)
+    for segment in wanted:
+        db.execute("DELETE FROM mention WHERE process = ?", (segment,))
+        add(db, segment, mentions_in(db, segment)[0])
+
+
+def events_of(db: apsw.Connection, segment: int, pages: Iterable[int]) -> list[int]:
+    """The numbers of the events that may name any of these pages, in order."""
+    nodes = {
+        (segment, (1 if page > 0 else -1) * _node(level, abs(page) >> LEAF >> level)) for page in pages for level in range(LEVELS)
+    }
+    select = "SELECT event FROM mention WHERE process = ? AND node = ?"
+    return sorted({event for (event,) in rows_of_each(db, select, sorted(nodes))})

@@ -1,0 +1,111 @@
+"""Splits a text into passages for search, and adds the words by which each can be found.
+
+Passages follow lines, so that a hit is readable. Only a line that is longer than a passage is split, at a blank if it
+has one.
+
+The text index splits a text into words itself, by SQLite's `unicode61` rules (fixed at Unicode 6.1, so that a
+deletion years later finds the same words) with `_` as a letter. This alone would find `foo_bar`, and nothing inside
+it. So these words are appended to the text, both before indexing and before searching:
+
+- the parts of `snake_case`, `CamelCase` and `mixed2numbers`: `getUserName` by `user`;
+- paths and dotted names as one word, joined by `_`, whole and their last two parts: `src/kilburn/backend.py` as
+  `src_kilburn_store_py` and `store_py`, so that the whole identifier is one rare word, not four common ones;
+- pairs of neighbours in Chinese, Japanese and Korean writing, which puts no blanks between words.
+
+These words depend only on the text, not on the version of Python. A change here needs a migration that rebuilds every
+index, because an entry is deleted by naming its exact words.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from kilburn.page import Span
+
+SIZE = 800
+"""Characters: about 200 tokens, so that five hits fit a 1,000-token recall."""
+
+TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
+
+LONGEST = 200
+"""Characters; a longer run of letters, points and slashes is data, not a name."""
+
+_COMPOUND = re.compile(
+    r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
+    re.ASCII,
+)
+_RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
+_JOINTS = "./\\:-"
+JOINT = re.compile(r"[./\\:-]+")
+_PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_WITHOUT_BLANKS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_UNSPACED = re.compile(f"[{_WITHOUT_BLANKS}]{{2,}}")
+# In a query, of any letters: but not of those that are written without blanks, or the whole sentence would be a path.
+PATH = re.compile(rf"(?:[^\W{_WITHOUT_BLANKS}]|[./\\:-]){{2,}}")
+
+
+def passages(text: str, size: int = SIZE) -> list[Span]:
+    """Adjacent spans of at most `size` characters that cover all of `text` but blank stretches."""
+    spans: list[Span] = []
+    start, end = 0, len(text)
+    while start < end:
+        stop = min(start + size, end)
+        if stop < end:
+            # A passage of less than half a size would make hits of single lines around a long one.
+            cut = text.rfind("\n", start + size // 2, stop)
+            if cut < 0:
+                cut = text.rfind(" ", start + size // 2, stop)
+            if cut >= 0:
+                stop = cut + 1
+        if not text[start:stop].isspace():
+            spans.append((start, stop))
+        start = stop
+    return spans
+
+
+def searchable(text: str) -> str:
+    """The text with the further words by which it can be found."""
+    more: list[str] = []
+    # A compound lies within a run of such characters, and most runs were seen before.
+    for run in dict.fromkeys(_RUN.findall(text)):
+        word = run.strip(_JOINTS)
+        if word.isalpha() and word[1:].islower():
+            # Most are plain words, which have no parts.
+            continue
+        more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
+    if not text.isascii():
+        for match in _UNSPACED.finditer(text):
+            run = match.group()
+            more.extend(run[at : at + 2] for at in range(len(run) - 1))
+    if more:
+        text = f"{text}\n{' '.join(more)}"
+    # FTS5 takes NUL for the end of a text in some of its paths.
+    return text.replace("\0", " ")
+
+
+@lru_cache(maxsize=20_000)
+def _compounds(run: str) -> tuple[str, ...]:
+    words = (match.group() for match in _COMPOUND.finditer(run))
+    return tuple(part for word in words if len(word) <= LONGEST for part in _parts(word))
+
+
+def _parts(word: str) -> tuple[str, ...]:
+    more: list[str] = []
+    names = [name for name in JOINT.split(word) if name]
+    for name in names:
+        pieces = _PIECE.findall(name)
+        if len(pieces) > 1 or (pieces and len(pieces[0]) < len(name)):
+            more.extend(piece for piece in pieces if len(piece) > 1)
+            if "_" in name:
+                more.extend(part for part in name.split("_") if len(part) > 1 and part not in pieces)
+    if len(names) > 1:
+        more.append("_".join(names))
+        if len(names) > 2:
+            more.append("_".join(names[-2:]))
+    return tuple(more)
+
+
+def shorten(query: str, most: int = 16_000) -> str:
+    """The beginning and the end of a query that is too long."""
+    return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"

@@ -1,0 +1,315 @@
+"""Reads sealed rows (sessions, pages, events) and verifies each one.
+
+A row that is not as it was written raises a `StoreCorrupt` that names the session and the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import apsw
+
+from kilburn.backend import SegmentInfo, SegmentKind, State
+from kilburn.backends.codec import inflate
+from kilburn.backends.connection import Row, row, rows, rows_of_each
+from kilburn.backends.records import UNREADABLE, event_of, page_of, seal_of
+from kilburn.errors import StoreCorrupt
+from kilburn.event import Event
+from kilburn.page import Page, Place, address_of
+
+ADVICE = "run `kilburn fsck`; other sessions are not affected"
+
+TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"
+
+QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
+"""What `damaged` says for a session that was quarantined by a person."""
+
+TALLY = ("used", "head", "pages", "tokens", "passages", "characters")
+"""The counters of a session: columns of its row, under a separate seal."""
+
+_SESSIONS = (
+    "SELECT id, tenant, CAST(name AS BLOB), created, aside, CAST(kind AS BLOB), CAST(user AS BLOB), seal,"
+    f" {', '.join(TALLY)}, tally FROM process"
+)
+
+
+def seal_of_segment(
+    number: int, tenant: int, name: bytes, created: float, aside: int, kind: bytes = b"session", user: bytes = b""
+) -> bytes:
+    """The checksum of what stays of a segment's row. Kind and user are in it if they are not those of older formats."""
+    owned = () if (kind, user) == (b"session", b"") else (kind, user)
+    return seal_of("process", number, tenant, name, created, aside, *owned)
+
+
+def seal_of_state(segment: int, page: int, at: bytes, pinned: int, mark: float, until: float | None) -> bytes:
+    """The checksum of a page's state. The end of its validity is in it if it has one."""
+    return seal_of("stand", segment, page, at, pinned, mark, *(() if until is None else (until,)))
+
+
+_PLACES = {place.value.encode(): place for place in Place}
+
+_PAGE = "id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
+
+
+class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
+    """One row of `process`. In a damaged row (`damaged` says why) only number and name are meaningful.
+
+    Args:
+        passages: entries that it ever made in the text index; `characters`: their total length.
+        quarantined: whether `fsck --repair` quarantined it.
+    """
+
+    passages: int = 0
+    characters: int = 0
+    quarantined: bool = False
+
+    @property
+    def info(self) -> SegmentInfo:
+        """The session as callers of the store see it."""
+        return SegmentInfo(**{field: getattr(self, field) for field in SegmentInfo.__struct_fields__})
+
+    def whole(self) -> SegmentRow:
+        """Itself.
+
+        Raises:
+            StoreCorrupt: it is damaged.
+        """
+        if self.damaged:
+            erase = f"work goes on under its old name; `kilburn forget {self.name!r} --all` erases what is left of it"
+            raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=erase if self.quarantined else ADVICE)
+        return self
+
+
+def shown(page: object) -> str:
+    """The address of a page as a damaged record may give it: a value of any type."""
+    return address_of(page) if isinstance(page, int) else f"page {page!r}"
+
+
+class SealedRows:
+    """The rows of one file.
+
+    Args:
+        seals: False for a file of format 1 that is opened for reading. It has no seals, so damage is only detected if
+            decoding fails.
+        indexed: False for a file of format 4 or older that is opened for reading: it has no index of mentions.
+    """
+
+    def __init__(self, db: apsw.Connection, *, seals: bool, indexed: bool = True) -> None:
+        self._db = db
+        self.seals, self.indexed = seals, indexed
+        # What was last read of each session, so that a row that is still the same is not verified again.
+        self._read_before: dict[int, tuple[Row, SegmentRow]] = {}
+
+    def intact(self, seal: object, *values: object) -> bool:
+        """Whether a row's values are those that were sealed."""
+        return seal == seal_of(*values) if self.seals else True
+
+    def tenant(self, name: str) -> tuple[int, int | None] | None:
+        """A tenant's number, and how many sessions it must have; None if there is no such tenant.
+
+        Raises:
+            StoreCorrupt: its row is damaged, or a row is damaged that might be its row.
+        """
+        found = row(self._db, "SELECT id, CAST(name AS BLOB), sessions, seal FROM tenant WHERE name = ?", name)
+        if found is not None:
+            number, stored, sessions, seal = found
+            if stored != name.encode() or not self.intact(seal, "tenant", number, stored):
+                raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=TENANT_ADVICE)
+            return number, sessions
+        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            if stored == name.encode() or not self.intact(seal, "tenant", number, stored):
+                raise StoreCorrupt(
+                    f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=TENANT_ADVICE
+                )
+        lost = row(self._db, "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)")
+        if lost is not None:
+            raise StoreCorrupt(f"tenant {name!r} may be here, but session {lost[0]} belongs to no tenant", advice=TENANT_ADVICE)
+        return None
+
+    def restore_tenant(self, name: str) -> bool:
+        """Restore a tenant's damaged row, if its name or its seal identifies it. Returns whether a row was restored."""
+        restored = False
+        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            own = seal_of("tenant", number, name.encode())
+            if (stored == name.encode()) != (seal == own):
+                self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, own, number))
+                restored = True
+        return restored
+
+    def segments(self, tenant: int) -> list[SegmentRow]:
+        """All sessions of a tenant, oldest first; read from the table, because an index may be damaged."""
+        found = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
+        return [self._segment(one) for one in found]
+
+    def named(self, tenant: int, name: str) -> SegmentRow | None:
+        """The session of that name."""
+        found = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
+        return self._segment(found) if found else None
+
+    def under(self, tenant: int, name: str) -> list[SegmentRow]:
+        """The sessions whose names begin with this one and a slash, oldest first."""
+        # In the order of UTF-8, "0" comes right behind "/".
+        between = f"{_SESSIONS} WHERE tenant = ? AND name >= ? AND name < ? ORDER BY id"
+        return [self._segment(one) for one in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
+
+    def segment(self, tenant: int, number: int) -> SegmentRow | None:
+        """The session of that number."""
+        found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
+        return self._segment(found) if found else None
+
+    def _segment(self, found: Row) -> SegmentRow:
+        known = self._read_before.get(found[0])
+        if known is not None and known[0] == found:
+            return known[1]
+        segment = self._verified(found)
+        if isinstance(found[0], int):
+            self._read_before[found[0]] = found, segment
+        return segment
+
+    def _verified(self, found: Row) -> SegmentRow:
+        number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
+        name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
+        damaged = ""
+        if self.seals and seal != seal_of_segment(number, tenant, stored, created, aside, kind, user):
+            damaged, aside = "its row is not what was written", False
+        elif self.seals and tally != seal_of("tally", number, *counters):
+            damaged, aside = "its counters are not what was written", False
+        elif aside:
+            damaged = QUARANTINED
+        if damaged:
+            return SegmentRow(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
+        owned = {"kind": SegmentKind(kind.decode()), "user": user.decode()}
+        return SegmentRow(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
+
+    def pages(self, segment: SegmentRow) -> list[tuple[Page, State]]:
+        """A session's pages with their states: p1, p2, ..., then f1, f2, ...
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        found: list[tuple[Page, State]] = []
+        wrong: list[str] = []
+        for number, page, state in self.each_page(segment):
+            if isinstance(page, Page) and isinstance(state, State):
+                found.append((page, state))
+            else:
+                wrong.append(f"{shown(number)} of session {segment.name!r}: {page if isinstance(page, str) else state}")
+        # A row of another session is skipped.
+        if len(found) != segment.pages:
+            what = f"session {segment.name!r} has {len(found)} pages where {segment.pages} were written"
+            raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
+        first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
+        return [*found[first:], *found[:first][::-1]]
+
+    def each_page(self, segment: SegmentRow) -> Iterator[tuple[int, Page | str, State | str]]:
+        """Every row of a session's pages: its number, and page and state or what is wrong with them."""
+        select = f"SELECT {_PAGE} FROM page WHERE process = ? ORDER BY id"
+        for number, meta, seal, *state in rows(self._db, select, segment.number):
+            yield number, self._page(segment.number, number, meta, seal), self._state(segment.number, number, *state)
+
+    def read(self, keys: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
+        """Single pages with their states, by segment and page; those that do not exist are left out.
+
+        Raises:
+            StoreCorrupt: one is not what was written.
+        """
+        select = f"SELECT process, {_PAGE} FROM page WHERE process = ? AND id = ?"
+        for segment, number, meta, seal, *values in rows_of_each(self._db, select, keys):
+            page, state = self.page(segment, number, meta, seal), self._state(segment, number, *values)
+            if isinstance(state, str):
+                raise StoreCorrupt(f"{shown(number)} of session {segment}: {state}", advice=ADVICE)
+            yield (segment, number), (page, state)
+
+    def page(self, segment: int, number: int, meta: bytes, seal: object) -> Page:
+        """One page.
+
+        Raises:
+            StoreCorrupt: it is not what was written.
+        """
+        page = self._page(segment, number, meta, seal)
+        if isinstance(page, str):
+            raise StoreCorrupt(f"{shown(number)} of session {segment}: {page}", advice=ADVICE)
+        return page
+
+    # The next two are called for each page that a search finds, so they call little themselves.
+
+    def _page(self, segment: int, number: int, meta: bytes, seal: object) -> Page | str:
+        """The page of a row, or what is wrong with it."""
+        if self.seals and seal != seal_of("page", segment, number, meta):
+            return "its record is not what was written"
+        try:
+            page = page_of(meta)
+        except UNREADABLE as error:
+            return f"its record cannot be read: {error}"
+        return page if page.id == number else f"its record is that of {address_of(page.id)}"
+
+    def _state(
+        self, segment: int, number: int, at: bytes, pinned: int, mark: float, until: float | None, stand: object
+    ) -> State | str:
+        """The state of a row, or what is wrong with it."""
+        if self.seals and stand != seal_of_state(segment, number, at, pinned, mark, until):
+            return "its state is not what was written"
+        try:
+            return State(_PLACES[at], bool(pinned), mark, until)
+        except UNREADABLE as error:
+            return f"its state cannot be read: {error}"
+
+    def events(self, segment: SegmentRow, after: int, limit: int) -> Iterator[Event]:
+        """At most `limit` events of a session's ledger from `after` + 1 on.
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        select = (
+            "SELECT number, CAST(act AS BLOB), body, seal FROM event"
+            " WHERE process = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?"
+        )
+        found = rows(self._db, select, segment.number, after, segment.head, limit)
+        for number, act, body, seal in found:
+            after += 1
+            if number != after:
+                raise StoreCorrupt(f"event {after} of session {segment.name!r} is missing", advice=ADVICE)
+            yield self._whole_event(segment, number, act, body, seal)
+        if len(found) < limit and after < segment.head:
+            raise StoreCorrupt(f"event {after + 1} of session {segment.name!r} is missing", advice=ADVICE)
+
+    def numbered(self, segment: SegmentRow, numbers: Sequence[int]) -> Iterator[Event]:
+        """The events with these numbers.
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? AND number = ?"
+        wanted = [(segment.number, number) for number in numbers if number <= segment.head]
+        there = 0
+        for number, act, body, seal in rows_of_each(self._db, select, wanted):
+            there += 1
+            yield self._whole_event(segment, number, act, body, seal)
+        if there < len(wanted):
+            raise StoreCorrupt(f"an event of session {segment.name!r} is missing", advice=ADVICE)
+
+    def checkpoint(self, segment: SegmentRow, until: int) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a session at or before an event, with the number of its event; None if there is none, or it
+        is not what was written: it is derived from the ledger."""
+        select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ? AND head <= ? ORDER BY head DESC LIMIT 1"
+        found = row(self._db, select, segment.number, until)
+        if found is None or found[-1] != seal_of("checkpoint", segment.number, *found[:-1]):
+            return None
+        head, size, codec, data, _ = found
+        return head, inflate(codec, data, size, b"")
+
+    def _whole_event(self, segment: SegmentRow, number: int, act: bytes, body: bytes, seal: object) -> Event:
+        event = self.event(segment.number, number, act, body, seal)
+        if isinstance(event, str):
+            raise StoreCorrupt(f"event {number} of session {segment.name!r}: {event}", advice=ADVICE)
+        return event
+
+    def event(self, segment: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
+        """One event, or what is wrong with it."""
+        if self.seals and seal != seal_of("event", segment, number, act, body):
+            return "it is not what was written"
+        try:
+            event = event_of(body)
+        except UNREADABLE as error:
+            return f"it cannot be read: {error}"
+        return event if event.number == number else f"it is event {event.number}"

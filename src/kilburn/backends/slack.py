@@ -1,0 +1,214 @@
+"""The bytes of an SQLite file that belong to no row, and how they are overwritten.
+
+`secure_delete` overwrites a row where it is deleted. But a row has been elsewhere before: when SQLite moves rows between the
+pages of a table, or to another place in a page, it leaves their bytes where they were, in the *slack* of a page. They stay
+there when the row itself is deleted. SQLite has no means to clean them: not even VACUUM leaves none.
+
+So the pages are read and their slack is overwritten through SQLite's own open file. A second one would end SQLite's locks
+when it is closed, because POSIX locks belong to the segment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+
+import apsw
+
+CHUNK = 256
+"""Pages read at a time."""
+
+HEADERS = {2: 12, 5: 12, 10: 8, 13: 8}
+"""Bytes of the header of a page of a tree, by its first byte: of an index, of a table, and the leaves of both. Any other page
+starts with the number of a page, and so with a smaller byte."""
+
+SYNC_NORMAL = 2
+
+_head = struct.Struct(">xHHHB").unpack_from
+_pair = struct.Struct(">HH").unpack_from
+
+_Transfer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+_Sync = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_Size = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+
+
+class _Methods(ctypes.Structure):
+    """`sqlite3_io_methods`, as far as it is used here."""
+
+    _fields_ = (
+        ("version", ctypes.c_int),
+        ("close", ctypes.c_void_p),
+        ("read", _Transfer),
+        ("write", _Transfer),
+        ("truncate", ctypes.c_void_p),
+        ("sync", _Sync),
+        ("size", _Size),
+    )
+
+
+class _File:
+    """A file that SQLite has open: `sqlite3_file`. Whoever has one holds the connection's lock."""
+
+    def __init__(self, db: apsw.Connection, which: int) -> None:
+        self._file = ctypes.c_void_p()
+        db.file_control("main", which, ctypes.addressof(self._file))
+        self._methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods)))[0][0]
+
+    def size(self) -> int:
+        size = ctypes.c_int64()
+        self._do("size", ctypes.byref(size))
+        return size.value
+
+    def read(self, length: int, at: int) -> bytes:
+        data = ctypes.create_string_buffer(length)
+        self._do("read", data, length, at)
+        return data.raw
+
+    def clear(self, length: int, at: int) -> None:
+        self._do("write", bytes(length), length, at)
+
+    def sync(self) -> None:
+        self._do("sync", SYNC_NORMAL)
+
+    def _do(self, verb: str, *arguments: object) -> None:
+        try:
+            code = getattr(self._methods, verb)(self._file, *arguments)
+        except SystemError as error:
+            # A VFS in Python has raised, and not only returned a code.
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None
+        if code != apsw.SQLITE_OK:
+            raise apsw.exception_for(code)
+
+
+def log_size(db: apsw.Connection) -> int:
+    """Bytes in the write-ahead log."""
+    return _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER).size()
+
+
+def wipe(db: apsw.Connection) -> list[int]:
+    """Overwrite the slack of every page with zeros, durably.
+
+    Only bytes that mean nothing are written, so that it may end anywhere and readers may read meanwhile. The caller is in a
+    write transaction with nothing in the log: so every page is in the file, and nobody else can write. A page that SQLite has
+    in memory still has its slack there. So the caller has emptied its own cache, and then commits something, because that
+    makes other connections empty theirs.
+
+    Returns:
+        The numbers of pages that are damaged. They are left as they are.
+
+    Raises:
+        apsw.Error: the disk fails.
+    """
+    file = _File(db, apsw.SQLITE_FCNTL_FILE_POINTER)
+    size = file.size()
+    header = file.read(100, 0)
+    length = int.from_bytes(header[16:18])
+    length = 65536 if length == 1 else length
+    pages, usable = size // length, length - header[20]
+    zeros = bytes(length)
+    damaged, written = list[int](), False
+    for first in range(0, pages, CHUNK):
+        chunk = file.read(min(CHUNK, pages - first) * length, first * length)
+        for at in range(0, len(chunk), length):
+            number = first + at // length + 1
+            head = at if number > 1 else 100
+            if chunk[head] not in HEADERS:
+                continue
+            try:
+                clean = _is_clean(chunk, at, head, zeros)
+                spans = [] if clean else list(_slack(chunk[at : at + usable], head - at, pages))
+            except (ValueError, IndexError, struct.error):
+                damaged.append(number)
+                continue
+            for start, stop in spans:
+                if chunk[at + start : at + stop] != zeros[: stop - start]:
+                    file.clear(stop - start, first * length + at + start)
+                    written = True
+    if written:
+        file.sync()
+    return damaged
+
+
+def _is_clean(chunk: bytes, at: int, head: int, zeros: bytes) -> bool:
+    """Whether the page that starts there has nothing in the gap before its rows, nor in its free blocks."""
+    free, cells, content, _ = _head(chunk, head)
+    start, stop = head + HEADERS[chunk[head]] + 2 * cells, at + (content or 65536)
+    if stop < start or chunk[start:stop] != zeros[: stop - start]:
+        return False
+    while free:
+        after, size = _pair(chunk, at + free)
+        if 0 < after <= free or size < 4 or chunk[at + free + 4 : at + free + size] != zeros[: size - 4]:
+            return False
+        free = after
+    return True
+
+
+def _slack(page: bytes, head: int, pages: int) -> Iterator[tuple[int, int]]:
+    """The stretches of a page of a tree that belong to no row.
+
+    Raises:
+        ValueError, IndexError, struct.error: the page contradicts itself, or may be none of a tree.
+    """
+    # In a file of more than 128 GiB the number of a page may begin as these pages do.
+    if head == 0 and int.from_bytes(page[:4]) <= pages:
+        raise ValueError("perhaps the number of a page")
+    kind = page[head]
+    free, cells, content, fragments = _head(page, head)
+    pointers = head + HEADERS[kind]
+    used = [(start, start + _length(page, start, kind)) for start in struct.unpack_from(f">{cells}H", page, pointers)]
+    while free:
+        after, size = _pair(page, free)
+        if 0 < after <= free or size < 4:
+            raise ValueError("a free block that is none")
+        used.append((free, free + size))
+        yield free + 4, free + size
+        free = after
+    last = content or 65536
+    if last < pointers + 2 * cells:
+        raise ValueError("rows in the header")
+    yield pointers + 2 * cells, last
+    for start, stop in sorted(used):
+        if start < last or stop > len(page):
+            raise ValueError("rows that overlap")
+        fragments -= start - last
+        yield last, start
+        last = stop
+    if fragments != len(page) - last:
+        raise ValueError("bytes that are not accounted for")
+    yield last, len(page)
+
+
+def _length(page: bytes, at: int, kind: int) -> int:
+    """The length of the cell that starts there, without what is on other pages."""
+    start = at
+    if kind in (2, 5):
+        at += 4
+    size, at = varint(page, at)
+    if kind == 5:
+        return at - start
+    if kind == 13:
+        _, at = varint(page, at)
+    usable = len(page)
+    most = usable - 35 if kind == 13 else (usable - 12) * 64 // 255 - 23
+    if size > most:
+        least = (usable - 12) * 32 // 255 - 23
+        size = least + (size - least) % (usable - 4)
+        size = (size if size <= most else least) + 4
+    return max(4, at + size - start)
+
+
+def varint(page: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends.
+
+    Raises:
+        IndexError: the bytes end before it.
+    """
+    value = 0
+    for end in range(at + 1, at + 9):
+        value = value << 7 | page[end - 1] & 0x7F
+        if page[end - 1] < 0x80:
+            return value, end
+    return value << 8 | page[at + 8], at + 9

@@ -1,0 +1,848 @@
+"""The durable store: one SQLite file for content, ledger, state and text index.
+
+Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that can wait for
+several commits at once opens it with less, and calls `sync`.
+Several processes may read while one writes. One object serves one tenant; no method takes one. An
+SQLite that can lose data and a file that is not Kilburn's are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from itertools import chain, repeat
+from types import TracebackType
+from urllib.parse import quote
+
+import apsw
+
+from kilburn.backend import Batch, HistoryOwner, Passage, SegmentInfo, SegmentKind, State, Vector, check_name
+from kilburn.backends import citations, histories, mentions
+from kilburn.backends.codec import key_of
+from kilburn.backends.connection import (
+    row,
+    rows,
+    rows_of_each,
+    savepoint,
+    transaction_scope,
+    translate_errors,
+    write_transaction,
+)
+from kilburn.backends.contenttable import ContentTable, content_of
+from kilburn.backends.inspection import Finding, erase_segment, erase_session, inspect, quarantine_session, rebuild
+from kilburn.backends.records import UNREADABLE, seal_of
+from kilburn.backends.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
+from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
+from kilburn.backends.slack import log_size, wipe
+from kilburn.backends.textindex import Extents, TextIndex
+from kilburn.backends.transaction import FLAG, Transaction
+from kilburn.backends.vectortable import VectorTable
+from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.event import Act, Event
+from kilburn.page import Page, Span
+
+log = logging.getLogger("kilburn")
+
+CHUNK = 1000
+"""Events read at a time, so that no read transaction stays open while a caller thinks."""
+
+FEW_EVENTS = 16
+"""Events that are read first: what a session was made of stands among them."""
+
+FEW = 200
+"""Segments that are read one by one; of more, all of the tenant's are read at once."""
+
+SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+PAUSE = 0.005
+"""Seconds between two tries to become the writer."""
+
+
+class Sqlite:
+    """A store in one SQLite file.
+
+    Args:
+        path: the file, made where there is none (mode 0600), or ":memory:".
+        tenant: the partition that this object serves.
+        readonly: refuse every write.
+        busy_timeout: seconds to wait for another writer.
+        synchronous: "FULL" survives a power cut; "NORMAL" may lose the commits after the last `sync` in one, and
+            "OFF" the file; neither loses anything to a killed process.
+        vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
+            held by this object alone, and `sync` does nothing.
+        restore: make the tenant's own row good where it is damaged, instead of refusing the file.
+
+    Raises:
+        StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn.
+        StoreCorrupt: not a Kilburn file.
+        StoreReadOnly: the folder or file may not be written.
+        StoreError: `readonly` and no such file.
+        SpecError: no name of a tenant.
+    """
+
+    def __repr__(self) -> str:
+        """Where it is and for whom; nothing is read for it."""
+        return f"<Sqlite {self.path!r} of tenant {self.tenant!r}{', for reading' * self.readonly}>"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tenant: str = "default",
+        readonly: bool = False,
+        busy_timeout: float = 5.0,
+        synchronous: str = "FULL",
+        vfs: str | None = None,
+        restore: bool = False,
+    ) -> None:
+        check_library(apsw.sqlite_lib_version())
+        if synchronous not in ("FULL", "NORMAL", "OFF"):
+            raise StoreError(f"synchronous {synchronous!r} is none of FULL, NORMAL, OFF")
+        self.path = os.fspath(path)
+        self.tenant = check_name(tenant, "tenant")
+        self.readonly = readonly
+        self._lock = threading.RLock()
+        self._patience, self._milliseconds = busy_timeout, round(busy_timeout * 1000)
+        # Set while the file or its write-ahead log may still contain erased bytes.
+        self._unwiped = False
+        # Whether a thread is within `erasing`.
+        self._erasing = threading.local()
+        # Commits, and how many of them `sync` has made durable.
+        # Whether several batches are one transaction now; read and set under the lock.
+        self._joined = False
+        self._commits = self._synced = 0
+        self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
+        self._sync_lock = threading.Lock()
+        self._nothing_waits: dict[str, tuple[object, int]] = {}
+        # All segments and their extents, each with the state of the file of which it is known.
+        self._known: tuple[tuple[object, int], Sequence[SegmentRow]] | None = None
+        self._extents: tuple[tuple[object, int], Extents] | None = None
+        # Set once every session's row was looked at, before the first new one is made.
+        self._surveyed = False
+        self._prepare_file(vfs)
+        with translate_errors(self.path, "opening"):
+            self._db = self._connect(vfs)
+        try:
+            with translate_errors(self.path, "opening"):
+                self._configure(synchronous, exclusive=vfs is not None)
+                self._number = self._register(restore=restore and not readonly)
+                self._contents = ContentTable(self._db, self._number)
+                self._index = TextIndex(self._db, self._number)
+                self._vectors = VectorTable(self._db, self._number)
+                self._transaction = Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number)
+                if not self.readonly:
+                    # A writer that was killed, or a reader, may have left erased bytes.
+                    self._unwiped = self._is_unwiped()
+                    self._wipe(wait=False)
+        except BaseException:
+            self._db.close(True)
+            raise
+
+    def _prepare_file(self, vfs: str | None) -> None:
+        if self.path == ":memory:" or vfs is not None:
+            return
+        try:
+            mode = os.stat(self.path).st_mode
+        except FileNotFoundError:
+            if self.readonly:
+                raise StoreError(f"there is no file {self.path}", advice="check the path, or open it for writing first") from None
+        except OSError as error:
+            raise StoreReadOnly(f"opening {self.path}: {error.strerror}", advice="check the path and its permissions") from error
+        else:
+            if not stat.S_ISREG(mode):
+                raise StoreError(f"{self.path} is not a file", advice="give the path of a file")
+            return
+        try:
+            # Created here and not by SQLite, so that no other user can read it, whatever the umask is.
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except FileNotFoundError as error:
+            raise StoreError(f"there is no folder for {self.path}", advice="make it first") from error
+        except OSError as error:
+            raise StoreReadOnly(f"creating {self.path}: {error.strerror}", advice="give a path that can be written") from error
+
+    def _connect(self, vfs: str | None) -> apsw.Connection:
+        writes = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
+        # Before the first statement: a writer that just opens or leaves the file holds it for a moment.
+        db.set_busy_timeout(self._milliseconds)
+        if not self.readonly:
+            return db
+        try:
+            self._retry(lambda: db.pragma("user_version"))
+        except (apsw.CantOpenError, apsw.ReadOnlyError):
+            db.close(True)
+            # A folder where not even the shared memory of readers can be made: with no log beside it
+            # the file is complete, and nobody can change it while it is read.
+            if os.path.exists(f"{self.path}-wal"):
+                raise
+            name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
+            db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
+            db.set_busy_timeout(self._milliseconds)
+        except BaseException:
+            db.close(True)
+            raise
+        return db
+
+    def _configure(self, synchronous: str, *, exclusive: bool) -> None:
+        db = self._db
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        # Nothing of a page may reach a temporary file.
+        db.pragma("temp_store", "MEMORY")
+        db.pragma("cache_size", -16_000)
+        db.pragma("cell_size_check", True)
+        if self.readonly:
+            return
+        if exclusive:
+            db.pragma("locking_mode", "EXCLUSIVE")
+        admit(db)
+        check_identity(db, self.path)
+        # SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
+        # told at once that it is busy.
+        self._retry(lambda: db.pragma("journal_mode", "WAL"))
+        db.pragma("synchronous", synchronous)
+        db.pragma("secure_delete", True)
+        db.pragma("foreign_keys", True)
+
+    def _retry(self, do: Callable[[], object]) -> None:
+        """Repeat an operation for which SQLite itself does not wait, until it succeeds or the time is over."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                do()
+            except (apsw.BusyError, apsw.ProtocolError):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(PAUSE)
+            else:
+                return
+
+    def _register(self, *, restore: bool) -> int:
+        """The tenant's number in the file; 0 where it is read only and has none."""
+        if self.readonly:
+            version = check_identity(self._db, self.path)
+            if version == 0:
+                raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
+            as_current(self._db, version)
+            self._sealed = SealedRows(self._db, seals=version >= SEALED, indexed=version >= INDEXED)
+        else:
+            migrate(self._db, self.path)
+            self._sealed = SealedRows(self._db, seals=True)
+        if restore:
+            with write_transaction(self._db):
+                restored = self._sealed.restore_tenant(self.tenant)
+            if restored:
+                log.warning("%s: the row of tenant %r was damaged and is restored", self.path, self.tenant)
+        found = self._sealed.tenant(self.tenant)
+        if found is None and not self.readonly:
+            with write_transaction(self._db):
+                found = self._sealed.tenant(self.tenant)
+                if found is None:
+                    self._db.execute("INSERT INTO tenant(name) VALUES(?)", (self.tenant,))
+                    found = (self._db.last_insert_rowid(), 0)
+                    seal = seal_of("tenant", found[0], self.tenant.encode())
+                    self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, found[0]))
+                    TextIndex(self._db, found[0]).create()
+        if found is not None and not self.readonly:
+            self._set_index(found[0])
+        return found[0] if found else 0
+
+    def _set_index(self, number: int) -> None:
+        """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
+        try:
+            index = TextIndex(self._db, number)
+            if not index.is_configured():
+                with write_transaction(self._db):
+                    index.configure()
+        except (apsw.CorruptError, apsw.SQLError) as error:
+            # A damaged index must not prevent reading, or the repair.
+            log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
+
+    @contextmanager
+    def _reading(self, doing: str) -> Iterator[None]:
+        """One snapshot for all statements of the block."""
+        with self._lock, translate_errors(self.path, doing):
+            if self._joined:
+                yield
+                return
+            with transaction_scope(self._db):
+                self._db.execute("BEGIN")
+                yield
+
+    @contextmanager
+    def _writing(self, doing: str, *, wait: bool = True) -> Iterator[None]:
+        """One write transaction: all of the block or nothing of it.
+
+        While another process writes, this object's other threads go on reading.
+        """
+        deadline = time.monotonic() + (self._patience if wait else 0.0)
+        while True:
+            with self._lock:
+                if self._joined:
+                    with translate_errors(self.path, doing), savepoint(self._db):
+                        yield
+                    return
+            with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
+                if self.readonly:
+                    raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
+                if self._begin(last=time.monotonic() >= deadline):
+                    yield
+                    self._db.execute("COMMIT")
+                    self._commits += 1
+                    return
+            time.sleep(PAUSE)
+
+    @contextmanager
+    def _removing(self, doing: str) -> Iterator[None]:
+        """One write transaction that removes rows, and their bytes afterwards."""
+        with self._writing(doing):
+            yield
+            self._db.execute(FLAG)
+        with self._lock:
+            self._unwiped = True
+            self._wipe(wait=True)
+
+    def _begin(self, *, last: bool) -> bool:
+        """Become the writer; False where another is and this is not the `last` try."""
+        self._db.set_busy_timeout(0)
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            if last:
+                raise
+            return False
+        finally:
+            self._db.set_busy_timeout(self._milliseconds)
+        return True
+
+    def segment(
+        self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
+    ) -> SegmentInfo | None:
+        """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user.
+
+        Raises:
+            StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
+            SpecError: no name of a user.
+        """
+        if user:
+            check_name(user, "user")
+        with self._reading("reading"):
+            found = self._sealed.named(self._number, name)
+        if found is not None:
+            return found.whole().info
+        if not create:
+            return None
+        with self._writing("writing"):
+            found = self._sealed.named(self._number, name)
+            if found is None:
+                found = self._sealed.segment(self._number, self._create(name, time, kind, user))
+        return found.whole().info if found is not None else None
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
+        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
+
+        Raises:
+            StoreStale: the name is taken by now. What `process` raises when it creates, and what `commit` raises.
+        """
+        if user:
+            check_name(user, "user")
+        with self._writing("writing", wait=batch.wait):
+            if self._sealed.named(self._number, name) is not None:
+                raise StoreStale(f"there is a session {name!r} already", advice="take another name")
+            number = self._create(name, time, SegmentKind.SESSION, user)
+            self._transaction.write(number, batch)
+            found = self._sealed.segment(self._number, number)
+            assert found is not None
+        return found.whole().info
+
+    def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
+        """Add the row of a segment, in a transaction; returns its number."""
+        self._survey(name)
+        insert = "INSERT INTO process(tenant, name, created, used, kind, user) VALUES(?, ?, ?, ?, ?, ?)"
+        self._db.execute(insert, (self._number, name, time, time, kind.value, user))
+        number = self._db.last_insert_rowid()
+        seal = seal_of_segment(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
+        tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
+        self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
+        self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
+        return number
+
+    def _survey(self, name: str) -> None:
+        """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
+        continuing the old one."""
+        known = self._sealed.segments(self._number) if not self._surveyed else []
+        count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
+        ((there, same),) = rows(self._db, count, self._number, name)
+        if same or there < self._sessions_made() or any(one.damaged and not one.quarantined for one in known):
+            raise StoreCorrupt(
+                f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
+            )
+        self._surveyed = True
+
+    def _sessions_made(self) -> int:
+        """How many sessions this tenant must have; 0 where that is not known."""
+        found = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
+        return found[0] if found and isinstance(found[0], int) else 0
+
+    def segments(self, under: str = "") -> list[SegmentInfo]:
+        """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
+        with self._reading("reading"):
+            if under:
+                return [one.info for one in self._sealed.under(self._number, under)]
+            infos = [one.info for one in self._sessions()]
+            lost = self._sessions_made() - len(infos)
+        if lost > 0:
+            infos.append(SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
+        return infos
+
+    def _sessions(self) -> Sequence[SegmentRow]:
+        """All sessions; read once for each state of the file, because there may be very many."""
+        state = self._state()
+        if self._known is None or self._known[0] != state:
+            self._known = state, self._sealed.segments(self._number)
+        return self._known[1]
+
+    def _state(self) -> tuple[object, int]:
+        """Changes whenever anybody writes to the file."""
+        return self._db.pragma("data_version"), self._db.total_changes()
+
+    def _segment(self, segment: int) -> SegmentRow | None:
+        """A session of this tenant that is whole; None where there is none of that number.
+
+        Raises:
+            StoreCorrupt: it is damaged.
+        """
+        found = self._sealed.segment(self._number, segment)
+        return found.whole() if found is not None else None
+
+    def commit(self, segment: int, batch: Batch) -> None:
+        """Do the whole batch durably, or raise and do nothing.
+
+        When this returns, erased bytes are gone from the file, unless another process is reading an older state at
+        that moment. In this case a flag in the file says so, and they are removed by the next commit of any writer,
+        its `close`, or the next opening for writing.
+
+        Raises:
+            StoreStale: the segment's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
+            StoreCorrupt: what is there already is damaged.
+            StoreError: a batch that contradicts itself, or an I/O error.
+        """
+        with self._writing("writing", wait=batch.wait):
+            self._transaction.write(segment, batch)
+            unwiped = self._is_unwiped()
+        if unwiped or self._unwiped:
+            with self._lock:
+                self._unwiped = unwiped
+                self._wipe(wait=bool(batch.erase))
+
+    def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
+        """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
+        with self._reading("reading"):
+            stored = self._segment(segment)
+            found = self._sealed.pages(stored) if stored is not None else []
+        yield from found
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """Single pages with their states; what does not exist is left out.
+
+        Raises:
+            StoreCorrupt: one is not what was written.
+        """
+        with self._reading("reading"):
+            wanted = dict.fromkeys(keys)
+            there = {segment for segment in {segment for segment, _ in wanted} if self._segment(segment) is not None}
+            return dict(self._sealed.read([key for key in wanted if key[0] in there]))
+
+    def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """The pages that directly cite any of these pages of a segment."""
+        with self._reading("reading"):
+            stored = self._sealed.segment(self._number, segment)
+            if stored is None:
+                return []
+            wanted = set(pages)
+            found = citations.citing(self._db, segment, wanted)
+            if stored.kind is SegmentKind.SESSION and not stored.damaged:
+                found.update((segment, page) for page in self._made_from(stored, wanted))
+            return sorted(found)
+
+    def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
+        """The pages of a session that have any of these among their sources."""
+        if self._sealed.indexed:
+            events = self._sealed.numbered(segment, mentions.events_of(self._db, segment.number, pages))
+            made = {page for event in events for page in _made_by(event)}
+            read = (page for _, (page, _) in self._sealed.read([(segment.number, page) for page in sorted(made)]))
+        else:
+            read = (page for page, _ in self._sealed.pages(segment))
+        return (page.id for page in read if page.digest and not pages.isdisjoint(page.sources))
+
+    def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
+        """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
+        select = "SELECT call, id FROM page WHERE process = ? AND call "
+        with self._reading("reading"):
+            if among is None:
+                return dict(rows(self._db, f"{select} IS NOT NULL ORDER BY id", segment)) if self._owns(segment) else {}
+            wanted = [(segment, call) for call in among]
+            return dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", wanted)) if self._owns(segment) else {}
+
+    def forgotten(self, segment: int) -> list[int]:
+        """The ids of the pages of a segment that are forgotten, in order."""
+        select = "SELECT id FROM page WHERE process = ? AND content IS NULL ORDER BY id"
+        with self._reading("reading"):
+            return [page for (page,) in rows(self._db, select, segment)] if self._owns(segment) else []
+
+    def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
+        with self._reading("reading"):
+            stored = self._segment(segment)
+            if stored is None:
+                return None
+            return self._sealed.checkpoint(stored, stored.head if until is None else min(until, stored.head))
+
+    def _owns(self, segment: int) -> bool:
+        """Whether this is a segment of this tenant."""
+        return self._sealed.segment(self._number, segment) is not None
+
+    def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on; only the events of one act, if it is given."""
+        # Many a caller needs only the first few.
+        for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
+            with self._reading("reading"):
+                stored = self._segment(segment)
+                if stored is None:
+                    return
+                if act is None:
+                    found = list(self._sealed.events(stored, after, limit))
+                else:
+                    found = list(self._sealed.numbered(stored, self._numbers(segment, after, act, limit)))
+            yield from found
+            if len(found) < limit:
+                return
+            after = found[-1].number
+
+    def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
+        """The numbers of at most so many events of one act; of notes they are in an index."""
+        notes = "SELECT number FROM event WHERE process = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
+        others = "SELECT number FROM event WHERE process = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
+        if act is Act.NOTE:
+            return [number for (number,) in rows(self._db, notes, segment, after, limit)]
+        return [number for (number,) in rows(self._db, others, segment, after, act.value, limit)]
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """The texts of these digests, verified.
+
+        Raises:
+            StoreCorrupt: a text does not match its digest, or is missing.
+        """
+        with self._reading("reading"):
+            wanted = {key_of(digest): digest for digest in digests}
+            found = {wanted[key]: text for key, text in self._contents.texts(wanted)}
+        if len(found) < len(wanted):
+            missing = next(digest for digest in wanted.values() if digest not in found)
+            raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
+        return found
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
+        with self._reading("searching"):
+            if segments is None:
+                hits = self._index.search(query, self._everywhere(), limit)
+            else:
+                wanted = set(segments)
+                if len(wanted) > FEW:
+                    known = [one for one in self._sessions() if one.number in wanted]
+                else:
+                    some = [self._sealed.segment(self._number, number) for number in sorted(wanted)]
+                    known = [one for one in some if one is not None]
+                whole = [one for one in known if not one.damaged and one.passages]
+                extents = Extents([(one.number, one.passages) for one in whole], sum(one.characters for one in whole))
+                hits = self._index.search(query, extents, limit, apart=len(whole) > 1)
+            spans = self._index.spans([number for number, _ in hits])
+            readable = self._whole(number >> 32 for number in spans)
+        return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in readable]
+
+    def _everywhere(self) -> Extents:
+        """The extents of all segments; read once for each state of the file."""
+        state = self._state()
+        if self._extents is None or self._extents[0] != state:
+            select = (
+                "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND passages AND NOT aside ORDER BY id"
+            )
+            # Damaged counters spoil the order of the hits a little, and nothing else; each hit's segment is verified.
+            found = [one for one in rows(self._db, select, self._number) if isinstance(one[1], int) and isinstance(one[2], int)]
+            self._extents = state, Extents([(number, used) for number, used, _ in found], sum(one[2] for one in found))
+        return self._extents[1]
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """The passages of pages, in reading order; a page that is not indexed is left out."""
+        found: dict[tuple[int, int], list[Passage]] = {}
+        with self._reading("reading"):
+            wanted = dict.fromkeys(keys)
+            whole = self._whole(segment for segment, _ in wanted)
+            for key, number, span in self._index.of_pages([key for key in wanted if key[0] in whole]):
+                found.setdefault(key, []).append(_passage(number, key[1], span))
+        return found
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """The passages with these numbers; those that do not exist any more are left out."""
+        with self._reading("reading"):
+            spans = self._index.spans(list(entries))
+            whole = self._whole(number >> 32 for number in spans)
+        return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
+
+    def _whole(self, segments: Iterable[int]) -> set[int]:
+        """Those that are segments of this tenant and not damaged."""
+        known = [self._sealed.segment(self._number, number) for number in set(segments)]
+        return {one.number for one in known if one is not None and not one.damaged}
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first.
+
+        Raises:
+            StoreCorrupt: a text is not what was written.
+        """
+        with self._reading("reading"):
+            # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
+            state = row(self._db, "PRAGMA data_version"), self._db.total_changes()
+            if self._nothing_waits.get(embedder) == state:
+                return []
+            texts: dict[tuple[int, int], str] = {}
+            found = []
+            for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit):
+                key = entry >> 32, page
+                if key not in texts:
+                    texts[key] = content_of(self._db, *key)
+                found.append((entry, texts[key][start:stop]))
+            if not found and limit > 0:
+                self._nothing_waits[embedder] = state
+        return found
+
+    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none; those of passages that are forgotten by now are not stored.
+
+        Raises:
+            StoreError: vectors of different length than this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
+            SpecError: no name of an embedder.
+        """
+        with self._writing("writing"):
+            self._vectors.keep(check_name(embedder, "embedder"), rows)
+
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
+        A damaged one is never returned; `fsck --repair` drops it, and its passage waits for a vector again."""
+        while True:
+            with self._reading("reading"):
+                found, after = self._vectors.read(embedder, after, CHUNK)
+            yield from found
+            if not after:
+                return
+
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        with self._reading("reading"):
+            return self._vectors.names()
+
+    def drop_vectors(self, embedder: str) -> None:
+        """Remove all vectors of this embedder.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        with self._writing("writing"):
+            self._vectors.drop(embedder)
+
+    def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """See `Backend`."""
+        with self._writing("writing"):
+            return histories.keep(self._db, self._number, segment, digests, after, page)
+
+    def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
+        """See `Backend`."""
+        with self._reading("reading"):
+            return histories.said_by(self._db, self._number, digest, limit)
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """See `Backend`."""
+        with self._reading("reading"):
+            return histories.unkept(self._db, self._number, root, user, limit)
+
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
+        with self._reading("checking"):
+            return inspect(self._db, self._sealed, self._index, self._vectors, self._number)
+
+    def repair(self) -> list[Finding]:
+        """Rebuild derived data (text index, counters), remove unused content, and quarantine records that cannot be
+        read.
+
+        An observation that cannot be read is replaced by a note, and its bytes stay in quarantine. Nothing that was
+        admitted is deleted.
+
+        Returns:
+            What is still wrong: lost content cannot be restored.
+        """
+        # The bytes of what it removes are still there afterwards.
+        with self._removing("repairing"):
+            try:
+                rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
+            except UNREADABLE as error:
+                raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
+        return self.findings()
+
+    def quarantine(self, segment: int) -> str:
+        """Quarantine a session that cannot be read, under a new name. Its old name becomes free; nothing is deleted.
+
+        Returns:
+            The new name.
+        """
+        with self._writing("repairing"):
+            return quarantine_session(self._db, self._number, segment)
+
+    def erase(self, segment: int) -> None:
+        """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger.
+
+        Of a session that was quarantined, everything: its rows, the texts that no other session has, its index entries and
+        its quarantined bytes; the index is built again. No byte is left, as when `commit` erases pages.
+
+        Raises:
+            StoreError: no such segment, or it has pages that are not forgotten.
+        """
+        with self._removing("erasing"):
+            found = self._sealed.segment(self._number, segment)
+            if found is None:
+                raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
+            if found.quarantined:
+                erase_session(self._db, segment)
+                rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
+            else:
+                erase_segment(self._db, found.whole(), self._number)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Backend`. Other threads wait, too."""
+        with self._lock:
+            if self._joined:
+                yield
+                return
+            try:
+                with self._writing("writing"):
+                    self._joined = True
+                    try:
+                        yield
+                    finally:
+                        self._joined = False
+            finally:
+                # What was read in the meantime may have been undone.
+                self._known = self._extents = None
+                self._nothing_waits.clear()
+                with translate_errors(self.path, "writing"):
+                    self._wipe(wait=True)
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """See `Backend`. Other threads' commits do not wait for the end of this one's."""
+        outer, self._erasing.inside = getattr(self._erasing, "inside", False), True
+        try:
+            yield
+        finally:
+            self._erasing.inside = outer
+            if not outer:
+                with self._lock, translate_errors(self.path, "erasing"):
+                    self._wipe(wait=True)
+
+    def sync(self) -> None:
+        """See `Backend`. Threads that wait for the same disk share what it does."""
+        wanted = self._commits
+        with self._sync_lock:
+            if self._synced >= wanted or not self._lazy:
+                return
+            upto = self._commits
+            try:
+                # Without synchronous="FULL" SQLite writes the log and leaves it to the system when it is on the disk.
+                log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    SYNC(log)
+                finally:
+                    os.close(log)
+            except OSError as error:
+                raise StoreError(f"syncing {self.path}: {error.strerror}", advice="check the disk, then try again") from error
+            self._synced = upto
+
+    def close(self) -> None:
+        """Release the file; idempotent."""
+        with self._lock, translate_errors(self.path, "closing"):
+            try:
+                self._wipe(wait=False)
+            finally:
+                self._unwiped = False
+                self._db.close(True)
+
+    def __enter__(self) -> Sqlite:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _is_unwiped(self) -> bool:
+        """Whether the file says that erased bytes may still be there."""
+        return row(self._db, "SELECT 1 FROM erasure") is not None
+
+    def _wipe(self, *, wait: bool) -> None:
+        """Remove erased bytes from the file and its log, if there may be any.
+
+        The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
+        here, it is tried again at the next occasion.
+        """
+        if not self._unwiped or self._joined or getattr(self._erasing, "inside", False):
+            return
+        if not wait:
+            self._db.set_busy_timeout(0)
+        deadline = time.monotonic() + (self._patience if wait else 0.0)
+        try:
+            while not self._is_wiped():
+                if time.monotonic() >= deadline:
+                    return
+            self._unwiped = False
+        except apsw.BusyError:
+            # A reader still needs the log, or another writer is at work.
+            return
+        except apsw.Error as error:
+            log.warning("%s: erased bytes may still lie in it: %s", self.path, error)
+        finally:
+            self._db.set_busy_timeout(self._milliseconds)
+
+    def _is_wiped(self) -> bool:
+        """Move the write-ahead log into the file, cut it to nothing, and wipe the file; False where another writer came
+        between."""
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        damaged: list[int] = []
+        # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of this
+        # connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other connections
+        # forget theirs because the flag is removed: they see that somebody has written.
+        self._db.release_memory()
+        with write_transaction(self._db):
+            if self.path != ":memory:" and self._is_unwiped():
+                if log_size(self._db):
+                    return False
+                damaged = wipe(self._db)
+            self._db.execute("DELETE FROM erasure")
+        if damaged:
+            where = ", ".join(map(str, damaged[:10]))
+            log.warning("%s: erased bytes may lie in damaged pages: %s; run `kilburn fsck`", self.path, where)
+        return True
+
+
+def _made_by(event: Event) -> Iterable[int]:
+    """The pages that came with an event."""
+    if event.act is Act.ADMIT:
+        return event.pages
+    made = event.data.get("fold") if event.act is Act.FOLD else None
+    return (made,) if isinstance(made, int) else ()
+
+
+def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:
+    return Passage(segment=entry >> 32, page=page, span=span, score=score, entry=entry)

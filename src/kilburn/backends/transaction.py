@@ -1,0 +1,242 @@
+"""One commit, step by step, inside a transaction that its caller opened and will close.
+
+Nothing is caught here: any error rolls the whole batch back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+import apsw
+import msgspec
+
+from kilburn.backend import Batch, SegmentKind, State
+from kilburn.backends import citations, histories, mentions
+from kilburn.backends.codec import pack
+from kilburn.backends.connection import row, rows_of_each
+from kilburn.backends.contenttable import ContentTable, content_of, remove_unused
+from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
+from kilburn.backends.textindex import TextIndex
+from kilburn.backends.vectortable import VectorTable
+from kilburn.errors import StoreError, StoreStale
+from kilburn.event import Event
+from kilburn.message import Kind
+from kilburn.page import Page, Place, tombstone_of
+
+FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
+"""Says that erased bytes may still lie in the file or its write-ahead log."""
+
+
+class Transaction:
+    """The steps of writing one batch to one segment; one object does them for a file, a batch at a time."""
+
+    def __init__(
+        self, db: apsw.Connection, sealed: SealedRows, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
+    ) -> None:
+        self._db = db
+        self._vectors = vectors
+        self._sealed = sealed
+        self._contents = contents
+        self._index = index
+        self._tenant = tenant
+        self._segment = 0
+        self._memo: Memo = {}
+
+    def write(self, segment: int, batch: Batch) -> None:
+        """All of the batch."""
+        self._segment, self._memo = segment, {}
+        known = self._sealed.segment(self._tenant, self._segment)
+        if known is None:
+            raise StoreError(f"no segment {self._segment} here", advice="open it by name with `segment`")
+        if known.whole().kind is SegmentKind.FORGOTTEN:
+            raise StoreStale(f"segment {self._segment} was forgotten", advice="open it again, as a new one")
+        batch.check_continues(self._segment, known.head)
+        if batch.above is not None:
+            above = self._sealed.segment(self._tenant, batch.above[0])
+            batch.check_above(above.head if above is not None else 0)
+        # An append into a window with room only adds: the other steps are for batches that have something for them.
+        citing = [page for page in batch.pages if page.cites or page.sources]
+        if citing:
+            citations.check_cited(self._db, self._tenant, citing)
+        if batch.erase:
+            citations.check_uncited(self._db, self._segment, batch.erase)
+        if batch.pages:
+            self._add_pages(batch)
+        if citing:
+            citations.add(self._db, {one for page in citing for one in citations.citations_of(self._segment, known.kind, page)})
+        added, characters = self._add_entries(batch, known.passages) if batch.index else (0, 0)
+        if batch.unindex or batch.erase:
+            self._remove_entries({*batch.unindex, *batch.erase})
+        if moved := batch.states.keys() - {page.id for page in batch.pages}:
+            self._set_states(batch, moved)
+        self._add_events(batch)
+        if batch.above is not None:
+            self._hold_checkpoint(batch.above)
+        if batch.checkpoint is not None:
+            self._keep_checkpoint(batch, batch.checkpoint)
+        if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
+            histories.add(self._db, self._tenant, self._segment, batch.said, min(new), max(new))
+        if batch.erase or batch.inherited:
+            self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
+        tally = (
+            float(max([known.used, *(event.time for event in batch.events)])),
+            known.head + len(batch.events),
+            known.pages + len(batch.pages),
+            known.tokens + sum(page.tokens for page in batch.pages),
+            known.passages + added,
+            known.characters + characters,
+        )
+        set_tally(self._db, self._segment, tally)
+
+    def _add_pages(self, batch: Batch) -> None:
+        known = self._contents.add(batch)
+        made = []
+        for page in batch.pages:
+            state = batch.states.get(page.id) or State()
+            content, extra = known[page.digest], known[page.extra] if page.extra else None
+            call = page.call if page.kind is Kind.CALL else None
+            stand = _stand(self._segment, page.id, state)
+            made.append((self._segment, page.id, content, extra, call, *stand, *self._sealed_record(page)))
+        try:
+            self._db.executemany(
+                "INSERT INTO page(process, id, content, extra, call, at, pinned, mark, until, stand, meta, seal)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                made,
+            )
+        except apsw.ConstraintError as error:
+            raise StoreError(
+                "a new page has the id of one that exists", advice="pages are immutable; give it its own id"
+            ) from error
+
+    def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
+        record = record_of_page(page, self._memo)
+        return record, seal_of("page", self._segment, page.id, record)
+
+    def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
+        pages = {page.id: page for page in batch.pages}
+        texts: list[tuple[int, str]] = []
+        for number in dict.fromkeys(batch.index):
+            page = pages.get(number)
+            if page is not None and page.digest in batch.texts:
+                texts.append((number, batch.texts[page.digest]))
+            else:
+                select = "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL"
+                known = row(self._db, select, self._segment, number)
+                if known is None:
+                    raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
+                if known[0] is None:
+                    texts.append((number, content_of(self._db, self._segment, number)))
+        return self._index.add(self._segment, used, texts)
+
+    def _remove_entries(self, pages: Iterable[int]) -> None:
+        select = "SELECT first, last, id FROM page WHERE process = ? AND id = ?"
+        wanted = [(self._segment, page) for page in pages]
+        known = list(rows_of_each(self._db, select, wanted))
+        if missing := {page for _, page in wanted} - {page for *_, page in known}:
+            raise StoreError(f"no page {min(missing)} in segment {self._segment}", advice="name pages that exist")
+        ranges = sorted((first, last, page) for first, last, page in known if first is not None)
+        if not ranges:
+            return
+        self._index.remove((first, last, content_of(self._db, self._segment, page)) for first, last, page in ranges)
+        self._vectors.remove((first, last) for first, last, _ in ranges)
+        self._db.executemany(
+            "UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?",
+            [(self._segment, page) for *_, page in ranges],
+        )
+
+    def _set_states(self, batch: Batch, pages: Set[int]) -> None:
+        before = self._db.total_changes()
+        set_stands(self._db, self._segment, {page: batch.states[page] for page in sorted(pages)})
+        if self._db.total_changes() - before != len(pages):
+            raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
+
+    def _add_events(self, batch: Batch) -> None:
+        self._db.executemany(
+            "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)",
+            [sealed_event(self._segment, event, self._memo) for event in batch.events],
+        )
+        quoting = {page.id: page for page in batch.pages if page.sources}
+        named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
+        mentions.add(self._db, self._segment, named)
+
+    def _hold_checkpoint(self, above: tuple[int, int]) -> None:
+        """Keep the parent's last one before the fork: this segment is read from it."""
+        keep = (
+            "UPDATE checkpoint SET kept = 1 WHERE process = ?1 AND head ="
+            " (SELECT max(head) FROM checkpoint WHERE process = ?1 AND head <= ?2)"
+        )
+        self._db.execute(keep, above)
+
+    def _keep_checkpoint(self, batch: Batch, checkpoint: bytes) -> None:
+        head = batch.head + len(batch.events)
+        codec, data = pack(checkpoint)
+        seal = seal_of("checkpoint", self._segment, head, len(checkpoint), codec, data)
+        self._db.execute("DELETE FROM checkpoint WHERE process = ? AND (NOT kept OR head = ?)", (self._segment, head))
+        self._db.execute(
+            "INSERT INTO checkpoint(process, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
+            (self._segment, head, len(checkpoint), codec, data, seal),
+        )
+
+    def _erase(self, batch: Batch, segment: SegmentRow) -> None:
+        words = {word for page in batch.inherited for word in telling_words(page)}
+        contents: set[int] = set()
+        cited: set[citations.Citation] = set()
+        blank = []
+        # `_remove_entries` has checked that all of them exist.
+        select = "SELECT id, content, extra, meta, seal FROM page WHERE process = ? AND id = ?"
+        for number, content, extra, meta, seal in rows_of_each(self._db, select, [(self._segment, page) for page in batch.erase]):
+            page = self._sealed.page(self._segment, number, meta, seal)
+            words.update(telling_words(page))
+            contents.update(row for row in (content, extra) if row is not None)
+            cited.update(citations.citations_of(self._segment, segment.kind, page))
+            stand = _stand(self._segment, number, State(Place.DROPPED))
+            blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._segment, number))
+        citations.remove(self._db, cited)
+        self._db.executemany(
+            "UPDATE page SET content = NULL, extra = NULL, call = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?,"
+            " meta = ?, seal = ?"
+            " WHERE process = ? AND id = ?",
+            blank,
+        )
+        remove_unused(self._db, contents)
+        erased = {*batch.erase, *(page.id for page in batch.inherited)}
+        blanked = []
+        for event in self._sealed.numbered(segment, mentions.events_of(self._db, self._segment, erased)):
+            if concerns(event, erased):
+                *_, body, seal = sealed_event(self._segment, scrub(event, words))
+                blanked.append((body, seal, self._segment, event.number))
+        self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
+        # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
+        self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._segment,))
+        self._db.execute(FLAG)
+
+
+def _stand(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
+    """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
+    pinned, mark = int(state.pinned), float(state.importance) + 0.0
+    until = None if state.until is None else float(state.until) + 0.0
+    return state.at, pinned, mark, until, seal_of_state(segment, page, state.at.encode(), pinned, mark, until)
+
+
+def set_stands(db: apsw.Connection, segment: int, states: Mapping[int, State]) -> None:
+    """Write the states of pages."""
+    db.executemany(
+        "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?",
+        [(*_stand(segment, page, state), segment, page) for page, state in states.items()],
+    )
+
+
+def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
+    """An event's row."""
+    body = record_of_event(event, memo)
+    act = event.act.value
+    return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
+
+
+def set_tally(db: apsw.Connection, segment: int, tally: tuple[float, int, int, int, int, int]) -> None:
+    """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
+    db.execute(
+        "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
+        (*tally, seal_of("tally", segment, *tally), segment),
+    )

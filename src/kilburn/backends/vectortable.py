@@ -1,0 +1,160 @@
+"""The vectors of one tenant's passages, by embedder, and which passages wait for one.
+
+Vectors are derived: they can be made from the passages again. Passages of a segment get their vectors in the order in
+which they were made, so one number for each segment and embedder says which wait, and a commit need not queue anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import apsw
+
+from kilburn.backend import Vector
+from kilburn.backends.connection import row, rows, rows_of_each
+from kilburn.backends.records import seal_of
+from kilburn.backends.textindex import entry_of, number_of
+from kilburn.errors import StoreError
+
+
+class VectorTable:
+    """Keep, read and remove vectors. It does not open transactions: its caller does."""
+
+    def __init__(self, db: apsw.Connection, tenant: int) -> None:
+        self._db, self._tenant = db, tenant
+
+    def embedder(self, name: str) -> int:
+        """The number of an embedder; 0 if it has no vectors here."""
+        found = row(self._db, "SELECT id FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
+        return found[0] if found else 0
+
+    def _seal(self, name: str, entry: int, data: bytes) -> bytes:
+        return seal_of("vector", self._tenant, name, entry, data)
+
+    def names(self) -> list[str]:
+        """The embedders, in the order in which they first came."""
+        return [name for (name,) in rows(self._db, "SELECT name FROM embedder WHERE tenant = ? ORDER BY id", self._tenant)]
+
+    def waiting(self, name: str, limit: int) -> list[tuple[int, int, int, int]]:
+        """At most so many passages without a vector of this embedder, of the newest segments first: entry, page, start,
+        stop."""
+        embedder = self.embedder(name)
+        select = (
+            "SELECT id, coalesce(done, 0) FROM process LEFT JOIN embedded ON embedded.process = process.id AND embedder = ?"
+            " WHERE tenant = ? AND NOT aside AND passages > coalesce(done, 0) ORDER BY id DESC"
+        )
+        found: list[tuple[int, int, int, int]] = []
+        for segment, done in rows(self._db, select, embedder, self._tenant):
+            if len(found) >= limit:
+                break
+            found += self._without(embedder, segment, done, limit - len(found))
+        return found
+
+    def _without(self, embedder: int, segment: int, done: int, limit: int) -> list[tuple[int, int, int, int]]:
+        select = (
+            "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?"
+            " AND NOT EXISTS(SELECT 1 FROM vector WHERE entry = passage.id AND embedder = ?) ORDER BY id DESC LIMIT ?"
+        )
+        return rows(self._db, select, segment << 32, entry_of(segment, done, 15), embedder, limit)
+
+    def keep(self, name: str, vectors: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors; those of passages that do not exist are left out.
+
+        Raises:
+            StoreError: a vector of another length.
+        """
+        if not vectors:
+            return
+        embedder = self.embedder(name)
+        if not embedder:
+            self._db.execute("INSERT INTO embedder(tenant, name) VALUES(?, ?)", (self._tenant, name))
+            embedder = self._db.last_insert_rowid()
+        last = row(self._db, "SELECT length(data) FROM vector WHERE embedder = ? ORDER BY id DESC LIMIT 1", embedder)
+        size = last[0] if last else len(vectors[0][1])
+        wrong = next((len(data) for _, data in vectors if len(data) != size), None)
+        if wrong is not None or not size:
+            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(what, advice="give another model another name")
+        owned = {number for (number,) in rows(self._db, "SELECT id FROM process WHERE tenant = ?", self._tenant)}
+        # Numbers are given upwards, also to a vector that replaces another.
+        insert = (
+            "INSERT OR REPLACE INTO vector(embedder, entry, data, seal) SELECT ?1, ?2, ?3, ?4"
+            " WHERE EXISTS(SELECT 1 FROM passage WHERE id = ?2)"
+        )
+        kept = [(embedder, entry, data, self._seal(name, entry, data)) for entry, data in vectors if entry >> 32 in owned]
+        self._db.executemany(insert, kept)
+        for segment in sorted({entry >> 32 for _, entry, *_ in kept}):
+            self._advance(embedder, segment)
+
+    def _advance(self, embedder: int, segment: int) -> None:
+        """Note how many of a segment's first passages do not wait any more."""
+        before = row(self._db, "SELECT done FROM embedded WHERE embedder = ? AND process = ?", embedder, segment)
+        done = before[0] if before else 0
+        waiting = self._without(embedder, segment, done, 1)
+        if waiting:
+            done = number_of(waiting[0][0])
+        else:
+            ((done,),) = rows(self._db, "SELECT passages FROM process WHERE id = ?", segment)
+        insert = "INSERT INTO embedded(embedder, process, done) VALUES(?, ?, ?) ON CONFLICT DO UPDATE SET done = excluded.done"
+        self._db.execute(insert, (embedder, segment, done))
+
+    def read(self, name: str, after: int, limit: int) -> tuple[list[Vector], int]:
+        """Of at most so many vectors with a greater number than `after`, those that are whole; and the number of the last
+        one that was looked at, or 0 if there are no more."""
+        embedder = self.embedder(name)
+        select = "SELECT id, entry, data, seal FROM vector WHERE embedder = ? AND id > ? ORDER BY id LIMIT ?"
+        found = rows(self._db, select, embedder, after, limit)
+        whole = [
+            Vector(number=number, entry=entry, data=data)
+            for number, entry, data, seal in found
+            if seal == self._seal(name, entry, data)
+        ]
+        return whole, found[-1][0] if found else 0
+
+    def remove(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Remove the vectors of ranges of entries, of every embedder."""
+        self._db.executemany("DELETE FROM vector WHERE entry BETWEEN ? AND ?", ranges)
+
+    def drop(self, name: str) -> None:
+        """Remove all vectors of an embedder, and its name."""
+        embedder = self.embedder(name)
+        if embedder:
+            for statement in (
+                "DELETE FROM vector WHERE embedder = ?",
+                "DELETE FROM embedded WHERE embedder = ?",
+                "DELETE FROM embedder WHERE id = ?",
+            ):
+                self._db.execute(statement, (embedder,))
+
+    def mistaken(self) -> Iterator[tuple[int, str]]:
+        """Segments and embedders of which a passage waits for a vector, and the table says that none does."""
+        select = "SELECT embedder.id, name, process, done FROM embedded JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
+        for embedder, name, segment, done in rows(self._db, select, self._tenant):
+            waiting = self._without(embedder, segment, 0, 1)
+            if waiting and number_of(waiting[0][0]) < done:
+                yield segment, name
+
+    def clean(self) -> None:
+        """Remove what is damaged or of no passage, and find out again which passages wait."""
+        self._db.executemany("DELETE FROM vector WHERE id = ?", [(number,) for number, _ in list(self.damaged())])
+        self._db.execute("DELETE FROM vector WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)")
+        select = "SELECT id FROM embedder WHERE tenant = ?"
+        for (embedder,) in rows(self._db, select, self._tenant):
+            self._db.execute("DELETE FROM embedded WHERE embedder = ?", (embedder,))
+            # Of a segment whose passages all have vectors, this is found out when the next one gets its own.
+            done = "SELECT DISTINCT entry >> 32 FROM vector WHERE embedder = ?"
+            for (segment,) in rows(self._db, done, embedder):
+                self._advance(embedder, segment)
+        # Such a name may be a damaged one.
+        unused = "DELETE FROM embedder WHERE tenant = ? AND id NOT IN (SELECT embedder FROM vector NOT INDEXED)"
+        self._db.execute(unused, (self._tenant,))
+
+    def damaged(self) -> Iterator[tuple[int, int]]:
+        """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
+        select = (
+            "SELECT vector.id, entry, name, data, seal, passage.id IS NOT NULL FROM vector"
+            " LEFT JOIN passage ON passage.id = entry JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
+        )
+        for number, entry, name, data, seal, there in rows_of_each(self._db, select, [(self._tenant,)]):
+            if not there or seal != self._seal(name, entry, data):
+                yield number, entry

@@ -1,0 +1,222 @@
+"""Forgetting by a person's word, and its receipt: what went, from which places, and what is out of reach.
+
+What is asked for becomes pages of processes; what was made from them, in any process, goes first. A process that is
+forgotten as a whole loses its name, its user and its ledger too. A crash in the middle leaves nothing dangling, and
+asking again goes on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
+from kilburn.errors import StoreCorrupt, StoreError
+from kilburn.event import Act
+from kilburn.forgetting.closure import Home, Key, forget
+from kilburn.kernel.branches import fork_of, named_in, origin_in
+from kilburn.kernel.receipts import ranges
+from kilburn.message import Kind
+from kilburn.page import Page, Place, parse_address
+from kilburn.search.found import DamageWarning
+
+UNREACHED = (
+    "copies of the file and backups made elsewhere",
+    "file-system snapshots and blocks that the disk has freed",
+    "caches and logs of providers that were sent a prompt with it",
+    "other programs that have the store open, until they read it again",
+)
+
+TRIES = 20
+"""How often a segment is looked at again because another writer adds to it."""
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy that Kilburn made and does not touch: whose, where it went, and when, in seconds since the epoch."""
+
+    session: str
+    to: str
+    time: float
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """The receipt of a forget. It lists what was there at the beginning; what others add meanwhile is forgotten too.
+
+    Args:
+        asked: the request: what to forget.
+        time: seconds since the epoch.
+        pages: the addresses of the forgotten pages, in ranges, by the name of their segment.
+        whole: names of the segments that are gone, with their ledgers.
+        places: counts of what was erased: originals, folds, facts, entities, chunks, and entries of the index of words. An entry
+            takes its vectors with it, and its place in the queue of those without one.
+        told: places outside the store that erased their copies, such as spilled keys and values.
+        exports: copies that Kilburn knows of.
+        left: (name, reason) of segments that stay: they are damaged, or somebody else's, and what goes was made from them.
+        unreached: what no program of this machine's user can say.
+    """
+
+    asked: dict[str, str]
+    time: float
+    pages: dict[str, tuple[str, ...]] = {}
+    whole: tuple[str, ...] = ()
+    places: dict[str, int] = {}
+    told: tuple[str, ...] = ()
+    exports: tuple[Export, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    unreached: tuple[str, ...] = UNREACHED
+
+
+def made_from(backend: Backend, info: SegmentInfo) -> dict[int, list[int]]:
+    """Pages of collections that were made from pages of a segment: segment -> pages, without the segment itself."""
+    found: dict[int, list[int]] = {}
+    pages = [page.id for page, _ in backend.pages(info.number)]
+    for number, page in backend.citing(info.number, pages) if pages else ():
+        if number != info.number:
+            found.setdefault(number, []).append(page)
+    return found
+
+
+def made_by(backend: Backend, tool: str) -> dict[int, list[int]]:
+    """The results of a tool, in every session: segment -> pages."""
+    found: dict[int, list[int]] = {}
+    for info in backend.segments():
+        if info.kind is SegmentKind.SESSION and not info.damaged:
+            calls: dict[int, str | None] = {}
+            for page, state in backend.pages(info.number):
+                calls[page.id] = page.name if page.kind is Kind.CALL else None
+                if page.answers and calls.get(page.answers) == tool and state.at is not Place.DROPPED:
+                    found.setdefault(info.number, []).append(page.id)
+    return found
+
+
+def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
+    """The receipt of forgetting these pages; nothing is changed.
+
+    Args:
+        keys: all that goes; see `closure`.
+        receipt: what is said already.
+    """
+    backend, places = home.backend, Counter[str]()
+    pages: dict[int, list[int]] = {}
+    # What a branch inherited has its row above it.
+    touched: dict[int, list[int]] = {}
+    for number, page in keys:
+        touched.setdefault(number, []).append(page)
+    names = {info.number: info.name for info in backend.segments()}
+    kinds = {info.number: info.kind for info in backend.segments()}
+    rows = backend.read(keys)
+    for (number, page), (known, _) in rows.items():
+        pages.setdefault(number, []).append(page)
+        places[_place_of(known, kinds[number])] += 1
+    places["index entries"] = sum(map(len, backend.entries(keys).values()))
+    cited = {segment for known, _ in rows.values() for segment, _ in known.cites} - pages.keys()
+    stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
+    told = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
+    exports = [export for number in sorted(touched) for export in _exports(backend, number, names[number], touched[number])]
+    return msgspec.structs.replace(
+        receipt,
+        pages={names[number]: ranges(some) for number, some in sorted(pages.items())},
+        places={place: count for place, count in places.items() if count},
+        told=tuple(sorted(told)),
+        exports=tuple(exports),
+        left=(*receipt.left, *stays),
+    )
+
+
+def pages_of(backend: Backend, receipt: Erasure) -> list[tuple[str, Page]]:
+    """The pages that a receipt names, each with the name of its segment."""
+    found = []
+    for info in backend.segments():
+        for address in receipt.pages.get(info.name, ()):
+            first, last = parse_address(address)
+            rows = backend.read((info.number, number) for number in range(first, last + 1))
+            found += [(info.name, page) for page, _ in rows.values()]
+    return found
+
+
+def copies_of(backend: Backend, going: list[tuple[str, Page]]) -> list[dict[str, str]]:
+    """Pages of this tenant that have the same text and stay."""
+    digests = {page.digest: page.address for _, page in going if page.digest}
+    gone = {(name, page.id) for name, page in going}
+    found = []
+    for info in backend.segments() if digests else ():
+        try:
+            pages_of = list(backend.pages(info.number))
+        except StoreCorrupt as error:
+            warnings.warn(f"whether {info.name!r} has a copy cannot be said: {error.what}", DamageWarning, stacklevel=2)
+            continue
+        for page, _ in pages_of:
+            if page.digest in digests and (info.name, page.id) not in gone:
+                found.append({"session": info.name, "address": page.address, "of": digests[page.digest]})
+    return found
+
+
+def described(
+    receipt: Erasure, going: Iterable[tuple[str, Page]], copies: Iterable[Mapping[str, str]], *, dry: bool
+) -> dict[str, Any]:
+    """A receipt with the addresses of all pages that went and with the copies that stay, for JSON.
+
+    Args:
+        dry: whether it only says what would go.
+    """
+    session, asked = receipt.asked.get("session"), receipt.asked.get("address")
+    gone = [page.address if name == session and asked else f"{name} {page.address}" for name, page in going]
+    said = {"session": session, "asked": asked or receipt.asked, "forgotten": gone, "dry": dry, "copies": list(copies)}
+    return said | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"}
+
+
+def _place_of(page: Page, kind: SegmentKind) -> str:
+    if kind is SegmentKind.DOCUMENT:
+        return "chunks"
+    if page.kind in (Kind.FACT, Kind.ENTITY):
+        return "facts" if page.kind is Kind.FACT else "entities"
+    return "originals" if page.id > 0 else "folds"
+
+
+def _exports(backend: Backend, number: int, name: str, pages: list[int]) -> Iterable[Export]:
+    """Exports of a segment that were made when these pages existed."""
+    first = min((page for page in pages if page > 0), default=0)
+    for event in backend.events(number, act=Act.NOTE):
+        if "export" in event.data and 0 < first <= int(event.data.get("last", 0)):
+            yield Export(session=name, to=str(event.data["export"]), time=event.time)
+
+
+def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], whole: Iterable[int], why: str) -> None:
+    """Forget pages, of which `keys` are the closure, and segments as a whole.
+
+    Raises:
+        StoreError: others keep adding to a segment, or the disk fails; trying again goes on.
+    """
+    with home.backend.erasing():
+        forget(home, roots, why, keys)
+        names = {info.number: info.name for info in home.backend.segments()}
+        for number in whole:
+            _erase(home, number, names[number], why)
+
+
+def _erase(home: Home, number: int, name: str, why: str) -> None:
+    """Forget a segment as a whole, with the branches that it has by now."""
+    for left in reversed(range(TRIES)):
+        _erase_branches(home, number, name, why)
+        some = [page.id for page, state in home.backend.pages(number) if state.at is not Place.DROPPED]
+        if some:
+            forget(home, {number: some}, why)
+        try:
+            home.backend.erase(number)
+            break
+        except StoreError:
+            if not left:
+                raise
+    # One may have begun just before that; from now on none can.
+    _erase_branches(home, number, name, why)
+
+
+def _erase_branches(home: Home, number: int, name: str, why: str) -> None:
+    for info in named_in(home.backend, name).get(name, ()):
+        fork = fork_of(origin_in(home.backend.events(info.number)))
+        if fork is not None and fork.forked == number:
+            _erase(home, info.number, info.name, why)

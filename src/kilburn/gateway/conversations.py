@@ -1,0 +1,376 @@
+"""A session as the gateway knows it: what it says in digests, and its messages as another session takes them over."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.backend import Digests
+from kilburn.errors import StoreStale
+from kilburn.gateway.form import Asked
+from kilburn.kernel.render import Prompt
+from kilburn.kernel.session import Session
+from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
+from kilburn.page import Page, Place
+from kilburn.wire.digests import HIDDEN, canonical
+
+OF_WORDS = re.compile("chat-[0-9a-f]{16}")
+"""The name of a session that its client gave none."""
+
+BESIDE = 8
+"""System prompts and lists of tools whose cost is remembered, for each session."""
+
+
+class Conversation:
+    """A session as far as it is in memory.
+
+    Args:
+        session: the session.
+        root: the name that it was asked for by, or that its first message gives; forks have the same.
+        earlier: numbers of the sessions that the client made this one of, newest first.
+    """
+
+    def __init__(self, session: Session, root: str, earlier: Sequence[int] = ()) -> None:
+        self.session, self.root, self.linked_to = session, root, tuple(earlier)
+        self.linked = True
+        """Whether the request that goes on now may see those."""
+        self.turn = session.turn
+        """Messages that it has, as far as is known here; more are of another gateway."""
+        self.digests, self.gaps = _said_in(session)
+        """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
+        self.seed = seed_of(root, self.user)
+        self.chain = list(chained(self.digests, self.seed))
+        """For each digest, one that says all that came before it too, and whose it is."""
+        self.kept = 0
+        """How many of these the store has, as far as is known here."""
+        self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
+        """Whether it holds calls of our own."""
+        self._costs: dict[bytes, int] = {}
+        """By the digest of what is counted: it may be as long as a body."""
+        self.busy = False
+        self.asked = b""
+        """What its chain ends with once the request that goes on now is in it."""
+        self.taken = threading.Event()
+        """Set once it is, or never will be."""
+        self.start = self.turn
+        """Messages that it had then, before the reply."""
+        self.saying = threading.Lock()
+        """Held while a reply is appended, if it is not there yet."""
+        self.repeated = False
+        """Whether others went on with the session, and what is said here is not in it: see `again`."""
+        self.waiting: list[Message] = []
+        """Our own calls and their results that are said here and not in the session: a branch has them, if it comes to one."""
+        self.prefilled = False
+        self.memo: Memo | None = None
+        """Of the request that goes on now."""
+        self.spoken: list[Message] = []
+        """What was said in the request that goes on now."""
+        self.words: list[bytes] = []
+        """The digests of that."""
+        self.heard: tuple[str, ...] = ()
+        """Calls of a reply that was there already, by the ids that the client heard."""
+        self.last = ""
+        """The last reply, by which the client's own compaction is recognised."""
+
+    def begin(self, asked: bytes) -> None:
+        """A request goes on with it."""
+        self.busy, self.asked, self.taken = True, asked, threading.Event()
+
+    def again(self, turn: int, count: int) -> Conversation:
+        """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
+        session, and its prompt is made without what came after; only a reply that says something else begins a branch."""
+        twin = Conversation.__new__(Conversation)
+        twin.__dict__.update(self.__dict__)
+        twin.turn = twin.start = turn
+        twin.digests, twin.chain = self.digests[:count], self.chain[:count]
+        twin._costs, twin.spoken, twin.words, twin.waiting, twin.memo, twin.prefilled = {}, [], [], [], None, False
+        twin.kept = min(self.kept, count)
+        twin.repeated = True
+        twin.begin(twin.chain[-1])
+        return twin
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self.session.name
+
+    @property
+    def earlier(self) -> tuple[int, ...]:
+        """Numbers of the sessions that this one goes on from, if it may see them now."""
+        return self.linked_to if self.linked else ()
+
+    @property
+    def number(self) -> int:
+        """The number of its segment."""
+        return self.session.number
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.session.user
+
+    @property
+    def own_pages(self) -> bool:
+        """Whether it holds what a client's history does not say: calls of our own, what something was answered from, or that
+        something is believed less."""
+        pages = _live(self.session)
+        return self.answered or any(page.sources or page.cites or page.trust < TRUST_OF_ROLE[page.role] for page in pages)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
+        return not self.answered and self.session.window.whole
+
+    def cost(self, raw: bytes) -> int:
+        """Tokens of what is sent beside the conversation."""
+        key = hashlib.blake2b(raw, digest_size=16).digest()
+        known = self._costs.get(key)
+        if known is None:
+            if len(self._costs) >= BESIDE:
+                self._costs.clear()
+            known = self._costs[key] = self.session.counter.count(raw.decode("utf-8", "replace"))
+        return known
+
+    def render(self, form: str) -> Prompt:
+        """The prompt for the request that goes on now, without what others said since it began.
+
+        Raises:
+            StoreStale: they went on with it before anything was said here.
+        """
+        session = self.session
+        if self.waiting or (session.turn != self.turn and (self.repeated or self.spoken)):
+            with session.lock:
+                return session.render_from(self.turn, following(self.waiting, session), form)
+        prompt = session.render(form)
+        if session.turn != self.turn:
+            raise StoreStale("another gateway went on with the session", advice="read it again")
+        return prompt
+
+    def fill(self, digests: Sequence[bytes]) -> None:
+        """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
+        there = digests[: len(self.digests)]
+        if self.gaps and _agree(self.digests, self.gaps, there):
+            self.digests, self.chain = list(there), list(chained(there, self.seed))
+
+    def kept_with(self, digests: list[bytes]) -> Digests | None:
+        """What the store keeps with an append that says this behind what is said already; None where a history will not say so:
+        something was forgotten, or the client sees a reply as one message with what it began itself."""
+        if self.gaps or self.prefilled:
+            return None
+        chain = [*self.chain, *chained(digests, self.chain[-1] if self.chain else self.seed)]
+        # What the assistant says in a row is one message: a further round may change what the one before it said.
+        after = self.kept if self.words == digests[: len(self.words)] else 0
+        return Digests(after, tuple(chain[after:]))
+
+    def note_kept(self, said: Digests | None) -> None:
+        """The store was given this with an append."""
+        if said is not None:
+            self.kept = said.after + len(said.added)
+
+    def extend(self, digests: Sequence[bytes]) -> None:
+        """Add what was appended."""
+        self.chain += chained(digests, self.chain[-1] if self.chain else self.seed)
+        self.digests += digests
+
+
+class Memo:
+    """The bytes of a session's last history, by which the next one is recognised.
+
+    Args:
+        of: the form, the client's name of the session, and the user.
+        asked: the request.
+    """
+
+    def __init__(self, conversation: Conversation, of: tuple[str, str | None, str], asked: Asked) -> None:
+        self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
+        self.history, self.lead = asked.history, asked.lead
+        self.prefix = b""
+
+
+def is_linkable(root: str, other: str) -> bool:
+    """Whether two sessions of one user may be linked, by their roots. A session that the client named has a past of its own,
+    which no other session shares."""
+    return root == other or bool(OF_WORDS.fullmatch(root) and OF_WORDS.fullmatch(other))
+
+
+def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
+    """For each digest, a digest of it and of all before it."""
+    for digest in digests:
+        start = hashlib.blake2b(start + digest, digest_size=16).digest()
+        yield start
+
+
+def seed_of(root: str, user: str) -> bytes:
+    """What the chains of a user's sessions of one root begin with: nobody else's are ever the same."""
+    return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
+
+
+def shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many members two chains have in common; a chained digest says all that came before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def last_reply(session: Session) -> str:
+    """What a session ends with, if the assistant says it."""
+    last = [page for page in _live(session) if page.message == session.turn]
+    return "".join(session.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
+
+
+def turn_before_reply(session: Session) -> int:
+    """How many messages a session had before what the assistant said last."""
+    for page in reversed(_live(session)):
+        if page.role is not Role.ASSISTANT and not (page.call or "").startswith(HIDDEN):
+            return page.message
+    return 0
+
+
+def _said_in(session: Session) -> tuple[list[bytes], frozenset[int]]:
+    """The digests of what the client sees of a session, and which of them nobody knows, because something was forgotten."""
+    if len(_live(session)) == session.window.last:
+        return canonical(session.originals()), frozenset()
+    one, other = (canonical(session.originals(gone)) for gone in ("one", "other"))
+    return one, frozenset(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+
+
+def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[bytes]) -> bool:
+    """Whether all are the same but for the gaps."""
+    return len(digests) == len(others) and all(
+        at in gaps or one == other for at, (one, other) in enumerate(zip(digests, others, strict=True))
+    )
+
+
+def beginning_of(session: Session, count: int) -> list[Message]:
+    """The first messages of a session, with hidden ones, of which the client sees so many."""
+    messages = session.originals()
+    numbers = range(len(messages) + 1)
+    end = bisect_right(numbers, count, key=lambda end: len(canonical(messages[:end]))) - 1
+    return copy_of(session, end and _numbers(session)[end - 1])
+
+
+def copy_of(session: Session, turn: int) -> list[Message]:
+    """The messages of a session up to a turn, for another one. What was recalled cites what it is from, there and here, and
+    nothing is believed more than it was."""
+    trusts: dict[int, Trust] = {}
+    for each in _live(session):
+        trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
+    copied = [
+        msgspec.structs.replace(message, trust=min(trusts[at], TRUST_OF_ROLE[message.role]))
+        for at, message in _numbered(session)
+        if at <= turn
+    ]
+    return brought_over(copied, session, turn)
+
+
+def brought_over(messages: Iterable[Message], session: Session, turn: int) -> list[Message]:
+    """Messages that cite pages of a session, as another one with its messages up to a turn has them: they cite these pages there
+    too."""
+    window, number = session.window, session.number
+    live = _live(session)
+    ids = {each.id: at for at, each in enumerate((each for each in live if each.message <= turn), 1)}
+    there = {each.id for each in live}
+    out = []
+    for message in messages:
+        sources: set[int] = set()
+        waiting = list(message.sources)
+        while waiting:
+            page = waiting.pop()
+            waiting += window.pages[page].sources if page < 0 else ()
+            sources |= {page} & there
+        here = sorted(ids[page] for page in sources if page in ids)
+        cites = tuple({*message.cites, *((number, page) for page in sources)})
+        out.append(msgspec.structs.replace(message, sources=tuple(here), cites=cites))
+    return out
+
+
+def said_after(session: Session, turn: int) -> list[tuple[int, Message]]:
+    """The messages of a session after a turn, each with its number."""
+    return [(number, message) for number, message in _numbered(session) if number > turn]
+
+
+def _live(session: Session) -> list[Page]:
+    """The transcript's pages that are not forgotten."""
+    window = session.window
+    return [page for page in window.pages.originals() if window.at(page.id) is not Place.DROPPED]
+
+
+def _numbers(session: Session) -> list[int]:
+    """The numbers of the messages that are not forgotten."""
+    return list(dict.fromkeys(page.message for page in _live(session)))
+
+
+def _numbered(session: Session) -> list[tuple[int, Message]]:
+    """The messages that are not forgotten, each with its number."""
+    with session.lock:
+        return [*zip(_numbers(session), session.originals(), strict=True)]
+
+
+def following(messages: Sequence[Message], session: Session) -> list[Message]:
+    """The messages with call ids that are their own in this session.
+
+    Some models count their calls from 0 in every reply. A call whose id is taken gets another one, and so does its result,
+    which answers the latest call of that id.
+    """
+    known = session.window.calls
+    seen: set[str] = set()
+    latest: dict[str, str] = {}
+    out = []
+    for message in messages:
+        parts = []
+        for part in message.parts:
+            call = part.call
+            if call and part.kind is Kind.CALL:
+                number, new = 1, call
+                while new in known or new in seen:
+                    number += 1
+                    new = f"{call}_{number}"
+                seen.add(new)
+                latest[call] = new
+                part = part if new == call else msgspec.structs.replace(part, call=new)
+            elif call:
+                new = latest.get(call) or _latest(call, known)
+                part = part if new == call else msgspec.structs.replace(part, call=new)
+            parts.append(part)
+        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
+    return out
+
+
+def renamed(messages: Sequence[Message], before: Iterable[Message], session: Session) -> list[Message]:
+    """The messages with the ids that the session has for calls to which the client gave others.
+
+    Args:
+        before: what the client sent of the session before these, with its own ids. The calls are in the same order.
+    """
+    ours = [page.call for page in _live(session) if page.kind is Kind.CALL and not (page.call or "").startswith(HIDDEN)]
+    theirs = [part.call for message in before for part in message.parts if part.kind is Kind.CALL]
+    names = dict(reversed([*zip(reversed(theirs), reversed(ours), strict=False)]))
+    return [
+        msgspec.structs.replace(
+            message,
+            parts=tuple(
+                part if part.kind is Kind.CALL else msgspec.structs.replace(part, call=names.get(part.call, part.call))
+                for part in message.parts
+            ),
+        )
+        for message in messages
+    ]
+
+
+def _latest(call: str, known: Any) -> str:
+    number, found = 1, call
+    while f"{call}_{number + 1}" in known:
+        number += 1
+        found = f"{call}_{number}"
+    return found

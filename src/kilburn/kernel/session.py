@@ -1,0 +1,992 @@
+"""A session: one agent's address space over all levels.
+
+What is appended stays: in the window while there is room, and in the store for ever, under its address. This class is
+the public interface. The policy decides, the kernel does the work, and each change is one batch. Each answer follows
+the current ledger: if another writer continued the session (or a person forgot a page), everything is read again
+first. Reads are recorded in the ledger, unless the store was opened for reading; no read waits or fails because of
+that. What a session has in common with a memory and a document is in `segment`; its branches are in `Branches` here.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Protocol, Unpack
+
+import msgspec
+
+from kilburn.arguments import checked
+from kilburn.backend import Digests, SegmentInfo, State
+from kilburn.budget import Budget
+from kilburn.effect import Answer, Ask
+from kilburn.errors import (
+    Forgotten,
+    KernelError,
+    KilburnError,
+    SpecError,
+    StoreError,
+    StoreStale,
+    UnknownAddress,
+)
+from kilburn.event import Act, Data, Event
+from kilburn.forgetting.closure import Home, closure, forget
+from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
+from kilburn.kernel.drive import answerer, arun, aside, run
+from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.ledger import Stats
+from kilburn.kernel.planning import Planner
+from kilburn.kernel.prompts import Prompts
+from kilburn.kernel.receipts import Receipt, receipts
+from kilburn.kernel.render import Item, Prompt, items, part_of
+from kilburn.kernel.segment import Segment
+from kilburn.kernel.window import GONE, WindowState
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.model import Model, Tokens, is_count
+from kilburn.move import Drop, Move, Retire
+from kilburn.page import Page, Place, address_of, parse_address, span_of
+from kilburn.policy import Cause, Policy, View
+from kilburn.search.found import Found
+from kilburn.tokens.calibrated import is_plausible
+from kilburn.wire.form import dump, parse
+
+log = logging.getLogger("kilburn")
+
+
+READ = 500
+"""Pages whose texts are read at a time."""
+
+TRIES = 5
+"""How often a branch is begun anew because another program went on with the session that it forks from."""
+
+
+def _is_return(page: Page, fork: Fork) -> bool:
+    """Whether a page that cites a branch is its return, and not a recall from it."""
+    return page.answers == fork.call if fork.call else page.role is Role.USER
+
+
+class HitRateWarning(UserWarning):
+    """The window misses too much of what the agent asks for (see `Stats`)."""
+
+
+class SessionHome(Home, Protocol):
+    """What a session needs of the store that it is in: also the other sessions, by name."""
+
+    def session(self, name: str, user: str = "") -> Session:
+        """The session of that name: created, or reopened where it was left."""
+        ...
+
+    def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
+        """A new session, which exists when `write` has written into it; None if the name is taken."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Keep a session in memory no longer."""
+        ...
+
+
+@checked
+class Session(Segment):
+    """One session of one agent, made by `Store.session`. Recall, pins, forgetting and the ledger are in `Segment`.
+
+    Safe to use from several threads; calls are serialised.
+    """
+
+    _home: SessionHome
+
+    def __init__(self, home: SessionHome, kernel: Kernel, planner: Planner, answer: Callable[[Ask], Answer]) -> None:
+        super().__init__(home, kernel.lock, kernel.counter)
+        self._kernel = kernel
+        self._planner = planner
+        self._answer = answer
+        self._prompts = Prompts(kernel)
+        self._warned = False
+        # How many branches are known to exist, and forks by the number of the branch.
+        self._forks = 0
+        self._known: dict[int, Fork] = {}
+        # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
+        self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
+
+    def __repr__(self) -> str:
+        """What is known in memory: nothing is read, and no text of a page is in it."""
+        known = f"{len(self.window.pages)} pages, {self.window.use} of {self.budget.capacity} tokens"
+        return f"<Session {self.name!r} of tenant {self.tenant!r}: {known}>"
+
+    @property
+    def info(self) -> SegmentInfo:
+        """Its row in the store, as it was when the session was opened."""
+        return self._kernel.info
+
+    @property
+    def head(self) -> int:
+        """Number of the last event in its ledger, as this session last saw it."""
+        return self._kernel.pending.head
+
+    @property
+    def branches(self) -> Branches:
+        """The session that it is a branch of, and its own branches."""
+        return Branches(self)
+
+    @property
+    def window(self) -> WindowState:
+        """What is in the window, where and at what cost, as this session last saw it. Only the kernel changes it."""
+        return self._kernel.window
+
+    @property
+    def budget(self) -> Budget:
+        """What its window may hold."""
+        return self._kernel.budget
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pages of a prompt may take: the budget's, corrected by what providers reported."""
+        with self.lock:
+            return self._kernel.capacity
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now."""
+        with self.lock:
+            return self._kernel.use
+
+    @property
+    def excess(self) -> int:
+        """Tokens over the capacity: 0, unless the session was opened with a smaller window than its pins, and its calls that
+        wait for results, need. Then it can be read and mended, by `unpin`, `forget` or a larger window; `render` and `append`
+        raise `PinsExceedWindow`."""
+        with self.lock:
+            return self._kernel.excess
+
+    @property
+    def shipped(self) -> int | None:
+        """Tokens that the last prompt might take; None before the first prompt."""
+        with self.lock:
+            return self._kernel.ledger.stats.window or None
+
+    @property
+    def turn(self) -> int:
+        """Number of the message that was admitted last; 0 before the first."""
+        return self._kernel.window.turn
+
+    @contextmanager
+    def _current(self) -> Iterator[Kernel]:
+        """The kernel, locked and up to date with the ledger.
+
+        Raises:
+            StoreStale: another writer went on while changes here are not written.
+        """
+        with self.lock:
+            self.refresh()
+            yield self._kernel
+
+    def refresh(self) -> bool:
+        """Read what other writers have done; every read here begins with this. Returns whether they did anything.
+
+        Raises:
+            StoreStale: another writer went on while changes here are not written.
+        """
+        with self.lock:
+            self._kernel.check_free()
+            found = self._kernel.refresh()
+            if found:
+                self._renewed()
+            return found
+
+    def _renewed(self) -> None:
+        """Drop what memory holds of the old state, after everything was read again."""
+        self._prompts.clear()
+        if not self.readonly:
+            try:
+                # The other writer's window may be larger.
+                self._planner.reopen()
+            except KilburnError as error:
+                # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
+                log.info("session %s: %s", self.name, error)
+
+    def append(
+        self, *messages: Any, time: float | None = None, instead_of: Iterable[int] = (), said: Digests | None = None
+    ) -> str:
+        """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
+
+        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
+        and trying again admits them once. While a policy asks a model, everyone else sees the session as it was
+        before. (After a Ctrl-C during the commit itself, or an error of the disk
+        during its last sync, the messages may be admitted. After the second, trying again raises `StoreStale`.)
+
+        Args:
+            time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
+            instead_of: pages that are taken back with this, in the same transaction; see `take_back`.
+            said: digests that the store keeps with them: see `kilburn.backend.Batch`.
+
+        Returns:
+            The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
+
+        Raises:
+            WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
+        """
+        return run(self._append(messages, time, tuple(instead_of), said), self._answer)
+
+    async def aappend(self, *messages: Any, time: float | None = None) -> str:
+        """`append` for async callers: a model that a policy asks runs in a worker thread.
+
+        If the call is cancelled, nothing was admitted.
+        """
+        return await arun(self._append(messages, time), self._answer)
+
+    def _append(
+        self,
+        messages: tuple[Any, ...],
+        time: float | None,
+        instead_of: tuple[int, ...] = (),
+        said: Digests | None = None,
+    ) -> Generator[Ask, Answer, str]:
+        parsed = [message for value in messages for message in parse(value)]
+        if not parsed:
+            raise KernelError("append without a message", advice="give at least one message")
+
+        def admit() -> tuple[int, ...]:
+            if instead_of:
+                self._take_back(instead_of)
+            first, last = self._kernel.take_in(parsed, time)
+            self._kernel.pending.said = said
+            return tuple(range(first, last + 1))
+
+        admitted = yield from self._settling(admit, Cause.ADMIT)
+        return span_of(admitted[0], admitted[-1])
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
+        Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
+        with self._kernel.batch():
+            self._take_back(pages)
+            self._planner.enforce(eases=True)
+
+    def _take_back(self, pages: Iterable[int]) -> None:
+        window = self.window
+        left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
+        if waiting := [window.pages[page].call for page in left if page in window.open]:
+            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
+            first, last = self._kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+            left += range(first, last + 1)
+        if pinned := [page for page in left if page in window.pins]:
+            self._kernel.mark(Act.UNPIN, pinned)
+        if left:
+            self._kernel.carry(Retire(pages=tuple(left), why="taken back"))
+
+    def idle(self) -> None:
+        """Tell the policy that the caller has time: a good moment for work that may wait."""
+        run(self._settling(tuple, Cause.IDLE), self._answer)
+
+    def compact(self, policy: Policy, name: str, model: Model | None = None) -> list[Event]:
+        """Ask another policy once, now, to make room.
+
+        Args:
+            name: the policy's name in the ledger.
+            model: answers its questions; None for no model.
+
+        Returns:
+            The events in the ledger: its moves, and last `COMPACT` with the outcome. Empty if there was nothing to
+                do.
+        """
+        before = self._kernel.pending.next - 1
+        run(self._settling(tuple, Cause.IDLE, planner=Planner(self._kernel, policy, name)), answerer(model))
+        return [event for event in self.events(before) if event.policy == name]
+
+    @contextmanager
+    def batch(self) -> Iterator[Kernel]:
+        """Several changes as one transaction, by the kernel's own verbs: all are written at the end, or none.
+
+        No policy is asked, and the window is not brought within its budget: the caller has to do that.
+
+        Raises:
+            KernelError: within another change.
+        """
+        with self._kernel.batch():
+            yield self._kernel
+
+    def _settling(
+        self,
+        change: Callable[[], tuple[int, ...]],
+        cause: Cause,
+        *,
+        planner: Planner | None = None,
+        waits: bool = True,
+        eases: bool = False,
+    ) -> Generator[Ask, Answer, tuple[int, ...]]:
+        """One batch: a change, then the policy's moves; `change` says which pages it is about."""
+        kernel, planner = self._kernel, planner or self._planner
+        with kernel.lock:
+            kernel.check_free()
+            try:
+                kernel.begin()
+                if cause is not Cause.ADMIT:
+                    # Where nothing is written in the end, no commit finds out.
+                    kernel.check_current()
+                wanted = yield from planner.settle(cause, change, waits=waits, eases=eases)
+                kernel.flush()
+                kernel.end()
+            except BaseException as error:
+                kernel.fail(error)
+                planner.background.undo()
+                if isinstance(error, KilburnError):
+                    # What is wrong in a state that is old by now may be right in the current one.
+                    kernel.check_current()
+                raise
+            planner.background.commit()
+        return wanted
+
+    def decide_by(self, policy: Policy, name: str) -> None:
+        """Let another policy decide at this window from now on, until the session is opened again.
+
+        Args:
+            name: its name in the ledger.
+        """
+        with self._kernel.lock:
+            self._kernel.check_free()
+            self._planner.abandon()
+            self._planner = Planner(self._kernel, policy, name, self._answer)
+
+    def release(self) -> None:
+        """Write what waits, and keep this session in memory no longer than its callers do."""
+        self._home.release(self.name)
+
+    def flush(self) -> bool:
+        """Write the observations that wait, if that is possible at once and this is no moment within a change; whether that
+        worked."""
+        with self.lock:
+            return self._kernel.flush_observed()
+
+    def close(self) -> None:
+        """Give up a question that a model is still answering, and write what waits; called when the store closes, or
+        releases the session."""
+        if self.readonly:
+            return
+        with self.lock:
+            self._planner.abandon()
+        try:
+            self._kernel.flush(closing=True)
+        except StoreStale:
+            # Another writer continued this session; only observations are left here.
+            self._kernel.undo()
+        except StoreError as error:
+            # Reading a session must not fail because the reading cannot be recorded.
+            count = len(self._waiting())
+            warnings.warn(f"{count} observations of session {self.name!r} are not in its ledger: {error.what}", stacklevel=4)
+
+    def resize(self, budget: Budget) -> None:
+        """Give this session another budget from now on; pages that no longer fit leave.
+
+        Raises:
+            PinsExceedWindow: the pins do not fit; the old budget stays. Where they did not fit it either, the new one is taken.
+        """
+        over = self.excess > 0
+
+        def change() -> tuple[int, ...]:
+            self._kernel.rebudget(budget)
+            if not over:
+                self._kernel.check_pins()
+            return ()
+
+        run(self._settling(change, Cause.PRESSURE, eases=over), self._answer)
+
+    def observe(self, usage: Tokens, counted: int) -> bool:
+        """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
+
+        If our count was too low, the window shrinks accordingly, at once, without asking a model. Impossible numbers
+        change nothing; the ledger records that they came.
+
+        Returns:
+            Whether the numbers are plausible.
+        """
+        kernel = self._kernel
+        with kernel.lock:
+            if not (is_count(counted) and usage.sound and is_plausible(counted, usage.prompt)):
+                kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
+                return False
+            kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
+            if kernel.excess:
+                run(self._settling(tuple, Cause.PRESSURE, waits=False), self._answer)
+            return True
+
+    def render(self, format: str = "chat") -> Prompt:
+        """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").
+
+        A list of dicts; for "messages" the system prompt is in `.system`. "responses" is "chat" with a message for each item of
+        OpenAI's responses. It never exceeds the window, and between
+        edits it grows only at its end.
+
+        Raises:
+            PinsExceedWindow: the session was written with a larger window, and its pins exceed this one.
+        """
+        with self._current() as kernel:
+            if not kernel.excess:
+                return self._prompts.render(format)
+            # The session has a larger window, and nothing may be written: it is made to fit in memory, and this is
+            # undone.
+            with kernel.batch(undone=True):
+                self._planner.enforce()
+                return self._prompts.render_once(format)
+
+    def render_from(self, turn: int, messages: Sequence[Message] = (), format: str = "chat") -> Prompt:
+        """The prompt as it would be if these messages had come after a turn, and not what did. Nothing is appended or moved, and
+        no policy is asked.
+
+        Raises:
+            What `append` raises.
+        """
+        with self._current() as kernel:
+            window = self.window
+            last = window.last
+            with kernel.batch(undone=True):
+                self._take_back([page.id for page in window.pages.originals() if page.message > turn])
+                if messages:
+                    kernel.take_in(messages)
+                self._planner.enforce()
+                prompt = self._prompts.render_once(format)
+                added = [*range(last + 1, window.last + 1)]
+            # Their numbers are given again.
+            self._prompts.forget(added)
+            return prompt
+
+    async def arender(self, format: str = "chat") -> Prompt:
+        """`render` for async callers, in a worker thread."""
+        return await aside(partial(self.render, format))
+
+    def sent_whole(self) -> None:
+        """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
+        that need not be rendered. If the store was opened for reading, nothing happens."""
+        with self.lock:
+            if not self.readonly:
+                self._prompts.sent_whole()
+
+    def _located(self, address: str) -> tuple[Session, str]:
+        if not (isinstance(address, str) and "/" in address):
+            return self, address
+        path, _, rest = address.strip().rpartition("/")
+        return self.branches.open(path), rest
+
+    def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
+        kernel, window = self._kernel, self.window
+        numbers = kernel.resolve(address)
+        window.pages.fetch(numbers)
+        pages = [window.pages[number] for number in numbers]
+        kernel.contents.fetch(page.digest for page in pages)
+        return pages, [kernel.text_of(page) for page in pages], [page for page in numbers if window.at(page) != Place.IN]
+
+    def owner(self, page: int) -> int:
+        """The number of the session in which a page was made: a branch inherits pages. `cites` takes both numbers."""
+        return self._kernel.lineage.owner(page)
+
+    def resolve(self, address: str) -> list[int]:
+        """The ids of the pages that an address names, those that were retired included.
+
+        Raises:
+            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
+        """
+        with self.lock:
+            return self._kernel.resolve(address)
+
+    def fetch(self, pages: Iterable[Page]) -> None:
+        """Cache the texts of pages in one read of the store; forgotten pages have none."""
+        with self.lock:
+            self._kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
+
+    def text(self, page: int) -> str:
+        """The exact text of a page, by its id. Unlike `recall` it records nothing.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        with self.lock:
+            return self._kernel.text(page)
+
+    def part(self, page: Page) -> tuple[Part, str | None]:
+        """The message part that a page came from; with the first part, also the leftovers of its message.
+
+        Raises:
+            StoreCorrupt.
+        """
+        contents = self._kernel.contents
+        with self.lock:
+            return part_of(page, contents.get(page.digest), contents.get(page.extra))
+
+    def shown(self) -> list[Item]:
+        """Everything in the prompt, in order: pages, and handles."""
+        with self.lock:
+            return items(self.window)
+
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        unseen: bool = False,
+        among: Sequence[SegmentInfo] | None = None,
+    ) -> list[Found]:
+        """Passages of this session and its branches that match a query, best first, within a token budget.
+
+        Args:
+            record: whether it is recorded in the ledger; a measurement must not change what policies see.
+            unseen: whether pages that this window shows come last: their reader has them already.
+            among: segments of the tenant to search instead; None for this one and its branches.
+        """
+        with self._current() as kernel:
+            search = kernel.searching(self.branches.below() if among is None else among, alone=among is not None)
+            now = kernel.clock()
+            ranked = search.ranked(query, now, tokens, unseen=unseen)
+            hits = search.found(ranked, kernel.counter, tokens, now, limit, apart=True)
+            if record and not self.readonly:
+                own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
+                kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
+        return hits
+
+    async def asearch(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        unseen: bool = False,
+        among: Sequence[SegmentInfo] | None = None,
+    ) -> list[Found]:
+        """`search` for async callers, in a worker thread."""
+        return await aside(partial(self.search, query, tokens, limit, record=record, unseen=unseen, among=among))
+
+    def _mark(self, act: Act, address: str, **data: Any) -> None:
+        def change() -> tuple[int, ...]:
+            pages = self._kernel.resolve(address)
+            if act is Act.PIN:
+                self._planner.bring(pages)
+            self._kernel.mark(act, pages, **data)
+            return tuple(pages)
+
+        run(self._settling(change, Cause.ADVICE, eases=act is not Act.PIN), self._answer)
+
+    def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
+        """The view that a policy at the window would get now: frozen, and valid until the next change."""
+        with self._kernel.lock:
+            return self._planner.view(cause, wanted)
+
+    def apply(self, *moves: Move) -> list[str]:
+        """Carry out moves as a policy would, all or none; returns the addresses of derived pages.
+
+        Raises:
+            LawBroken, KernelError: a move is illegal; nothing changed.
+        """
+        with self._kernel.batch():
+            made = [self._kernel.carry(move) for move in moves]
+            self._planner.enforce()
+        return [address_of(page) for page in made if page is not None]
+
+    def forgettable(self, address: str) -> dict[int, list[int]]:
+        """The pages that an address names, for `forget`: the number of the session that has them, this one or a branch of it
+        -> their ids. What is forgotten there is among them: if an earlier forgetting broke off, others may still have it.
+
+        Raises:
+            UnknownAddress. Forgotten: all of it was forgotten, everywhere.
+        """
+        whose, address = self._located(address)
+        if whose is not self:
+            return whose.forgettable(address)
+        with self._current() as kernel:
+            first, last = parse_address(address)
+            try:
+                kernel.resolve(address)
+            except Forgotten:
+                if not closure(self._home, {self.number: range(first, last + 1)}):
+                    raise
+            # Only now: an address may name more pages than memory can list.
+            return {self.number: list(range(first, last + 1))}
+
+    def made_from(self, pages: Iterable[int]) -> list[int]:
+        """These pages and all that were derived or recalled from them here, without those that are forgotten.
+
+        Raises:
+            UnknownAddress: there is no such page.
+        """
+        with self._current() as kernel:
+            pages = list(pages)
+            for page in pages:
+                if page not in kernel.window.states:
+                    raise UnknownAddress(f"{self.name} has no page {page}"[:200], advice="give numbers of its pages")
+            there = [page for page in pages if kernel.window.at(page) != Place.DROPPED]
+            return kernel.closure(there) if there else []
+
+    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
+        """Forget pages of this session alone; `forget` reaches what other segments made from them first.
+
+        Returns:
+            The pages that are gone by this.
+
+        Raises:
+            UnknownAddress: there is no such page.
+            StoreStale: a page of another segment still cites one of them.
+        """
+        with self.lock:
+            gone = self.made_from(pages)
+            if not gone:
+                return []
+            with self._kernel.batch():
+                self._kernel.carry(Drop(pages=tuple(gone), why=why))
+                self._planner.enforce(eases=True)
+            self._kernel.forget_texts(gone)
+            self._prompts.forget(gone)
+        failures = []
+        for erase in list(self.erasers.values()):
+            try:
+                erase(gone)
+            except KilburnError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return gone
+
+    @property
+    def figures(self) -> Stats:
+        """The ledger's figures without what waits to be written: nothing is read or written for their sake."""
+        return self._kernel.ledger.report(use=self.use, window=self.capacity)
+
+    def stats(self) -> Stats:
+        """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
+
+        Observations that cannot be written yet (a full disk, another writer) are counted once they are written.
+        """
+        with self._current():
+            self.flush()
+            stats = self.figures
+        low = next((warning for warning in stats.warnings if warning.startswith("hit rate")), None)
+        if low is not None and not self._warned:
+            self._warned = True
+            warnings.warn(low, HitRateWarning, stacklevel=2)
+        return stats
+
+    def pages(self) -> list[tuple[Page, State]]:
+        """All pages with where they are, as this session last saw them: originals in order, then derived ones."""
+        with self._kernel.lock:
+            pages, states = self.window.pages, self.window.states
+            return [(pages[page], states[page]) for page in sorted(pages, key=lambda page: (page < 0, abs(page)))]
+
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
+        self._kernel.observe(act, pages, policy=policy, cause=cause, why=why, **data)
+
+    def _waiting(self) -> Sequence[Event]:
+        return self._kernel.pending.events
+
+    def fork(
+        self, prompt: str, *, inherit: Inherit | str = Inherit.HISTORY, call: str | None = None, system: str = ""
+    ) -> Session:
+        """Begin a branch: another session, `NAME/b1`, that sees what this one sees, and goes its own way from there.
+
+        No page is copied. The branch has this session's pages under the same addresses; from here its own pages are
+        `b1/p17`. The prompt is pinned in it.
+
+        Args:
+            prompt: what the branch is to do; its first own message, in the user's role.
+            inherit: "history", or only the "task" (the system messages and the user's latest request), or "nothing".
+            call: the id of the open call here that the branch answers. The prompt is then the model's own words.
+            system: a system message before all others; not beside the history, which has its own.
+
+        Returns:
+            The branch. `exit` returns from it; `branches.open` finds it again.
+
+        Raises:
+            SpecError: nothing that can be inherited has this name.
+            KernelError: the call has a result already. Nothing was forked then.
+            PinsExceedWindow, StoreError: nothing was forked.
+        """
+        if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
+            what = f"inherit={inherit!r}" + (" with a system message" if system else "")
+            raise SpecError(what[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
+        for _ in range(TRIES - 1):
+            # Another program may go on with this session meanwhile.
+            with suppress(StoreStale):
+                return self.branches._begin(prompt, Inherit(inherit), call, system)
+        return self.branches._begin(prompt, Inherit(inherit), call, system)
+
+    def exit(self, text: str) -> str:
+        """Return from this branch: its result becomes a message of the parent, in one transaction.
+
+        Returns:
+            The address of the result in the parent. The branch's pages stay, and are `b1/p17` from there.
+
+        Raises:
+            KernelError: this session is no branch, its parent was forgotten, or it has returned already.
+            WireError: the parent's call has a result, or was forgotten. StoreError.
+        """
+        parent, _ = self.branches._above()
+        with parent.lock:
+            address = parent.append(self.branches.returning(text))
+        self.release()
+        return address
+
+    def receipts(self) -> list[Receipt]:
+        """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
+        return list(receipts(self.events()))
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole transcript as it was appended, exactly.
+
+        Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
+        """
+        return dump(self.originals())
+
+    def originals(self, gone: str | None = None) -> list[Message]:
+        """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
+
+        Args:
+            gone: stands in the place of each page that is forgotten; None leaves these out.
+        """
+        made: dict[int, Message] = {}
+        with self._current() as kernel:
+            window = kernel.window
+            kept = window.pages.originals()
+            if gone is None:
+                kept = [page for page in kept if window.at(page.id) != Place.DROPPED]
+            for at, page in enumerate(kept):
+                if at % READ == 0:
+                    self.fetch(kept[at : at + READ])
+                if gone is not None and window.at(page.id) == Place.DROPPED:
+                    call = window.pages[page.answers].call if page.answers else None
+                    part, leftovers = Part(kind=page.kind, text=gone, call=call), None
+                else:
+                    part, leftovers = self.part(page)
+                known = made.get(page.message)
+                if known is None:
+                    made[page.message] = Message(
+                        role=page.role, parts=(part,), extra=leftovers, sources=page.sources, cites=page.cites
+                    )
+                else:
+                    made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
+            damaged = {page.message for page in window.pages.originals() if window.at(page.id) == Place.DROPPED}
+        return list(_without_form(made, damaged).values() if damaged else made.values())
+
+
+@checked
+class Branches:
+    """The branches of a session, and the session that it is itself a branch of.
+
+    It holds the session, and not the other way, so that a session is freed as soon as nobody has it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def origin(self) -> Data:
+        """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
+
+        `forked` is the number of that session's session, `known` the last page here that the other one has too.
+        """
+        return origin_in(self._session.backend.events(self._session.number, 0))
+
+    @property
+    def forked(self) -> Fork | None:
+        """Where this branch forked from; None if this session is no branch."""
+        known, number = self._session._known, self._session.number
+        fork = known.get(number) or fork_of(self.origin())
+        if fork is not None:
+            known[number] = fork
+        return fork
+
+    @property
+    def parent(self) -> Session | None:
+        """The session that this branch forked from; None if this session is no branch.
+
+        Raises:
+            KernelError: it was forgotten.
+        """
+        name, fork = self._session.name, self.forked
+        if fork is None:
+            return None
+        found = self._named(name.rpartition("/")[0])
+        if found is None or found.number != fork.forked:
+            raise KernelError(f"the session that {name!r} forked from is gone", advice="nothing can be returned to it")
+        return found
+
+    def open(self, path: str) -> Session:
+        """A branch of this session by its name from here, such as `b1`, or `b1/b2` for a branch of that.
+
+        Raises:
+            UnknownAddress: there is none.
+        """
+        found = self._session
+        for name in path.split("/"):
+            below = self._named(f"{found.name}/{name}") if name.startswith(BRANCH) else None
+            fork = below.branches.forked if below is not None else None
+            if below is None or fork is None or fork.forked != found.number:
+                raise UnknownAddress(f"there is no branch {path[:80]!r} here", advice="see `branches.children()`")
+            found = below
+        return found
+
+    def children(self) -> list[tuple[SegmentInfo, Fork]]:
+        """The branches that forked from this session, oldest first; none of them is opened."""
+        return branches_in(self._session.backend, self._session.info, self._session._known, below=False)
+
+    def below(self) -> list[SegmentInfo]:
+        """The branches, their branches, and so on; none of them is opened."""
+        return [info for info, _ in branches_in(self._session.backend, self._session.info, self._session._known)]
+
+    def returned(self) -> str | None:
+        """The address in the parent of what this branch returned; None before.
+
+        Raises:
+            KernelError: this session is no branch, or its parent was forgotten.
+        """
+        parent, fork = self._above()
+        parent.refresh()
+        # The return cites all of them, and what lost one is forgotten.
+        citing = self._session.backend.citing(self._session.number, self._own(fork)[:1])
+        pages = parent.window.pages
+        found = [page for number, page in citing if number == fork.forked and page in pages and _is_return(pages[page], fork)]
+        return address_of(found[0]) if found else None
+
+    def returning(self, text: str) -> Message:
+        """The message with which this branch returns: a result of the call that it answers, or else a user's message of the
+        trust of what it was made from. It cites all pages of the branch; so it can be opened again, and is forgotten with
+        them.
+
+        Raises:
+            KernelError: this session is no branch, its parent was forgotten, or it has returned already.
+        """
+        parent, fork = self._above()
+        known = self.returned()
+        if known is not None:
+            raise KernelError(f"{self._session.name!r} has returned already, at {known}", advice="fork again")
+        own, number = self._own(fork), self._session.number
+        name = self._session.name.rpartition("/")[2]
+        told = f"{text}\n[{name}: {name}/{span_of(own[0], own[-1])}]" if own else text
+        cites = tuple((number, page) for page in own)
+        if fork.call:
+            call = parent.window.pages[fork.call].call
+            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=told, call=call),), cites=cites)
+        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.AGENT, cites=cites)
+
+    def catch_up(self) -> None:
+        """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
+        window = self._session.window
+        if lost := [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]:
+            # What it returned of them stands in the way until `finish`.
+            with suppress(StoreError):
+                self._session.drop(lost, "forgotten where it was inherited from")
+
+    def finish(self) -> None:
+        """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
+        and not here. What was made from it goes too, in any segment."""
+        session = self._session
+        with session.lock:
+            window, owns = session.window, session._kernel.lineage.owns
+            here = {page for page in window.gone if window.at(page) is Place.DROPPED and not owns(page)}
+            begun = sorted(here ^ self._gone_above())
+        if begun:
+            try:
+                forget(session._home, {session.number: begun}, "the rest of a forgetting that broke off")
+            except KilburnError as error:
+                # The next time it is opened, or asked to forget them, goes on.
+                log.warning("session %s: forgetting broke off and could not be finished: %s", session.name, error)
+
+    def _gone_above(self) -> set[int]:
+        """The pages that this branch inherited and that are forgotten where they were made."""
+        lineage = self._session._kernel.lineage
+        owners = [share.segment for share in lineage.shares]
+        return {page for owner in owners for page in self._session.backend.forgotten(owner) if lineage.owner(page) == owner}
+
+    def _above(self) -> tuple[Session, Fork]:
+        fork, parent = self.forked, self.parent
+        if fork is None or parent is None:
+            raise KernelError(f"{self._session.name!r} is no branch", advice="fork it from a session")
+        return parent, fork
+
+    def _own(self, fork: Fork) -> list[int]:
+        """The originals of this branch itself, without those that are forgotten."""
+        with self._session._current() as kernel:
+            window = kernel.window
+            return [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
+
+    def _named(self, name: str) -> Session | None:
+        """The session of that name, or None."""
+        home = self._session._home
+        return home.session(name) if home.backend.segment(name, time=0.0, create=False) is not None else None
+
+    def _begin(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Session:
+        """Begin a branch; see `Session.fork`."""
+        session = self._session
+        with session._current() as kernel:
+            session._check_writable()
+            window = kernel.window
+            # Where nothing is left the branch does not lean on a ledger that is about to go, too.
+            whole = inherit is Inherit.HISTORY and any(window.at(page) is not Place.DROPPED for page in window.pages)
+            asked = window.calls.get(call or "", 0)
+            if call is not None and asked not in window.open:
+                raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
+            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
+                kernel.flush(closing=True)
+            fork = Fork(
+                forked=session.number,
+                inherit=inherit,
+                at=kernel.pending.head if whole else 0,
+                known=window.last if whole else 0,
+                derived=window.last_derived if whole else 0,
+                call=asked,
+            )
+            first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
+            said = [*first, *self._first_of(fork, prompt)]
+
+            def write(child: Session) -> None:
+                # The branch is created by the transaction that writes its first messages.
+                child._kernel.fork(kernel, fork)
+                run(child._settling(partial(child.branches._admit, said), Cause.ADMIT), child._answer)
+
+            child = None
+            while child is None:
+                # Of the names that are taken the next one is tried, however many there are.
+                child = session._home._begin(f"{session.name}/{BRANCH}{session._forks + 1}", session.user, write)
+                session._forks += 1
+            return child
+
+    def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
+        """The first own messages of a branch."""
+        kernel, said = self._session._kernel, list[Message]()
+        window, owner = kernel.window, kernel.lineage.owner
+        if fork.at:
+            for number in window.waiting():
+                text = "[you are in the branch now]" if number == fork.call else "[this is done in another place]"
+                result = Part(kind=Kind.RESULT, text=text, call=window.pages[number].call)
+                said.append(Message(role=Role.TOOL, parts=(result,)))
+        elif fork.inherit is Inherit.TASK:
+            # Of a long one an excerpt may be in its place.
+            shown = [page for page in window.resident() if page.role is Role.SYSTEM and page.message]
+            systems = [page.id if page.id > 0 else page.sources[0] for page in shown]
+            for number in (*systems, *window.request):
+                page = window.pages[number]
+                if window.at(number) not in GONE:
+                    part = Part(kind=Kind.TEXT, text=kernel.text(number))
+                    said.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
+        sources = (fork.call,) if fork.call and fork.at else ()
+        cites = ((owner(fork.call), fork.call),) if fork.call and not fork.at else ()
+        return [*said, Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=prompt),), sources=sources, cites=cites)]
+
+    def _admit(self, said: Sequence[Message]) -> tuple[int, ...]:
+        """Admit the first messages of this branch; of these what it is to do is pinned."""
+        kernel = self._session._kernel
+        first, last = kernel.take_in(said)
+        if kernel.window.cost(last) <= kernel.capacity // 4:
+            kernel.mark(Act.PIN, [last], why="what the branch is to do")
+        return tuple(range(first, last + 1))
+
+
+def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
+    """Remove the original dict from messages that lost a part, and from those that came in the same dict."""
+    chain: list[int] = []
+    for number in sorted(made.keys() | damaged):
+        chain.append(number)
+        known = made.get(number)
+        more = known is not None and known.extra is not None and '"more":true' in known.extra
+        if not more:
+            if damaged & set(chain):
+                made.update({each: msgspec.structs.replace(made[each], extra=None) for each in chain if each in made})
+            chain = []
+    return made

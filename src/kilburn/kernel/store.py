@@ -1,0 +1,485 @@
+"""The levels of one tenant: a store, a budget, a policy, and the sessions that live there.
+
+`kilburn.open` makes it. It finds the parts by name and connects them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from kilburn.arguments import checked
+from kilburn.backend import Backend, SegmentInfo, SegmentKind, check_name
+from kilburn.budget import Budget
+from kilburn.collections.collection import Collection
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreReadOnly, StoreStale
+from kilburn.event import Act
+from kilburn.forgetting.closure import closure
+from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from
+from kilburn.kernel.branches import BRANCH, branches_in
+from kilburn.kernel.drive import answerer, aside
+from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.planning import Planner
+from kilburn.kernel.resolve import resolve
+from kilburn.kernel.segment import Segment
+from kilburn.kernel.session import Session
+from kilburn.page import parse_address
+from kilburn.policy import Policy
+from kilburn.retrieval import Meanings, Ranking
+from kilburn.search.found import DamageWarning, Findings, Found
+from kilburn.search.search import RANKING, Searcher, kinds_of
+from kilburn.tokens.choice import counter_for
+
+if TYPE_CHECKING:
+    from kilburn.memory.user_memory import UserMemory
+else:
+    UserMemory = Collection
+
+MEMORY = "@memory"
+"""The memory of all users of the tenant; that of one of them has a name below it."""
+
+DOCUMENT = "@document"
+"""Documents have names below this."""
+
+
+def _name_of_memory(user: str) -> str:
+    return f"{MEMORY}/{user}" if user else MEMORY
+
+
+@checked
+class Store:
+    """A one-level store for the agents of one tenant.
+
+    Args:
+        store: an open store; it serves exactly one tenant.
+        budget: what each segment's window may hold.
+        policy: a spec such as "hybrid" or "summarize(keep=4)", or an object with `plan`.
+        tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
+        model: answers when a policy asks: a spec, a model, or None.
+        clock: seconds since the epoch.
+        ranking: puts what a search finds in order: a spec such as "blend" or "blend(near=0)", or an object with `rank`.
+        vectors: finds by meaning; None for words alone.
+        foreign: whether these specs may name classes from outside Kilburn; see `kilburn.open`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        budget: Budget,
+        policy: Any = "hybrid",
+        *,
+        tokenizer: Any = "auto",
+        model: Any = None,
+        clock: Callable[[], float] = time.time,
+        foreign: bool = True,
+        ranking: Any = RANKING,
+        vectors: Meanings | None = None,
+    ) -> None:
+        self.backend, self.budget, self.clock = backend, budget, clock
+        self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
+        if self.policy_name in ("kernel", "user"):
+            raise SpecError(
+                f"a policy named {self.policy_name!r}",
+                advice="the ledger has this name for moves that a policy may not make; rename it",
+            )
+        self.ranking: Ranking = resolve("search.rankings", ranking, foreign=foreign)
+        self.vectors = vectors
+        self.policy: Policy = resolve("policies", policy, foreign=foreign)
+        self.model = None if model is None or model == "none" else resolve("models", model, foreign=foreign)
+        if tokenizer == "auto" and self.model is not None:
+            tokenizer = self.model.tokenizer
+        self.counter = counter_for(tokenizer)
+        # What a model's chat template adds to every prompt, besides its messages.
+        self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
+        self._sessions: dict[str, Session] = {}
+        self._collections: dict[str, Collection] = {}
+        # Sessions that finish a forgetting that broke off.
+        self._finishing: set[str] = set()
+        # Names of sessions as they were last seen, by number.
+        self._names: dict[int, str] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """The figures that are in memory. Nothing is read."""
+        known = f"window={self.budget.window}, policy={self.policy_name!r}, {len(self._sessions)} sessions open"
+        return f"<Store on {self.backend!r}: {'closed' if self._closed else known}>"
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that this store serves."""
+        return self.backend.tenant
+
+    def session(self, name: str, user: str = "") -> Session:
+        """The session of that name: created for this user of the tenant, or reopened where it was left.
+
+        Args:
+            user: whose it is; "" for nobody in particular, and where it exists already.
+
+        Raises:
+            SpecError: not a valid name: see `kilburn.backend.check_name`; or that of a collection, or another user's.
+            StoreReadOnly: it does not exist, and the store was opened for reading.
+        """
+        with self._lock:
+            try:
+                check_name(name, "session")
+            except SpecError:
+                # Older versions allowed more names; sessions with such names stay readable.
+                if name not in [info.name for info in self.backend.segments()]:
+                    raise
+            known = self._sessions.get(name)
+            opened = known is None or known._kernel.stale
+            if known is None or known._kernel.stale:
+                known = self._sessions[name] = self._open(self._info(name, SegmentKind.SESSION, user))
+            _check_user(known.info, user)
+            opened = opened and name not in self._finishing and not self.backend.readonly
+            if opened:
+                self._finishing.add(name)
+        if not opened:
+            return known
+        try:
+            # Other segments are opened and locked for this, and this one is perhaps opened again.
+            known.branches.finish()
+        finally:
+            self._finishing.discard(name)
+        with self._lock:
+            return self._sessions.get(name, known)
+
+    def release(self, name: str) -> None:
+        """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
+        with self._lock:
+            known = self._sessions.pop(name, None)
+        if known is not None:
+            known.close()
+
+    def memory(self, user: str = "") -> UserMemory:
+        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users. It
+        remembers, learns, updates and forgets facts, searches them and recalls them by their addresses.
+
+        Raises:
+            SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
+        """
+        return cast(UserMemory, self._collection(_name_of_memory(user), SegmentKind.MEMORY, user))
+
+    def document(self, name: str, user: str = "") -> Collection:
+        """The document of that name: a collection of its passages, created where there is none.
+
+        Raises:
+            SpecError: no name of a document, or another user's. StoreReadOnly: it does not exist, and the store was opened
+                for reading.
+        """
+        return self._collection(f"{DOCUMENT}/{check_name(name, 'document')}", SegmentKind.DOCUMENT, user)
+
+    def _collection(self, name: str, kind: SegmentKind, user: str) -> Collection:
+        if user:
+            check_name(user, "user")
+        with self._lock:
+            return self._collect(self._info(check_name(name, str(kind)), kind, user))
+
+    def collections(self) -> list[Collection]:
+        """All memories and documents of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
+        with a warning."""
+        found = []
+        for info in self.backend.segments():
+            if info.kind in (SegmentKind.MEMORY, SegmentKind.DOCUMENT) and not info.damaged:
+                with self._lock:
+                    found.append(self._collect(info))
+            elif info.damaged and info.kind is not SegmentKind.SESSION:
+                warnings.warn(f"left out: {info.name} is damaged: {info.damaged}", DamageWarning, stacklevel=2)
+        return found
+
+    def _info(self, name: str, kind: SegmentKind, user: str) -> SegmentInfo:
+        """The session of that name and kind, created where there is none."""
+        info = self.backend.segment(name, time=0.0, create=False)
+        if info is None and self.backend.readonly:
+            raise StoreReadOnly(f"no {kind} {name!r} here, and this store was opened for reading", advice="see kilburn ps")
+        if info is None:
+            if kind is SegmentKind.SESSION and name.partition("/")[0] in (MEMORY, DOCUMENT):
+                raise SpecError(f"{name!r} is the name of a collection", advice="give the session another name")
+            info = self.backend.segment(name, time=self.clock(), kind=kind, user=user)
+        if info is None or info.kind is not kind:
+            raise SpecError(f"{name!r} is no {kind}", advice="give another name")
+        _check_user(info, user)
+        return info
+
+    def _collect(self, info: SegmentInfo) -> Collection:
+        """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
+        known = self._collections.get(info.name)
+        if known is None or known.number != info.number:
+            known = self._collections[info.name] = self._made(info)
+        return known
+
+    def _made(self, info: SegmentInfo) -> Collection:
+        if info.kind is not SegmentKind.MEMORY:
+            return Collection(self, info, self.counter, self.clock)
+        # What a memory learns with stands above the kernel.
+        from kilburn.memory.user_memory import UserMemory
+
+        return UserMemory(self, info)
+
+    def segment(self, number: int) -> Segment:
+        """The session, memory or document of that number.
+
+        Raises:
+            StoreCorrupt: there is none.
+        """
+        name = self._names.get(number, "")
+        info = self.backend.segment(name, time=0.0, create=False) if name else None
+        if info is None or info.number != number:
+            known = {each.number: each for each in self.backend.segments()}
+            self._names = {each.number: each.name for each in known.values() if not each.damaged}
+            if number not in known:
+                raise StoreCorrupt(f"there is no segment {number}", advice="run `kilburn fsck`")
+            info = known[number]
+        if info.kind is SegmentKind.SESSION:
+            return self.session(info.name)
+        return self._collection(info.name, info.kind, info.user)
+
+    def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
+        kernel = Kernel(self.backend, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
+        answer = answerer(self.model)
+        planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
+        made = Session(self, kernel, planner, answer)
+        if not self.backend.readonly and not new:
+            made.branches.catch_up()
+            planner.reopen()
+        return made
+
+    def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
+        """A new session, which exists when `write` has written into it; None if the name is taken by then."""
+        if self.backend.segment(name, time=0.0, create=False) is not None:
+            return None
+        made = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+        try:
+            write(made)
+        except StoreStale:
+            # Another program may have taken the name meanwhile.
+            if self.backend.segment(name, time=0.0, create=False) is None:
+                raise
+            return None
+        with self._lock:
+            known = self._sessions.get(name)
+            # Another thread may have opened it by now.
+            if known is None or known._kernel.stale or known.number != made.number:
+                known = self._sessions[name] = made
+            return known
+
+    def sessions(self) -> list[SegmentInfo]:
+        """All sessions of this tenant, the oldest first. `damaged` of one says why it cannot be read. Collections are not
+        sessions: see `collections`."""
+        return [info for info in self.backend.segments() if info.kind is SegmentKind.SESSION]
+
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int | None = 20,
+        *,
+        where: str | Iterable[str] = "all",
+        user: str | None = None,
+        at: float | None = None,
+        abstain: bool = False,
+    ) -> Findings:
+        """Passages of this tenant that match, best first, within a token budget. What is damaged is left out, with a warning.
+
+        With `abstain` they are in reading order, the turns that stand beside a hit are among them, and what was said twice is
+        there once. Where nothing that was found is likely to answer, it abstains: the result is empty, and what was found is
+        in its `withheld`.
+
+        Args:
+            limit: hits at most; None for as many as fit.
+            where: "sessions", "facts", "documents", "all", or several of these.
+            user: only what belongs to this user of the tenant, or to all users (""); None for everything.
+            at: what was known and true at this time, in seconds since the epoch; None for now.
+            abstain: whether nothing is better than something unlikely.
+
+        Raises:
+            SpecError: no such place. StoreError.
+        """
+        now = self.clock() if at is None else at
+        search = self._searching(where, user)
+        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
+        self._record(user, hits)
+        return hits
+
+    async def asearch(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int | None = 20,
+        *,
+        where: str | Iterable[str] = "all",
+        user: str | None = None,
+        at: float | None = None,
+        abstain: bool = False,
+    ) -> Findings:
+        """`search` for async callers, in a worker thread."""
+        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at, abstain=abstain))
+
+    def _searching(self, where: str | Iterable[str], user: str | None) -> Searcher:
+        kinds = kinds_of(where)
+        known = self.backend.segments()
+        infos = [info for info in known if info.kind in kinds and (user is None or info.user in ("", user))]
+        for info in infos:
+            if info.damaged:
+                warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
+        return Searcher(self.backend, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+
+    def _record(self, user: str | None, hits: Iterable[Found]) -> None:
+        """Note the search and its results in the ledgers of the memories, so that a fact that is read does not decay."""
+        if self.backend.readonly:
+            return
+        pages: dict[str, list[int]] = {} if user is None else {_name_of_memory(user): []}
+        for hit in hits:
+            if hit.session == MEMORY or hit.session.startswith(f"{MEMORY}/"):
+                pages.setdefault(hit.session, []).append(parse_address(hit.address)[0])
+        for name, found in pages.items():
+            info = self.backend.segment(name, time=0.0, create=False)
+            if info is not None and not info.damaged:
+                self.memory(info.user).record(Act.SEARCH, found, cause="fault")
+
+    def forget(
+        self,
+        *,
+        session: str | None = None,
+        address: str | None = None,
+        user: str | None = None,
+        document: str | None = None,
+        tool: str | None = None,
+        source: str | None = None,
+        why: str = "",
+        dry: bool = False,
+    ) -> Erasure:
+        """Forget, for ever and in every place that Kilburn reaches, and say what went from where. Give a session, a user, a
+        document, a tool or a source.
+
+        Args:
+            session: a session, with all that was made from it in any segment: folds, facts, passages.
+            address: only these pages of the session (`p17`, `p17-p20`), or of a branch of it (`b1/p17`). The session may also
+                be a collection (`@memory/ana`).
+            user: a user's sessions, memory and documents, and all that was made from them.
+            document: a document, and all that was made from it.
+            tool: the results of a tool in all sessions, and all that was made from them.
+            source: what collections hold that was made from a session or a document. It stays itself.
+            why: a reason for the ledger; say nothing of the content.
+            dry: only say what would go.
+
+        Raises:
+            SpecError: none of these, or more than one; nothing of that name (but a tool without results forgets nothing).
+            UnknownAddress, Forgotten.
+            StoreError: the disk fails, or others keep adding to it. Nothing dangles, and asking again goes on.
+        """
+        given = {"session": session, "user": user, "document": document, "tool": tool, "source": source}
+        asked = {name: value for name, value in given.items() if value is not None}
+        if len(asked) != 1 or (address is not None and session is None):
+            raise SpecError("forget takes one of session, user, document, tool and source", advice="an address is of a session")
+        roots, whole = self._to_forget(*asked.popitem(), address)
+        said = {name: value for name, value in (*given.items(), ("address", address)) if value is not None}
+        return self.forget_pages(roots, whole, asked=said, why=why, dry=dry)
+
+    def forget_pages(
+        self,
+        roots: Mapping[int, Iterable[int]],
+        whole: Sequence[SegmentInfo] = (),
+        *,
+        asked: Mapping[str, str] | None = None,
+        why: str = "",
+        dry: bool = False,
+    ) -> Erasure:
+        """Forget pages of several segments and all that was made from them; see `forget`.
+
+        Args:
+            roots: number of a segment -> ids of its pages.
+            whole: sessions that are forgotten with their names and ledgers.
+            asked: what the receipt repeats.
+        """
+        going = [info for info in whole if not info.damaged]
+        everything = {number: list(pages) for number, pages in roots.items()}
+        everything |= {info.number: [page.id for page, _ in self.backend.pages(info.number)] for info in going}
+        receipt = Erasure(
+            asked=dict(asked or {}),
+            time=self.clock(),
+            whole=tuple(info.name for info in going),
+            left=tuple((info.name, info.damaged) for info in whole if info.damaged),
+        )
+        keys = closure(self, everything)
+        receipt = erasure_of(self, keys, receipt)
+        if not dry:
+            if self.backend.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
+            erase(self, everything, keys, [info.number for info in going], why)
+            with self._lock:
+                for info in going:
+                    self._sessions.pop(info.name, None)
+                    self._collections.pop(info.name, None)
+        return receipt
+
+    def _to_forget(self, what: str, name: str, address: str | None) -> tuple[dict[int, list[int]], list[SegmentInfo]]:
+        """The pages that are to be forgotten, by session, and the sessions that are to be forgotten as a whole."""
+        infos = [info for info in self.backend.segments() if info.kind is not SegmentKind.FORGOTTEN]
+        if what == "tool":
+            return made_by(self.backend, name), []
+        if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
+            return {}, sorted(theirs, key=_depth_of)
+        # A session may have the name of a user.
+        names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
+        found = next((info for info in infos if info.name in names), None)
+        if found is None:
+            raise SpecError(f"no {what} {name!r} here", advice="see `kilburn ps`, `memories list` and `documents list`")
+        if what == "source":
+            return made_from(self.backend, found), []
+        if address is None:
+            return {}, sorted([*self._below(found), found], key=_depth_of)
+        return self.segment(found.number).forgettable(address), []
+
+    def _below(self, info: SegmentInfo) -> list[SegmentInfo]:
+        """The branches of a session, and those that are damaged, too."""
+        below = {each.number for each, _ in branches_in(self.backend, info, {})}
+        under = self.backend.segments(info.name)
+        damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
+        return [each for each in under if each.number in below | damaged]
+
+    def close(self) -> None:
+        """Write the waiting observations, and release the file; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for segment in (*self._sessions.values(), *self._collections.values()):
+                segment.close()
+        finally:
+            if self.vectors is not None:
+                self.vectors.close()
+            self.backend.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except KilburnError:
+            # An earlier error says more than the one that it caused here.
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await aside(partial(self.__exit__, kind, error, trace))
+
+
+def _check_user(info: SegmentInfo, user: str) -> None:
+    if user and info.user != user:
+        raise SpecError(f"{info.name!r} does not belong to user {user!r}", advice="give another name, or leave the user out")
+
+
+def _depth_of(info: SegmentInfo) -> int:
+    """The order in which sessions go: branches before what they forked from."""
+    return -info.name.count(f"/{BRANCH}")

@@ -1,0 +1,125 @@
+"""The answer of a recursive model: the variable that its code leaves it in, and what came of the question."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import KilburnError, NoValue
+from kilburn.recursion.recorded import Missing
+from kilburn.recursion.sandbox import Sandbox
+
+EMPTY = {"content": None, "ready": False}
+"""What the variable holds at the beginning."""
+AGAIN = '{"content": None, "ready": False}'
+"""The same as code."""
+
+
+class AnswerOutcome(StrEnum):
+    """How a question ended."""
+
+    ANSWERED = "answered"
+    PARTIAL = "partial"
+    """It was answered, and some sub-calls gave nothing: see `RecursiveResult.missing`."""
+    FORCED = "forced"
+    """The limit of steps was reached; it was answered when the model was told to."""
+    SAID = "said"
+    """The model answered in prose, and not by the variable `answer`; its text is the content."""
+    UNREADY = "unready"
+    """A limit was reached. The content is what `answer` held, and was not marked as ready."""
+    NOTHING = "nothing"
+    """There is no answer."""
+
+
+class RecursiveResult(msgspec.Struct, kw_only=True):
+    """What came of a question.
+
+    Args:
+        outcome: how it ended.
+        content: the answer, a JSON value; None where there is none.
+        limit: the limit that was reached: "steps" (of the root), "calls", "tokens", "seconds", "money"; or "".
+        missing: sub-calls that gave nothing, those of runs below included.
+        differing: of a run that went on: the outputs that came out otherwise when their cells were run again.
+        address: of the answer in the session; "" where there is none.
+        steps: the root's replies.
+        calls: sub-calls that were answered, those of runs below included.
+        tokens, money: of all models together.
+        resident: tokens of the root's largest prompt, with all that was sent in it: as the provider reports it, else as counted
+            here.
+        sandbox: the name of the sandbox. lacks: what it does not have on this machine.
+    """
+
+    outcome: AnswerOutcome = AnswerOutcome.NOTHING
+    content: Any = None
+    limit: str = ""
+    missing: tuple[Missing, ...] = ()
+    differing: tuple[str, ...] = ()
+    address: str = ""
+    steps: int = 0
+    calls: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    money: float = 0.0
+    resident: int = 0
+    sandbox: str = ""
+    lacks: tuple[str, ...] = ()
+
+
+class SubCalled(msgspec.Struct, frozen=True):
+    """Sub-calls so far: those that were answered, and those that gave nothing."""
+
+    done: int
+    failed: int
+
+
+class AnswerVariable:
+    """The variable `answer` of a sandbox.
+
+    Args:
+        kind: the type that its content must have.
+
+    Attributes:
+        ready: whether the code says that its content is the answer.
+        content: then that, a JSON value.
+    """
+
+    def __init__(self, sandbox: Sandbox, kind: Any) -> None:
+        self._sandbox, self._kind = sandbox, kind
+        self.ready, self.content = False, None
+
+    def held(self) -> Any:
+        """What it holds as the content, ready or not; None for nothing."""
+        try:
+            held = self._sandbox.get("answer")
+        except KilburnError:
+            return None  # the sandbox is gone, or code put something else there
+        return held.get("content") if isinstance(held, dict) else None
+
+    def look(self) -> str:
+        """Look at it after a cell; what is wrong with it, in words for the model, or "". What cannot be right is made right."""
+        try:
+            held = self._sandbox.get("answer")
+        except NoValue as error:
+            return self._again(f"answer could not be read, and is {AGAIN} again: {error.what}")
+        if not isinstance(held, dict) or not EMPTY.keys() <= held.keys():
+            return self._again(f'answer must be a dict with "content" and "ready"; it is {AGAIN} again')
+        if held["ready"] is not True:
+            return "" if held["ready"] is False else '[answer["ready"] must be True or False]'
+        if held["content"] is None:
+            return self._unready('answer["content"] is None: set it to the result, then answer["ready"] = True')
+        try:
+            self.content = msgspec.to_builtins(msgspec.convert(held["content"], self._kind))
+        except msgspec.ValidationError as error:
+            return self._unready(f'answer["content"] has the wrong type: {error}')
+        self.ready = True
+        return ""
+
+    def _again(self, why: str) -> str:
+        self._sandbox.run(f"answer = {AGAIN}")
+        return f"[{why}]"
+
+    def _unready(self, why: str) -> str:
+        self._sandbox.run('answer["ready"] = False')
+        return f"[{why}]"

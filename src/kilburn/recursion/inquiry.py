@@ -1,0 +1,230 @@
+"""One question of a recursive model, from its beginning to its answer: all that its run has in hand.
+
+It keeps the run's session: what is written there, what each page is made from, and that nobody else writes there meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch, said_by
+from kilburn.errors import StoreStale
+from kilburn.event import Act
+from kilburn.kernel.session import Session
+from kilburn.message import Message, Role, Trust
+from kilburn.model import Reply
+from kilburn.recursion.answer import AnswerVariable, RecursiveResult, SubCalled
+from kilburn.recursion.past import is_of
+from kilburn.recursion.recorded import Key, Missing, Rerun, RunRecord, note, said_in
+from kilburn.recursion.sandbox import Sandbox
+from kilburn.recursion.sub_calls import SubCalls
+from kilburn.wire.form import parse
+
+Watch = Callable[[RunEvent | SubCalled], None]
+"""Is given what happens, as it happens."""
+
+
+class Inquiry:
+    """What one question needs.
+
+    Args:
+        session: has the root's steps.
+        limits: of the question. clock: monotonic seconds. outer: the account of the run above.
+        recorded: the run that is run again, or that this one goes on with.
+        watch: is given what happens.
+
+    Attributes:
+        whole: what all models spend together; own: the root's steps.
+        rerun: what comes again of the run that this one goes on with.
+        last: what a cell works on besides its code: what was told of the text, then the last output. Each has the one before it
+            as a source, because variables stay.
+        page: the root's last reply. began: the first page of the run.
+        before: code that is run before each cell.
+        resident: tokens of the root's largest prompt.
+        calls, missing: of the runs below.
+        sub_calls, sandbox, answer: are there when the run begins.
+    """
+
+    sub_calls: SubCalls
+    sandbox: Sandbox
+    answer: AnswerVariable
+
+    def __init__(
+        self,
+        session: Session,
+        limits: Limits,
+        clock: Callable[[], float],
+        outer: Account | None,
+        *,
+        recorded: RunRecord | None,
+        watch: Watch | None,
+    ) -> None:
+        self.session, self.limits, self.recorded, self.watch = session, limits, recorded, watch
+        self.whole = Account(msgspec.structs.replace(limits, steps=None), clock, outer)
+        self.own = Account(msgspec.structs.replace(UNLIMITED, steps=limits.steps), clock, self.whole)
+        self.rerun = Rerun(recorded)
+        self.began = self.rerun.record.began if self.rerun.record is not None else session.window.last + 1
+        self.last: tuple[int, ...] = ()
+        self.page = self.resident = self.calls = 0
+        self.before = ""
+        self.missing: list[Missing] = []
+        self._cited: list[Key] = []
+        self._pinned: list[str] = []
+        self._below = threading.Lock()
+        self._showing = threading.RLock()
+
+    # The beginning, and the end
+
+    def begin(self, messages: Sequence[Any], system: str, told: str, **said: Any) -> None:
+        """Write the question, and what the model is told of the text.
+
+        Args:
+            system: the system prompt; "" where it stands already. told: what the model is told of the text.
+            said: of the text and the means of the run, for its record.
+        """
+        session, again = self.session, self.recorded
+        if again is not None and is_of(session, again.session):
+            # What is said again is made of the record, which goes with what it was made from.
+            key = again.number, again.session.window.last
+            messages = [
+                msgspec.structs.replace(one, cites=(*one.cites, key), trust=Trust.TOOL)
+                for each in messages
+                for one in parse(each)
+            ]
+        if system:
+            session.append({"role": "system", "content": system})
+        session.append(*messages)
+        first = session.window.last
+        limits = msgspec.to_builtins(self.limits)
+        limits["prices"] = {name: price for name, price in limits["prices"].items() if math.isfinite(price)}
+        note(session, "asked", asked=first, began=self.began, limits=limits, **said)
+        session.append(said_by(Role.USER, told, trust=Trust.TOOL, sources=(first,)))
+        self._hold(first)
+
+    def rejoin(self, known: RunRecord) -> None:
+        """Go on with a recorded run: from here on it is ours."""
+        with self.session.batch() as kernel:
+            # This fails if the session went on since it was read.
+            kernel.record(Act.NOTE, policy="user", why="resumed", resumed=known.first, seconds=known.spent.seconds)
+        self.resident = known.resident
+        self._hold(known.first)
+        self._take_up()
+
+    def _hold(self, first: int) -> None:
+        """Keep the question, and what the model was told of the text, in the window where there is room."""
+        session, both = self.session, (first, first + 1)
+        self.last = (first + 1,)
+        self._seen = session.head
+        if sum(map(session.window.cost, both)) <= session.capacity // 4:
+            for page in both:
+                session.pin(f"p{page}")
+        self._pinned = [f"p{page}" for page in both if page in session.window.pins]
+
+    def let_go(self) -> None:
+        """The question is over: what was kept in the window may leave."""
+        for pinned in self._pinned:
+            self.session.unpin(pinned)
+
+    def again(self) -> Reply | None:
+        """The root's next reply in the record; None where the record ends."""
+        if not self.rerun.left:
+            return None
+        message, self.page = self.rerun.left.popleft()
+        self._take_up()
+        return Reply(message=message)
+
+    def _take_up(self) -> None:
+        """Where the replies of the record end, limits begin to hold for both parts together."""
+        record = self.rerun.record
+        if record is not None and not self.rerun.left:
+            self.whole.take_up(record.spent)
+            self.own.outcome.steps += len(record.replies)
+
+    # The session
+
+    def check(self) -> None:
+        """Make sure that no other program goes on with this run.
+
+        Raises:
+            StoreStale: one does.
+        """
+        session = self.session
+        with session.lock:
+            later = [*session.backend.events(session.number, self._seen)]
+            self._seen += len(later)
+            if any("resumed" in said_in(event) for event in later):
+                raise taken_up(session)
+
+    def append(self, message: Message) -> int:
+        """Append a message of one part; its page."""
+        self.check()
+        self.session.append(message)
+        return self.session.window.last
+
+    def say(self, text: str) -> None:
+        """A word of ours to the model, unless it stands in the record."""
+        if not self.rerun.left:
+            self.append(said_by(Role.USER, text, trust=Trust.AGENT))
+
+    def admit(self, message: Message, code: int) -> int:
+        """Append the output of a cell; its page. If it stands in the record, that is what the model saw, and it stays."""
+        known = self.rerun.output(code)
+        if known is None:
+            return self.append(message)
+        page = self.session.window.pages[known]
+        # What the cell did not read before is a source of the next one.
+        cites = set(page.cites)
+        self._cited += [key for key in message.cites if key not in cites]
+        if self.session.text(known) != message.parts[0].text:
+            self.rerun.differing.append(page.address)
+        return known
+
+    def take_cited(self) -> tuple[Key, ...]:
+        """The pages elsewhere that a cell's output is from: sub-calls, what was read, and the ends of runs below."""
+        cited, self._cited = (*self.sub_calls.take_written(), *dict.fromkeys(self._cited)), []
+        return cited
+
+    def write(self) -> None:
+        """Write what was only recorded so far."""
+        self.session.flush()
+
+    def fork(self, prompt: str, *, system: str = "", calls: bool) -> Session:
+        """A branch for the sub-calls, or for a run below."""
+        branch = self.session.fork(prompt, inherit="nothing", system=system)
+        note(self.session, "branch", branch=branch.name.rpartition("/")[2], calls=calls)
+        self.write()
+        return branch
+
+    def end_below(self, branch: Session, result: RecursiveResult) -> None:
+        """A run below is over; several may be at the same time."""
+        with self._below:
+            self._cited.append((branch.number, branch.window.last))
+            self.missing += result.missing
+            self.rerun.differing += [f"{branch.name.rpartition('/')[2]}/{address}" for address in result.differing]
+            self.calls += result.calls
+
+    # Who watches
+
+    def show(self, event: RunEvent | SubCalled) -> None:
+        """Show what happens to who watches, one thing at a time."""
+        if self.watch is not None:
+            with self._showing:
+                self.watch(event)
+
+    def show_below(self, branch: str, event: RunEvent | SubCalled) -> None:
+        """Show what happens in a run below."""
+        if not isinstance(event, SubCalled):
+            self.show(in_branch(branch, event))
+
+
+def taken_up(session: Session) -> StoreStale:
+    """The error of a run that another program goes on with."""
+    return StoreStale(
+        f"another program went on with the run in {session.name!r}",
+        advice="wait for its answer: `kilburn ask --resume` shows it then, and goes on with a run that was cut off",
+    )

@@ -1,0 +1,131 @@
+"""The agent's own past, for code in a sandbox: its sessions, their pages, and search.
+
+Each read is written down with the pages that it read. So what the code made of them is forgotten with them, and the run can
+be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from kilburn.kernel.branches import BRANCH
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
+from kilburn.page import Page, Place, parse_address
+from kilburn.recursion.recorded import Key
+from kilburn.recursion.sub_calls import SubCalls
+
+
+class Past:
+    """What the code calls `memory`.
+
+    Args:
+        past: one session, or all of a store.
+        reader: the session of the run that reads. Pages of another store than its own cannot be cited there.
+        own: its name, and its first page: from there on, and in its branches, nothing is past.
+        sub_calls: of the run: writes down what was read, and has what the record of the run says of it.
+        readable: whether a session of this name may be read at all. What may not be read is not found either.
+    """
+
+    def __init__(
+        self,
+        past: Session | Store,
+        reader: Session,
+        own: tuple[str, int],
+        sub_calls: SubCalls,
+        readable: Callable[[str], bool],
+    ) -> None:
+        self._past, self._reader, self._own, self._sub_calls, self._readable = past, reader, own, sub_calls, readable
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The sessions, oldest first: name, pages, tokens."""
+        if isinstance(self._past, Session):
+            pages = _originals(self._past)
+            found = [{"name": self._past.name, "pages": len(pages), "tokens": sum(page.tokens for page in pages)}]
+        else:
+            infos = [info for info in self._past.sessions() if not info.damaged and self._is_past(info.name, 1)]
+            found = [{"name": info.name, "pages": info.pages, "tokens": info.tokens} for info in infos]
+        return self._told("memory.sessions()", found, ())
+
+    def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
+        """Passages that match a query, best first, of so many tokens together at most: session, address, text, origin."""
+        past = self._past
+        hits = past.search(query, tokens) if isinstance(past, Session) else past.search(query, tokens, where="sessions")
+        hits = [hit for hit in hits if self._is_past(hit.session, parse_address(hit.address)[0])]
+        found = [{"session": hit.session, "address": hit.address, "text": hit.text, "origin": hit.origin} for hit in hits]
+        cites = [(self._session(hit.session), parse_address(hit.address)[0]) for hit in hits]
+        return self._told(f"memory.search({query!r}, {tokens})", found, self._keys(cites))
+
+    def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
+        """The pages of a session from one number to another, without those that were forgotten.
+
+        Args:
+            session: its name; "" if there is one only.
+            first, last: numbers of pages; None for all that there are.
+        """
+        asked = f"memory.pages({session!r}, {first}, {last})"
+        opened = self._session(session)
+        known = self._sub_calls.known(asked)
+        if known is not None:
+            # Pages that came since were not there.
+            last = int(known.said or 0)
+        end = opened.window.last if last is None else last
+        chosen = [page for page in _originals(opened) if first <= page.id <= end and self._is_past(opened.name, page.id)]
+        opened.fetch(chosen)
+        self._sub_calls.note(asked, str(end), self._keys((opened, page.id) for page in chosen), known)
+        return [
+            {
+                "address": page.address,
+                "role": str(page.role),
+                "kind": str(page.kind),
+                "tokens": page.tokens,
+                "text": opened.text(page.id),
+            }
+            for page in chosen
+        ]
+
+    def _keys(self, read: Iterable[tuple[Session, int]]) -> tuple[Key, ...]:
+        """The pages that were read, each once, where they can be cited."""
+        keys: dict[Key, None] = {}
+        known: dict[str, bool] = {}
+        for session, page in read:
+            if session.name not in known:
+                known[session.name] = is_of(self._reader, session)
+            key = (session.owner(page), page)
+            if known[session.name]:
+                keys[key] = None
+        return tuple(keys)
+
+    def _is_past(self, session: str, page: int) -> bool:
+        name, first = self._own
+        return not session.startswith(f"{name}/{BRANCH}") and (abs(page) < first if session == name else self._readable(session))
+
+    def _session(self, name: str) -> Session:
+        if isinstance(self._past, Session):
+            return self._past
+        if not name and len(known := self._past.sessions()) == 1:
+            name = known[0].name
+        if not any(info.name == name and self._is_past(name, 0) for info in self._past.sessions()):
+            # `process` would make one.
+            raise ValueError(f"there is no session {name!r} to read; see memory.sessions()")
+        return self._past.session(name)
+
+    def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
+        known = self._sub_calls.known(asked)
+        if known is not None:
+            found = msgspec.json.decode(known.said or "[]")
+        self._sub_calls.note(asked, msgspec.json.encode(found).decode(), cites, known)
+        return found
+
+
+def _originals(session: Session) -> list[Page]:
+    return [page for page, state in session.pages() if page.id > 0 and state.at is not Place.DROPPED]
+
+
+def is_of(session: Session, other: Session) -> bool:
+    """Whether another session is of the store of this one, so that its pages can be cited here."""
+    found = session.backend.segment(other.name, time=0.0, create=False)
+    return found is not None and (found.number, found.created) == (other.number, other.info.created)

@@ -1,0 +1,363 @@
+"""The record of a recursive model's run: the notes and pages that it leaves in its session, and what is read from them again.
+
+A run can be run again from its record without a model, or goes on where its record ends. The root's replies and the outputs of
+its cells stand in the session; the sub-calls and the runs below it, in branches of that. Notes in the ledger say the rest: what
+was asked and allowed, what was spent and refused, and how it ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Unpack
+
+import msgspec
+
+from kilburn.agents.loop import Limits, RunResult
+from kilburn.errors import Forgotten, SpecError, ToolError
+from kilburn.event import Act, Data, Event
+from kilburn.kernel.session import Session
+from kilburn.message import Message, Role, Trust
+from kilburn.page import Page, Place, digest_of
+from kilburn.recursion.sandbox import Bounds
+
+Key = tuple[int, int]
+"""A page of another segment: the segment's number, and the page's id."""
+
+SHOWN = 100
+"""Characters of a prompt that name it where it is missing."""
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """A sub-call that gave nothing, or those of a cell that one limit refused.
+
+    Args:
+        prompt: how it begins; of several, the first.
+        why: the error, or the limit that was reached.
+        count: how many they are.
+    """
+
+    prompt: str
+    why: str
+    count: int = 1
+
+
+class RefusedCalls(msgspec.Struct, kw_only=True):
+    """Calls of one cell that were not made, because a limit is reached.
+
+    Args:
+        code: the page of the cell. limit: its name. prompt: how the first of them begins. count: how many they are.
+    """
+
+    code: int
+    limit: str
+    prompt: str
+    count: int = 0
+
+    @property
+    def missing(self) -> Missing:
+        """What the result of the run says of them."""
+        return Missing(prompt=self.prompt, why=limited(self.limit), count=self.count)
+
+
+class Known(NamedTuple):
+    """What a sub-call came to.
+
+    Args:
+        said: the reply; None if there was none. why: then the reason.
+        page: of the record, where it stands already and is not written again: of the reply, or of the prompt without one.
+    """
+
+    said: str | None
+    why: str
+    page: Key | None = None
+
+
+class Entry(NamedTuple):
+    """A sub-call as it stands in its branch: the page of the code that asked, the prompt, and the reply, if there was one."""
+
+    code: int
+    branch: Session
+    prompt: Page
+    reply: Page | None
+    why: str
+
+
+def note(session: Session, why: str, pages: Iterable[int] = (), /, **said: Unpack[Data]) -> None:
+    """Write something of a run into the ledger of its session, with the next commit."""
+    session.record(Act.NOTE, [*pages], policy="user", why=why, **said)
+
+
+def said_in(event: Event) -> Data:
+    """What a note says; nothing, if the event is none."""
+    return event.data if event.act is Act.NOTE else {}
+
+
+def limited(limit: str) -> str:
+    """Why a call was not made, where a limit of this name is reached."""
+    return f"the limit of {limit} is reached"
+
+
+def short(prompt: str) -> str:
+    """How a prompt begins, in one line."""
+    return " ".join(prompt.split())[:SHOWN]
+
+
+class RunRecord:
+    """What was said in a run that stands in a session, for running it again without a model, or for going on with it.
+
+    Args:
+        session: its session. If several questions were asked in it, the last one counts.
+        goes_on: whether the run goes on where its record ends. What failed in its last cell is then asked again.
+        given: limits that are different now. A run that ended at a limit, without an answer, goes on if that limit is higher.
+
+    Attributes:
+        question: what was asked.
+        digest: of the text that it was about. past: whether it was about the past, too.
+        replies: the root's, in order. ends: the last page of each.
+        outputs: the page of a cell's output, by that of its code.
+        depth: how deep runs may stand in runs.
+        limits, cell_bounds: what it was allowed. functions: the names of those that its code could call.
+        spent: by all models together. resident: tokens of the root's largest prompt.
+        ended: what the ledger says of how it ended; empty if it was cut off, or goes on. more: whether it had ended at a limit.
+
+    Raises:
+        SpecError: nothing was asked there, or the session went on with something else.
+        Forgotten: a page of it was.
+    """
+
+    spent: RunResult
+    resident: int
+    last: float
+    ended: Data
+    _refused: list[RefusedCalls]
+    _answers_at: set[int]
+    _branches: list[tuple[str, bool]]
+
+    def __init__(self, session: Session, *, goes_on: bool = False, given: Mapping[str, Any] | None = None) -> None:
+        self.session, self.goes_on, self.number = session, goes_on, session.number
+        self._lock = threading.Lock()
+        asked, began, before = self._read_ledger()
+        self.first, self.digest, self.depth = int(asked["asked"]), str(asked["digest"]), int(asked["depth"])
+        self.began, self.past = int(asked.get("began", self.first)), bool(asked.get("past"))
+        # Before calls were among the limits, they stood beside them.
+        self.limits = msgspec.convert({"calls": asked.get("most"), **asked.get("limits", {})}, Limits)
+        self.cell_bounds = msgspec.convert(asked.get("bounds", {}), Bounds)
+        self.functions: tuple[str, ...] = tuple(asked.get("functions", ()))
+        self.question = session.text(self.first)
+        if self.ended.get("page") and self.ended["page"] not in session.window.pages:
+            self.ended = {}  # the answer was not written
+        self.more = bool(goes_on and self._has_more(given or {}))
+        self.ended = {} if self.more else self.ended
+        self._read_pages()
+        self._read_branches()
+        self.spent.seconds = before + max(0.0, self.last - began)
+        # What was refused in a cell that was cut off is asked again.
+        self._refused = [refusal for refusal in self._refused if not (goes_on and self.is_open(refusal.code))]
+        self._left = [refusal.count for refusal in self._refused]
+
+    def _read_ledger(self) -> tuple[Data, float, float]:
+        """What was asked last and what came of it; when the last part of the run began, and the seconds of those before it."""
+        asked: Data = {}
+        began = before = 0.0
+        for event in self.session.events():
+            said = said_in(event)
+            if "asked" in said:
+                asked, began, before = said, event.time, 0.0
+                self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, {}
+                self._refused, self._answers_at, self._branches = [], set(), []
+            elif not asked:
+                continue
+            elif "resumed" in said:
+                began, before, self.ended = event.time, float(said["seconds"]), {}
+            elif "branch" in said and "calls" in said:
+                self._branches.append((said["branch"], bool(said["calls"])))
+            elif "answered" in said:
+                self.ended = said
+                # An answer that was said in prose is the reply itself.
+                self._answers_at |= {int(said["page"])} if said["answered"] != "said" else set()
+            elif "refused" in said:
+                code, limit = event.pages[0], str(said["limit"])
+                self._refused.append(RefusedCalls(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
+            self._count(event)
+        if not asked:
+            raise SpecError(f"nothing was asked in the session {self.session.name!r}", advice="see `kilburn ask --help`")
+        return asked, began, before
+
+    def _count(self, event: Event) -> None:
+        said = said_in(event)
+        if "spent" in said:
+            self._add(RunResult(calls=said["spent"], tokens=said["tokens"], money=said["money"]), event.time)
+            self.resident = max(self.resident, said.get("resident", 0))
+        elif event.act is Act.ADMIT:
+            self.last = max(self.last, event.time)
+
+    def _add(self, spent: RunResult, last: float) -> None:
+        self.spent.add(spent.calls, spent.tokens, spent.money)
+        self.last = max(self.last, last)
+
+    def _has_more(self, given: Mapping[str, Any]) -> bool:
+        """Whether the run ended at a limit, has no answer, and the limit is higher now."""
+        limit = self.ended.get("limit")
+        if not limit or limit not in given or self.ended["answered"] not in ("unready", "nothing"):
+            return False
+        before, now = self.limits.most(limit), msgspec.structs.replace(self.limits, **given).most(limit)
+        return before is not None and (now is None or now > before)
+
+    def _read_pages(self) -> None:
+        """The root's replies, and the outputs of its cells."""
+        replies: dict[int, list[Page]] = {}
+        self.outputs: dict[int, int] = {}
+        before: Page | None = None
+        for page in self._originals(self.session, self.first):
+            if page.role is Role.ASSISTANT and page.id not in self._answers_at:
+                replies.setdefault(page.message, []).append(page)
+            elif page.answers:
+                self.outputs[page.answers] = page.id
+            elif before is not None and before.message in replies and page.trust is Trust.TOOL:
+                self.outputs[before.id] = page.id
+            elif self.goes_on and not self.ended and page.trust > Trust.AGENT:
+                what = f"the session {self.session.name!r} went on with something else"
+                raise SpecError(what, advice="ask again in a new session")
+            before = page
+        part = self.session.part
+        self.replies = [Message(role=Role.ASSISTANT, parts=tuple(part(page)[0] for page in parts)) for parts in replies.values()]
+        self.ends = [parts[-1].id for parts in replies.values()]
+        self._latest = {page.id for parts in [*replies.values()][-1:] for page in parts}
+
+    def is_open(self, code: int) -> bool:
+        """Whether the run was cut off in the cell of this page: it has no output."""
+        return code in self._latest and code not in self.outputs
+
+    def _read_branches(self) -> None:
+        """The sub-calls, and the runs below this one."""
+        entries: list[Entry] = []
+        self._runs: dict[tuple[str, str], deque[RunRecord]] = {}
+        self._below: list[RunRecord] = []
+        for name, calls in self._branches:
+            branch = self.session.branches.open(name)
+            if calls:
+                entries += self._entries_of(branch)
+            elif any("asked" in said_in(event) for event in branch.events()):
+                run = RunRecord(branch, goes_on=self.goes_on)
+                self._runs.setdefault((run.question, run.digest), deque()).append(run)
+                self._below.append(run)
+                self._add(run.spent, run.last)
+        # What failed in a cell that was cut off is asked again when the run goes on.
+        again = {(entry.code, entry.prompt.digest): entry.branch for entry in entries}
+        self._entries = [
+            entry
+            for entry in entries
+            if entry.reply is not None
+            or (again[entry.code, entry.prompt.digest] is entry.branch and not self.is_open(entry.code))
+        ]
+        self._answers: dict[str, deque[Entry]] = {}
+        for entry in self._entries:
+            self._answers.setdefault(entry.prompt.digest, deque()).append(entry)
+
+    def _entries_of(self, branch: Session) -> list[Entry]:
+        why: dict[int, str] = {}
+        for event in branch.events():
+            self._count(event)
+            if event.act is Act.NOTE and event.pages:
+                why[event.pages[0]] = event.why
+        pages = self._originals(branch, 1)
+        # A prompt cites the code that asked; a reply has its prompt as its only source.
+        replies = {page.sources[0]: page for page in pages if page.sources and not page.cites}
+        found = []
+        for page in pages:
+            if page.cites:
+                code = max((cited for segment, cited in page.cites if segment == self.number), default=0)
+                found.append(Entry(code, branch, page, replies.get(page.id), why.get(page.id, "it failed")))
+        return found
+
+    def _originals(self, session: Session, after: int) -> list[Page]:
+        pages = [(page, state) for page, state in session.pages() if page.id > after]
+        for page, state in pages:
+            if state.at is Place.DROPPED and not (self.goes_on and self.ended):
+                raise Forgotten(f"{page.address} of {session.name!r} was forgotten", advice="ask again in a new session")
+        return [page for page, _ in pages]
+
+    def has(self, prompt: str, run: tuple[str, str] | None = None) -> bool:
+        """Whether there is something that this prompt got, or this run, which nobody took yet."""
+        with self._lock:
+            return bool(self._answers.get(digest_of(prompt)) if run is None else self._runs.get(run))
+
+    def refusal(self, code: int) -> str:
+        """The name of the limit that refused a further call in the cell of that page; "" if none did."""
+        with self._lock:
+            for at, refusal in enumerate(self._refused):
+                if self._left[at] and (refusal.code == code or not self.goes_on):
+                    self._left[at] -= 1
+                    return refusal.limit
+        return ""
+
+    def answer(self, prompt: str) -> Known | None:
+        """What this prompt got; None if it is not there, and the run goes on."""
+        with self._lock:
+            found = self._answers.get(digest_of(prompt))
+            entry = found.popleft() if found else None
+        if entry is None:
+            return None if self.goes_on else Known(None, "it is not in the recorded run")
+        page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
+        return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
+
+    def run(self, question: str, digest: str) -> RunRecord | None:
+        """The run within this one that was asked so; None if it is not there, and the run goes on.
+
+        Raises:
+            ToolError: there is none.
+        """
+        with self._lock:
+            known = self._runs.get((question, digest))
+            if not known and not self.goes_on:
+                raise ToolError("this run is not in the recorded one")
+            return known.popleft() if known else None
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """Sub-calls that gave nothing, those of runs below included."""
+        found: dict[str, Missing] = {}
+        for _, branch, prompt, reply, why in self._entries:
+            found.pop(prompt.digest, None)
+            if reply is None:
+                found[prompt.digest] = Missing(prompt=short(branch.text(prompt.id)), why=why)
+        refused = (refusal.missing for refusal in self._refused)
+        return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
+
+
+class Rerun:
+    """What of a recorded run comes again in one that goes on with it: the root's replies, and the outputs as the model saw them.
+
+    Args:
+        record: of the run that goes on; None for one that begins, of which nothing comes again.
+
+    Attributes:
+        left: the replies that come still, each with its last page.
+        differing: the outputs that came out otherwise when their cells were run again.
+    """
+
+    def __init__(self, record: RunRecord | None) -> None:
+        self.record = record if record is not None and record.goes_on else None
+        self.left = deque(zip(self.record.replies, self.record.ends, strict=True) if self.record is not None else ())
+        self.differing: list[str] = []
+        self._said = {"differing": False, "more": False}
+
+    def output(self, code: int) -> int | None:
+        """The page of a cell's output, if it stands in the record."""
+        return self.record.outputs.get(code) if self.record is not None else None
+
+    def is_open(self, code: int) -> bool:
+        """Whether the run was cut off in the cell of this page."""
+        return self.record is not None and self.record.is_open(code)
+
+    def news(self) -> Iterable[str]:
+        """What the model is told, once, before its first reply that is not in the record."""
+        if self.differing and not self._said["differing"]:
+            self._said["differing"] = True
+            these = ", ".join(self.differing)
+            yield f"[The run was cut off, and its cells were run again. {these} came out otherwise: look at your variables.]"
+        if self.record is not None and self.record.more and not self._said["more"]:
+            self._said["more"] = True
+            yield "[The limit is higher now. Go on.]"

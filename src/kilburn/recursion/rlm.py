@@ -1,0 +1,646 @@
+"""A recursive language model: the input is a variable in a sandbox, and the model reads it by writing code.
+
+The model's window never holds the input: only what it is (type, characters, tokens, its beginning), the code, and what
+the code printed, cut. From the code it can ask a model about pieces of the input, many at once (`llm_query`,
+`llm_query_batched`), or begin the same thing on a piece (`rlm_query`). The result is what it leaves in the variable
+`answer`. From RecursiveModel Language Models (arXiv 2512.24601); there the code runs unconfined, the steps are lost, and an
+answer was parsed from prose.
+
+The code may call functions of the caller, too. What they return stands in the same branch, so a run that goes on does not call
+them again.
+
+Here the root is an agent in a process, so its own window is folded by a policy. The sub-calls stand in a branch of it,
+the outputs cite them, and the whole run can be run again from the ledger without a model (`replay`). The agent's own past
+may be what the code reads (`memory.search`, `memory.pages`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from kilburn.agents.access import Action, Deed, Permit, Rights, decide
+from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, Limits, Returned, RunEvent, finished, result_of, said_by
+from kilburn.agents.tool import Tool, texts_of
+from kilburn.arguments import checked
+from kilburn.backend import SegmentKind
+from kilburn.errors import AccessDenied, KilburnError, SpecError, StoreStale, ToolError
+from kilburn.kernel.brought import Brought, keep
+from kilburn.kernel.render import Prompt
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
+from kilburn.message import Message, Part, Role, Trust
+from kilburn.model import Model, Tokens
+from kilburn.models.retry import Retry
+from kilburn.models.scripted import Scripted
+from kilburn.page import digest_of
+from kilburn.recursion.answer import EMPTY, AnswerOutcome, AnswerVariable, RecursiveResult, SubCalled
+from kilburn.recursion.briefing import MEMORY, REPL, fenced, instructions, shown
+from kilburn.recursion.functions import Functions, is_called_by, tools_of
+from kilburn.recursion.inquiry import Inquiry, Watch, taken_up
+from kilburn.recursion.past import Past
+from kilburn.recursion.recorded import Key, RunRecord, note
+from kilburn.recursion.sandbox import Bounds, CellOutcome, open_sandbox
+from kilburn.recursion.sub_calls import Hooks, SubCalls
+from kilburn.recursion.variable import Source, Variable, variable
+from kilburn.wire.quotation import quote
+
+__all__ = ["RecursiveModel", "RecursiveResult", "replay", "resume"]
+
+PROSE = 2
+"""Replies in prose that are answered with a reminder; the next one is taken as the answer."""
+FORCED = 2
+"""Replies that the model has, beyond its limit of steps, to answer."""
+NOTHING = '[Nothing is answered yet. Run code: call repl, or write a block of ```repl that sets answer["content"].]'
+"""What a model is told that answers in prose."""
+BATCHED = {"llm_query_batched", "rlm_query_batched"}
+"""What takes a list that may be too large for one call of the sandbox."""
+
+Ended = tuple[AnswerOutcome, Any, str]
+"""How a question ended, its answer, and the limit that was reached, or ""."""
+
+
+@checked
+class RecursiveModel(Agent):
+    """A model that answers questions about texts that are larger than its window.
+
+    Args:
+        model: the root; it writes the code.
+        session: has the root's steps. Its branches have the sub-calls and the runs below.
+        sub: answers `llm_query`; None for the root's model.
+        depth: 0 for code without sub-calls, 1 for `llm_query`, 2 for `rlm_query` with `llm_query` in it, and so on.
+        limits: of one question: `steps` are the root's replies, 30 by default; `calls` the replies of all models together, and
+            the calls of `functions`; tokens, seconds and money are those of all models.
+        functions: what the code can call, by name: typed functions, or `Tool`s. They take and return JSON values. The model is
+            told their signatures and docstrings. They run in this program, with the agent's rights; those that do not only read
+            (`Tool(..., does="read")`) are written down at once. Runs below have them too, side by side.
+        on_subcall_start: called with depth, the model's name, and how the prompt begins, when a sub-call or a run below is asked.
+        on_subcall_complete: called with depth, the model's name, seconds, and the error or None, when it is over.
+        on_iteration_start: called with depth and number, from 1 on, before a reply of a root.
+        on_iteration_complete: called with depth, number and seconds, after the reply and its cells.
+        sandbox: which one; see `open_sandbox`.
+        bounds: of one cell; None for room that fits the window.
+        parallel: models that are asked at the same time, at most.
+        retry: how often a sub-call is repeated.
+        tools: whether the model is offered tools; else it writes its code in fenced blocks.
+        recorded: replies in place of the models; see `replay` and `resume`.
+        free: lets so many models be asked at the same time; that of the run above.
+
+    The other arguments are those of `Agent`.
+
+    Depth is 0 for the outermost root, 1 for its sub-calls and the runs below it. The callbacks `on_...` are called in the thread
+    that asks, also several at once. What one raises is logged, and the run goes on. What is answered from a record, and what is
+    refused because a limit is reached, calls none.
+
+    Raises:
+        SpecError: a number that means nothing; a function without types, or with a name that the code needs.
+    """
+
+    level = 0
+    """How many runs this one is below."""
+    inquiry: Inquiry
+    """The question that is answered."""
+
+    def __init__(
+        self,
+        model: Model,
+        session: Session,
+        *,
+        sub: Model | None = None,
+        depth: int = 1,
+        limits: Limits | None = None,
+        functions: Mapping[str, Callable[..., Any] | Tool] | None = None,
+        on_subcall_start: Callable[[int, str, str], Any] | None = None,
+        on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None,
+        on_iteration_start: Callable[[int, int], Any] | None = None,
+        on_iteration_complete: Callable[[int, int, float], Any] | None = None,
+        sandbox: str = "auto",
+        bounds: Bounds | None = None,
+        parallel: int = 4,
+        retry: Retry | None = None,
+        tools: bool = True,
+        above: Account | None = None,
+        recorded: RunRecord | None = None,
+        free: threading.BoundedSemaphore | None = None,
+        **options: Any,
+    ) -> None:
+        if depth < 0 or parallel < 1:
+            raise SpecError(f"depth={depth}, parallel={parallel}", advice="give depth 0 or more, and one call at a time")
+        self.sub, self.depth, self.parallel = sub or model, depth, parallel
+        self.functions = tools_of(functions or {})
+        self.hooks = Hooks(
+            on_subcall_start=on_subcall_start,
+            on_subcall_complete=on_subcall_complete,
+            on_iteration_start=on_iteration_start,
+            on_iteration_complete=on_iteration_complete,
+        )
+        self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
+        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.capacity)))
+        self.asked = limits or Limits(steps=30)
+        self.free = free or threading.BoundedSemaphore(parallel)
+        self.outer, self._options, self._asking = above, options, threading.Lock()
+        super().__init__(
+            model,
+            [],
+            session,
+            limits=msgspec.structs.replace(UNLIMITED, reply=self.asked.reply),
+            beside=(REPL,) if tools else (),
+            **(options if tools else options | {"memory": False}),
+        )
+
+    def ask(
+        self,
+        question: str,
+        source: Source | None = None,
+        *,
+        past: Session | Store | None = None,
+        kind: Any = Any,
+        watch: Callable[[RunEvent | SubCalled], None] | None = None,
+    ) -> RecursiveResult:
+        """Answer a question about a text, or about the past. Another question waits for the end of this one.
+
+        Args:
+            source: the text, as a `str`, a file, a folder or several of them; None for the past alone.
+            past: what `memory` reads: one session, or all of a store.
+            kind: the type that the answer must have, such as `int` or `list[str]`; any JSON value by default.
+            watch: is given what happens, as it happens.
+
+        Raises:
+            ModelError: the root failed; all that came before is in the session.
+            SpecError: no such file; neither text nor past; a function that its own code called asks.
+            SandboxRefused, MissingExtra: there is no sandbox on this machine.
+            StoreStale: another program went on with this run.
+        """
+        if source is None and past is None:
+            raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
+        if is_called_by(self):
+            what = "a function that the code of this agent called asks it another question"
+            raise SpecError(what, advice="make another agent, in another session")
+        with self._asking, _alone(self.session):
+            return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
+
+    def _ask(
+        self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
+    ) -> RecursiveResult:
+        found = None if source is None else variable(source, self.session.counter.count)
+        if self.recorded is not None:
+            _check_same(self.recorded, found, past)
+            if self.recorded.goes_on and self.recorded.ended:
+                return _ended(self.recorded)
+            if gone := sorted({*self.recorded.functions} - self.functions.keys()):
+                what = f"the code of the recorded run could call {', '.join(gone)}"
+                raise SpecError(what, advice="give the same functions; what they returned then is not asked again")
+        run = Inquiry(self.session, self.asked, self.clock, self.outer, recorded=self.recorded, watch=watch)
+        self.inquiry, self.account, self._iterations = run, run.own, 0
+        run.sub_calls = self._sub_calls(run)
+        calls = self._calls(run, past)
+        variables, files, setup = found.setup if found is not None else ({}, {}, "")
+        with open_sandbox(
+            self.sandbox_name,
+            calls=calls,
+            variables={**variables, "answer": EMPTY},
+            files=files,
+            bounds=self.cell_bounds,
+            batched=BATCHED & calls.keys(),
+            setup=setup,
+        ) as run.sandbox:
+            run.answer = AnswerVariable(run.sandbox, kind)
+            run.before = MEMORY if past is not None else ""
+            if run.rerun.record is not None:
+                run.rejoin(run.rerun.record)
+            else:
+                self._tell(messages, found, past is not None)
+            outcome, content, limit = self._work_out()
+        return self._end(outcome, content, limit)
+
+    def _tell(self, messages: Sequence[Any], found: Variable | None, past: bool) -> None:
+        """Write what is asked, and what the model is told of the text."""
+        system = self._system(self.depth, past)
+        known = [page.digest for page, _ in self.session.pages() if page.role is Role.SYSTEM]
+        if found is not None:
+            told = f"{found.told()}\nIt begins:\n{quote('context', found.head)}"
+        else:
+            told = "There is no variable `context`: ask `memory`."
+        self.inquiry.begin(
+            messages,
+            "" if digest_of(system) in known else system,
+            told,
+            digest=found.digest if found is not None else "",
+            past=past,
+            depth=self.depth,
+            functions=sorted(self.functions),
+            bounds=msgspec.to_builtins(self.cell_bounds),
+        )
+
+    def _system(self, depth: int, past: bool = False) -> str:
+        return instructions(depth, self.functions.values(), past=past)
+
+    def _end(self, outcome: AnswerOutcome, content: Any, limit: str) -> RecursiveResult:
+        """Write the answer and how the run ended, together."""
+        run, session = self.inquiry, self.session
+        missing = (*run.sub_calls.missing, *run.missing)
+        if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
+            outcome = AnswerOutcome.PARTIAL
+        run.let_go()
+        run.check()
+        is_new = content is not None and outcome is not AnswerOutcome.SAID
+        page = session.window.last + 1 if is_new else run.page if content is not None else 0
+        text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+        steps, calls, said = run.own.outcome.steps, run.sub_calls.done + run.calls, str(outcome)
+        note(session, said, answered=said, limit=limit, page=page, json=not isinstance(content, str), steps=steps, calls=calls)
+        if is_new:
+            session.append(said_by(Role.ASSISTANT, text, sources=run.last))
+        run.write()
+        run.whole.reached()
+        spent = run.whole.outcome
+        return RecursiveResult(
+            outcome=outcome,
+            content=content,
+            limit=limit,
+            missing=missing,
+            differing=tuple(run.rerun.differing),
+            address=f"p{page}" if page else "",
+            steps=steps,
+            calls=calls,
+            tokens=spent.tokens,
+            seconds=spent.seconds,
+            money=spent.money,
+            resident=run.resident,
+            sandbox=run.sandbox.name,
+            lacks=run.sandbox.lacks,
+        )
+
+    # The steps of the root
+
+    def _work_out(self) -> Ended:
+        """Step by step, until the answer is ready, a limit is reached, or the model says it in prose."""
+        run, prose = self.inquiry, 0
+        said: str | None = None
+        while not run.answer.ready:
+            if limit := run.whole.ended():
+                return self._unready(limit)
+            if run.own.reached():
+                return self._forced()
+            if said is not None and self._fenced(said):
+                said = None
+                continue
+            if said is not None:
+                prose += 1
+                if prose > PROSE:
+                    return (AnswerOutcome.SAID, said, "") if said.strip() else (AnswerOutcome.NOTHING, None, "")
+                run.say(
+                    '[Nothing is answered yet. Run code: call repl, or write a block of ```repl that sets answer["content"].]'
+                )
+            said = self._step()
+        return AnswerOutcome.ANSWERED, run.answer.content, ""
+
+    def _forced(self) -> Ended:
+        """Ask for the answer once more, without a limit of steps."""
+        run, said = self.inquiry, ""
+        self.account = Account(UNLIMITED, self.clock, run.whole)
+        for _ in range(FORCED if self.asked.steps else 0):
+            if run.whole.ended():
+                break
+            run.say('[The limit of steps is reached. Set answer["content"] and answer["ready"] = True now, in one cell.]')
+            text = self._step()
+            if text is not None and not self._fenced(text):
+                said = text.strip()
+            if run.answer.ready:
+                return AnswerOutcome.FORCED, run.answer.content, "steps"
+        ended = self._unready("steps")
+        return (AnswerOutcome.SAID, said, "steps") if said and ended[1] is None else ended
+
+    def _unready(self, limit: str) -> Ended:
+        content = self.inquiry.answer.held()
+        return (AnswerOutcome.NOTHING if content is None else AnswerOutcome.UNREADY), content, limit
+
+    def _step(self) -> str | None:
+        """The next reply, of the record or of the model, and its calls. What it says, if it calls nothing."""
+        run = self.inquiry
+        reply, began = run.again(), None
+        if reply is None:
+            for news in run.rerun.news():
+                run.say(news)
+            run.check()
+            self._iterations += 1
+            began = self.clock()
+            self.hooks.tell("on_iteration_start", self.level, self._iterations)
+            reply = finished(self._reply(), run.show)
+            run.page = self.session.window.last
+        for event in self._work(reply.calls, None):
+            run.show(event)
+        if began is not None:
+            self.hooks.tell("on_iteration_complete", self.level, self._iterations, self.clock() - began)
+        return None if reply.calls else reply.text
+
+    def _charge(self, usage: Tokens) -> None:
+        run = self.inquiry
+        run.check()
+        super()._charge(usage)
+        run.resident = max(run.resident, usage.prompt)
+        money = self.asked.prices.cost(usage)
+        note(self.session, "spent", spent=1, tokens=usage.total, money=money, resident=run.resident)
+
+    def _keep(self, message: Message, prompt: Prompt, found: Brought | None) -> None:
+        """Admit a reply: its code is made of what the prompt showed, and goes with it."""
+        made = msgspec.structs.replace(message, sources=prompt.pages)
+        keep(self.session, made, found.pages if found is not None else ())
+
+    # Cells
+
+    def _fenced(self, text: str) -> bool:
+        """Run the fenced blocks of a reply in prose; whether there were any."""
+        code, run = fenced(text), self.inquiry
+        if not code:
+            return False
+        run.show(Called("", REPL.name, code))
+        output, failed, cites = self._cell(code, run.page)
+        said = said_by(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
+        page = run.admit(said, run.page)
+        run.last = (page,)
+        run.show(Returned("", self.session.text(page), failed))
+        return True
+
+    def _work(self, calls: Sequence[Part], loop: Any) -> Iterator[RunEvent]:
+        """Run the calls of one reply one after the other: a cell may use what the one before it made."""
+        run = self.inquiry
+        for part in calls:
+            yield Called(part.call or "", part.name or "", part.text)
+        for part in calls:
+            code, failed = self.session.window.calls.get(part.call or "", 0), False
+            page = run.rerun.output(code)
+            if page is None or part.name == REPL.name:
+                message, failed = self._invoke(part, loop)
+                page = run.admit(message, code)
+            if part.name == REPL.name:
+                run.last = (page,)
+            yield Returned(part.call or "", self.session.text(page), failed)
+
+    def _invoke(self, part: Part, loop: Any) -> tuple[Message, bool]:
+        if part.name != REPL.name:
+            return super()._invoke(part, loop)
+        cites: tuple[Key, ...] = ()
+        page, failed = self.session.window.calls[part.call or ""], True
+        try:
+            code = texts_of(REPL, part.text)["code"]
+            self._permit(self.bounds, part, Action(tool=REPL.name, deed=Deed.READ))
+            text, failed, cites = self._cell(code, page)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            text = f'error: {error}; call repl with {{"code": "..."}}'
+        except AccessDenied as error:
+            text = f"error: {error}"
+        return result_of(part, text, failed, sources=(page, *self.inquiry.last), cites=cites), failed
+
+    def _cell(self, code: str, page: int) -> tuple[str, bool, tuple[Key, ...]]:
+        """Run a cell; what the model sees of it, whether it failed, and the pages that its output is from.
+
+        Args:
+            page: of the model's code.
+        """
+        run = self.inquiry
+        sub_calls, sandbox, number = run.sub_calls, run.sandbox, self.session.number
+        sub_calls.origin = tuple((number, each) for each in (page, *run.last))
+        before, started = (sub_calls.done, sub_calls.failed), sandbox.started
+        try:
+            if run.before:
+                sandbox.run(run.before)  # code may have put something else there
+            cell = sandbox.run(code, total=self.account.left())
+        finally:
+            # What was asked and paid for is kept, also when the cell is interrupted.
+            cites = run.take_cited()
+            if run.rerun.output(page) is None:
+                sub_calls.note_refused(self.session, page)
+        asked, failed = sub_calls.done - before[0], sub_calls.failed - before[1]
+        told, wrong = [*shown(cell)], run.answer.look()
+        if sandbox.started > started:
+            told.append("[the sandbox was started again: your variables are gone, context and answer are as at the beginning]")
+        if asked or failed:
+            told.append(f"[{asked:,} sub-calls answered" + (f", {failed:,} gave nothing" if failed else "") + "]")
+        told += [wrong] if wrong else []
+        return "\n".join(told), cell.outcome is not CellOutcome.OK, cites
+
+    # What the code can call
+
+    def _sub_calls(self, run: Inquiry) -> SubCalls:
+        return SubCalls(
+            self.sub if self.depth else None,
+            run.whole,
+            lambda: run.fork("Sub-calls of the run above.", calls=True),
+            free=self.free,
+            workers=self.parallel,
+            retry=self.retry,
+            reply=self.asked.reply,
+            recorded=self.recorded,
+            watch=None if run.watch is None else lambda done, failed: run.show(SubCalled(done, failed)),
+            check=run.check,
+            hooks=self.hooks,
+            depth=self.level + 1,
+        )
+
+    def _calls(self, run: Inquiry, past: Session | Store | None) -> dict[str, Callable[..., Any]]:
+        """By name, as the sandbox takes them."""
+        found = run.sub_calls.functions if self.depth else {}
+        if self.depth > 1:
+            found |= {"rlm_query": self._query, "rlm_query_batched": self._query_batched}
+        if past is not None:
+            own = self.session.name, run.began
+            memory = Past(past, self.session, own, run.sub_calls, self._is_readable)
+            found |= {"memory_search": memory.search, "memory_sessions": memory.sessions, "memory_pages": memory.pages}
+        return found | Functions(self.functions, self, self._permitted, run.sub_calls).named
+
+    def _is_readable(self, session: str) -> bool:
+        """Whether code may read another session of the past: where the agent has rights of its own, they must name it."""
+        action = Action(tool=REPL.name, deed=Deed.READ, reads=((SegmentKind.SESSION, session),))
+        return self.bounds == Rights() or decide(self.bounds, action).permit is Permit.ALLOW
+
+    def _query(self, question: str, text: str) -> Any:
+        result = self._below(question, text)
+        if isinstance(result, str):
+            raise ToolError(f"this piece gave no answer: {result}")
+        return result.content
+
+    def _query_batched(self, question: str, texts: list[str]) -> list[Any]:
+        with ThreadPoolExecutor(self.parallel) as pool:
+            results = list(pool.map(lambda text: self._below(question, text), texts))
+        return [None if isinstance(result, str) else result.content for result in results]
+
+    def _below(self, question: str, text: str) -> RecursiveResult | str:
+        """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
+        run, prompt = self.inquiry, f"{question} {text[:100]}"
+        sub_calls = run.sub_calls
+        digest = variable(text, self.session.counter.count).digest
+        if refused := sub_calls.allow(prompt, run=(question, digest)):
+            return refused
+        recorded = self.recorded.run(question, digest) if self.recorded is not None else None
+        # What failed in a cell that the model saw the end of has failed.
+        code = sub_calls.origin[0][1]
+        if recorded is not None and recorded.goes_on and not recorded.ended and not run.rerun.is_open(code):
+            sub_calls.miss(prompt, "it failed")
+            return "it failed"
+        below = self._run_below(run, recorded)
+        told = said_by(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
+        watch = None if run.watch is None else partial(run.show_below, below.session.name)
+
+        def work() -> tuple[RecursiveResult, str]:
+            try:
+                found = below._ask([told], text, None, Any, watch)
+            except KilburnError as error:
+                found = RecursiveResult(limit=type(error).__name__)
+            return found, "" if found.content is not None else found.limit or str(found.outcome)
+
+        if recorded is None:
+            result, why = self.hooks.around(below.level, below.model.name, question, self.clock, work)
+        else:
+            result, why = work()
+        run.end_below(below.session, result)
+        if why:
+            sub_calls.miss(prompt, why)
+            return why
+        return result
+
+    def _run_below(self, run: Inquiry, recorded: RunRecord | None) -> RecursiveModel:
+        """A run below this one: the recorded one that goes on, or one of its own in a branch."""
+        model = self.model
+        if recorded is not None and recorded.goes_on:
+            branch = recorded.session
+        else:
+            system = self._system(self.depth - 1)
+            branch = run.fork("Work on a part of what the run above works on.", system=system, calls=False)
+        if recorded is not None and not recorded.goes_on:
+            model = Scripted(recorded.replies, form=model.form, tokenizer=model.tokenizer)
+        made = RecursiveModel(
+            model,
+            branch,
+            sub=self.sub,
+            depth=self.depth - 1,
+            # What all of them spend is bounded by the account above.
+            limits=msgspec.structs.replace(self.asked, calls=None, tokens=None, seconds=None, money=None),
+            functions=self.functions,
+            **msgspec.structs.asdict(self.hooks),
+            sandbox=self.sandbox_name,
+            bounds=self.cell_bounds,
+            parallel=self.parallel,
+            retry=self.retry,
+            tools=bool(self.specs),
+            above=run.whole,
+            recorded=recorded,
+            free=self.free,
+            **self._options,
+        )
+        made.caller, made.level = self, self.level + 1
+        return made
+
+
+def replay(
+    recorded: Session, session: Session, source: Source | None = None, *, past: Session | Store | None = None, **options: Any
+) -> RecursiveResult:
+    """Run a recorded run again without a model: the replies are taken from its pages, and the same answer comes out.
+
+    Args:
+        recorded: the session of the run; its last question counts.
+        session: a new session for the steps, in any store.
+        source: the same text; its digest is checked.
+        past: the same past.
+        options: those of `RecursiveModel`, such as the sandbox.
+
+    Raises:
+        SpecError: nothing was asked there, or the text is another one.
+        Unavailable: the code asked for something that is not in the recorded run.
+    """
+    run = RunRecord(recorded)
+    model = Scripted(run.replies, name="recorded", tokenizer=session.counter.name)
+    agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **options)
+    return agent.ask(run.question, source, past=past)
+
+
+def resume(
+    session: Session,
+    model: Model,
+    source: Source | None = None,
+    *,
+    past: Session | Store | None = None,
+    kind: Any = Any,
+    watch: Callable[[RunEvent | SubCalled], None] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    question: str = "",
+    **options: Any,
+) -> RecursiveResult:
+    """Go on with a run that was cut off, such as by a crash.
+
+    The cells that stand in the session are run again in a new sandbox. What they asked is answered from its pages, and not
+    asked again. Where the pages end, also within a cell, the models go on. What was spent stays spent: limits hold for both
+    parts together. An output that comes out otherwise than before, because of chance or the clock, stays as the model saw it;
+    the model is told, and it is in `RecursiveResult.differing`. A run that has ended is not begun again: its answer is returned.
+
+    Args:
+        session: the session of the run; its last question counts.
+        model: the root, the same or another.
+        source: the same text; its digest is checked.
+        past, kind, watch: see `RecursiveModel.ask`.
+        limits: what is different from the limits of the first part, by their names in `Limits`. A run that one of them ended
+            without an answer goes on if it is higher now.
+        question: what was asked, to be checked; "" for whatever it was.
+        options: those of `RecursiveModel`, such as `sub`.
+
+    Raises:
+        SpecError: nothing was asked there, the question or the text is another one, or the session went on with something else.
+        Forgotten: a page of the run was. StoreStale: another program goes on with it.
+        ModelError: the root failed; the run can be gone on with again.
+    """
+    if unknown := sorted({*(limits or {})} - {*Limits.__struct_fields__}):
+        raise SpecError(f"no limit {unknown[0]!r}", advice=f"there are: {', '.join(Limits.__struct_fields__)}")
+    run = RunRecord(session, goes_on=True, given=limits)
+    if question not in ("", run.question):
+        raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
+    known = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
+    with _alone(session):
+        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(known | options))
+        return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
+
+
+@contextmanager
+def _alone(session: Session) -> Iterator[None]:
+    """Whatever of a run's sessions another program wrote to: it goes on with the run."""
+    try:
+        yield
+    except StoreStale as error:
+        raise taken_up(session) from error
+
+
+def _check_same(run: RunRecord, found: Variable | None, past: Session | Store | None) -> None:
+    """Make sure that a question is about what the recorded run was about.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if run.digest != (found.digest if found is not None else ""):
+        raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
+    if run.past and past is None:
+        raise SpecError("the recorded run read the past", advice="give it again")
+
+
+def _ended(run: RunRecord) -> RecursiveResult:
+    """What came of a run that has ended, from its pages."""
+    said, content = run.ended, None
+    if said["page"]:
+        text = run.session.text(said["page"])
+        content = msgspec.json.decode(text) if said["json"] else text
+    return RecursiveResult(
+        outcome=AnswerOutcome(said["answered"]),
+        content=content,
+        limit=said["limit"],
+        missing=run.missing,
+        address=f"p{said['page']}" if said["page"] else "",
+        steps=said["steps"],
+        calls=said["calls"],
+        tokens=run.spent.tokens,
+        seconds=run.spent.seconds,
+        money=run.spent.money,
+        resident=run.resident,
+    )

@@ -1,0 +1,444 @@
+"""Runs Python that a model wrote, outside of this program, with functions of ours that it can call.
+
+A *sandbox* keeps variables from one *cell* to the next, like a notebook. What the code says, and what it asks for, is
+data: it comes as JSON, is checked, and has bounds. The code is never run by this program's own interpreter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import keyword
+import logging
+import os
+import stat
+import time
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, ClassVar, Self
+
+import msgspec
+
+from kilburn.arguments import check_fields, checking, plain_number
+from kilburn.errors import KilburnError, NoValue, SandboxError, SandboxRefused, SpecError
+from kilburn.extras import command
+from kilburn.kernel.resolve import locate, names
+from kilburn.prices import is_amount
+
+log = logging.getLogger("kilburn")
+
+__all__ = ["Bounds", "Sandbox", "open_sandbox"]
+
+USUAL = ("cpython", "monty")
+"""The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
+KIND = "recursion.sandboxes"
+DEEPEST = 100
+"""Lists and objects within each other, in a value that comes from inside."""
+ONE_CALL = 8_000_000
+"""Bytes of JSON that code can pass to a function of ours in one call."""
+ANSWER = 128_000_000
+"""Bytes of JSON that a function of ours can return, if the code's memory is no smaller."""
+SAID = 10_000
+"""Characters of an error of ours that the code is told."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cell may take.
+
+    Args:
+        seconds: how long its code may run. While a function of ours runs, only what the code computes meanwhile counts.
+        total: seconds that it may take in all, functions of ours included. One that runs then is not interrupted; no other
+            begins.
+        calls: calls of functions of ours.
+        memory: bytes that the code may take, beside the interpreter and the files.
+        output: characters of its output that are kept, and characters of its error; a million at most.
+    """
+
+    seconds: float = 30.0
+    total: float = 3600.0
+    calls: int = 10_000
+    memory: int = 512 * 1024 * 1024
+    output: int = 20_000
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        times, counts = (self.seconds, self.total), (0 < self.memory < 1 << 62, self.calls >= 0, 0 <= self.output <= 1_000_000)
+        if not (all(0 < each < 1e6 for each in times) and all(counts)):
+            advice = "give positive seconds and memory, calls of 0 or more, output of 0 to a million"
+            raise SpecError(f"bounds that cannot be: {self}", advice=advice)
+
+
+class CellOutcome(StrEnum):
+    """How a cell ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The code raised, or is no Python."""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    KILLED = "killed"
+    """The process inside died, or did what only an attack does; see `Cell.error`."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What one piece of code did.
+
+    Args:
+        output: what it printed, up to `Bounds.output` characters, and the value of a last expression.
+        cut: characters of output that were not kept.
+        error: the traceback, or why the cell was stopped; "" if its outcome is `ok`.
+        outcome: how it ended.
+        seconds: how long it took, with the functions of ours that it called.
+        lost: whether the variables are gone. The next cell then starts with those that the sandbox was opened with.
+    """
+
+    output: str
+    cut: int = 0
+    error: str = ""
+    outcome: CellOutcome = CellOutcome.OK
+    seconds: float = 0.0
+    lost: bool = False
+
+
+class SandboxStopped(Exception):
+    """The code inside goes no further, its variables are lost, and why."""
+
+    def __init__(self, outcome: CellOutcome, why: str) -> None:
+        self.outcome, self.why = outcome, why
+        super().__init__(why)
+
+
+class Callbacks:
+    """Functions of ours that the code inside calls by name, with JSON values.
+
+    Args:
+        functions: by name. Arguments are checked against their type hints, where they have any. They run in the
+            thread that called `Sandbox.run`.
+        batched: those whose last parameter is a list, and that return a list of as many. A list that is too large for
+            one call (`ONE_CALL`) goes in several, in its order.
+
+    Raises:
+        SpecError: a name that is no name in Python, or a batched function that is not there or has no parameter.
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], batched: Collection[str] = ()) -> None:
+        self.functions = dict(functions)
+        _check_names(functions)
+        self._signatures = {name: inspect.signature(function) for name, function in functions.items()}
+        self._hints = {name: _hints(function) for name, function in functions.items()}
+        self.lists: dict[str, str] = {}
+        """The parameter of each batched function that is its list."""
+        for name in batched:
+            if name not in functions or not self._signatures[name].parameters:
+                raise SpecError(f"{name[:100]!r} is no function with a list", advice="name functions whose last parameter is one")
+            self.lists[name] = [*self._signatures[name].parameters][-1]
+
+    def __call__(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call one of them. What it raises is for the code inside.
+
+        Raises:
+            NameError: there is no such function.
+            TypeError: arguments that do not fit.
+        """
+        if name not in self.functions:
+            raise NameError(f"no function {name[:100]!r} outside")
+        bound = self._signatures[name].bind(*args, **kwargs)
+        for parameter, value in bound.arguments.items():
+            try:
+                bound.arguments[parameter] = msgspec.convert(value, self._hints[name][parameter])
+            except msgspec.ValidationError as error:
+                raise TypeError(f"{name}: {parameter}: {error}") from error
+        return self.functions[name](*bound.args, **bound.kwargs)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type of each argument as it is bound; anything, where the function does not say."""
+    hints = typing.get_type_hints(function)
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        hint: Any = hints.get(parameter.name, Any)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            hint = tuple[hint, ...]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            hint = dict[str, hint]
+        found[parameter.name] = hint
+    return found
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise SpecError(f"{name[:100]!r} is no name in Python", advice="use letters, digits and _")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file to read.
+
+    Raises:
+        SpecError: it cannot be read, or is a folder, a pipe or a device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait
+        file = open(descriptor, "rb")  # noqa: SIM115 -- the caller closes it
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise SpecError(f"{path} is no file", advice="give files, no folders, pipes or devices")
+    return file
+
+
+def plain(text: str) -> str:
+    """Text that UTF-8 can carry: lone surrogates are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON.
+
+    Raises:
+        TypeError, ValueError: JSON cannot carry it.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return text
+
+
+def value_of(text: str) -> Any:
+    """The value of JSON that came from inside.
+
+    Raises:
+        ValueError: it is no JSON, holds a number that JSON cannot carry, or is nested too deep.
+    """
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    inner = [value]
+    for _ in range(DEEPEST):
+        inner = [
+            one for each in inner if isinstance(each, list | dict) for one in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not inner:
+            return value
+    raise ValueError("nested too deep")
+
+
+class Sandbox(ABC):
+    """Python outside of this program. It runs one cell at a time; closing it ends all that runs inside.
+
+    Args:
+        calls: functions of ours that the code can call.
+        variables: JSON values that the code finds under these names.
+        files: text files, or their bytes, that the code finds under these names.
+        bounds: of each cell.
+        setup: code that is run at each start, before the first cell.
+
+    Raises:
+        SandboxRefused: this machine lacks what the sandbox needs.
+        SpecError: a name that is no name in Python, a value that is no JSON, a file that cannot be read, or a setup that fails.
+    """
+
+    name: ClassVar[str]
+    lacks: tuple[str, ...] = ()
+    """What this sandbox does not have on this machine, in words."""
+    started = 0
+    """How often the inside was started. Each time but the first, the code's variables were lost."""
+
+    def __init__(
+        self,
+        *,
+        calls: Callbacks,
+        variables: Mapping[str, Any],
+        files: Mapping[str, Path | bytes],
+        bounds: Bounds,
+        setup: str = "",
+    ) -> None:
+        self.calls, self.variables, self.files, self.bounds = calls, dict(variables), dict(files), bounds
+        self.setup = setup
+        _check_names({**self.variables, **self.files})
+        try:
+            # What other libraries make of numbers and text comes out as Python's own.
+            self.variables = json.loads(json_of(self.variables))
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
+        self._closed = False
+        self._owner = os.getpid()
+        self._turn = Lock()
+        self._start()
+
+    def run(self, code: str, *, total: float | None = None) -> Cell:
+        """Run one cell. What the code does wrong is in the cell's outcome, and raises nothing.
+
+        Args:
+            total: seconds in all, where they are fewer than `Bounds.total`.
+
+        Raises:
+            SpecError: code that is no text, or a time that is none.
+            SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
+        """
+        if not isinstance(code, str):
+            raise SpecError(f"code: a {type(code).__name__}", advice="give text")
+        total = plain_number(total)
+        if total is not None and not (is_amount(total) and total > 0):
+            raise SpecError(f"total={total!r}"[:200], advice="give seconds, more than 0")
+        with self._alone():
+            begun = time.monotonic()
+            most = self.bounds.total if total is None else min(self.bounds.total, total)
+            return msgspec.structs.replace(self._run(code, most), seconds=time.monotonic() - begun)
+
+    def get(self, name: str) -> Any:
+        """The JSON value of a variable inside.
+
+        Raises:
+            NoValue: there is no such variable, or JSON cannot carry what it holds.
+            SandboxError: as for `run`.
+        """
+        if not isinstance(name, str):
+            raise SpecError(f"name: a {type(name).__name__}", advice="give the name of a variable")
+        with self._alone():
+            try:
+                return value_of(self._get(name))
+            except ValueError as error:
+                raise NoValue(f"{name[:100]}: {error}") from error
+
+    def close(self) -> None:
+        """End everything inside. Closing again does nothing, nor does closing in a program that was forked from the one that
+        opened it."""
+        self._closed = True
+        if self._owner == os.getpid():
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._owner != os.getpid():
+            raise SandboxError("another program opened this sandbox, and this one was forked from it", advice="open one here")
+        if not self._turn.acquire(blocking=False):
+            raise SandboxError("this sandbox runs a cell already", advice="open one for each thread")
+        try:
+            if self._closed:
+                raise SandboxError("this sandbox is closed", advice="open another")
+            if not self._alive():
+                self._start()
+            yield
+        except BaseException as error:
+            # After a cancellation nobody knows what the code inside does next.
+            if not isinstance(error, SandboxError):
+                self._end()
+            raise
+        finally:
+            self._turn.release()
+
+    def _start(self) -> None:
+        self._begin()
+        self.started += 1
+        if self.setup:
+            cell = self._run(self.setup, self.bounds.total)
+            if cell.outcome is not CellOutcome.OK:
+                self._end()
+                raise SpecError(f"the variables cannot be set up: {cell.error[-200:]}", advice="give the sandbox more memory")
+
+    def _answer(self, name: str, arguments: str) -> bytes:
+        """Call a function of ours with arguments that came as JSON; JSON of what it gave, or of what it raised.
+
+        It is `{"result": value}` or `{"raised": [type, message]}`.
+        """
+        try:
+            args, kwargs = msgspec.convert(value_of(arguments), tuple[list[Any], dict[str, Any]])
+            answer = msgspec.json.encode({"result": self.calls(name, args, kwargs)})
+            if len(answer) > (most := min(ANSWER, self.bounds.memory)):
+                raise ValueError(f"{name} gives {len(answer):,} bytes, and code can take {most:,} at once: ask for less")
+        except Exception as error:  # noqa: BLE001 - it is the code's to handle
+            return msgspec.json.encode({"raised": [type(error).__name__, plain(str(error))[:SAID]]})
+        return answer
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Start the inside, with the variables and files.
+
+        Raises:
+            SandboxRefused: it does not start, whatever the reason.
+        """
+
+    @abstractmethod
+    def _alive(self) -> bool:
+        """Whether the inside still has its variables."""
+
+    @abstractmethod
+    def _run(self, code: str, total: float) -> Cell:
+        """Run one cell, in so many seconds in all."""
+
+    @abstractmethod
+    def _get(self, name: str) -> str:
+        """A variable as JSON; `ValueError` says why there is none."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the inside, if it runs."""
+
+
+@checking
+def open_sandbox(
+    name: str = "auto",
+    *,
+    calls: Mapping[str, Callable[..., Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    files: Mapping[str, Path | bytes] | None = None,
+    bounds: Bounds | None = None,
+    batched: Collection[str] = (),
+    setup: str = "",
+) -> Sandbox:
+    """Open a sandbox for code that a model wrote.
+
+    Args:
+        name: `cpython` (full Python; Linux), `monty` (a subset of Python; extra `repl`), or `auto`: the first of
+            them that this machine can keep. `Sandbox.lacks` says why those before it cannot start.
+        calls: functions of ours that the code can call by name; see `Callbacks`.
+        variables: JSON values that the code finds under these names.
+        files: text files, or the bytes of some (UTF-8; other bytes become U+FFFD), whose whole text the code finds as `str`.
+            Bytes are handed over in memory.
+        bounds: of each cell.
+        batched: names of calls that take a long list in pieces; see `Callbacks`.
+        setup: code that is run at each start, before the first cell.
+
+    Raises:
+        SandboxRefused: this machine lacks what the sandbox needs. There is no less safe one to fall back to.
+        MissingExtra: the named sandbox is not installed.
+        SpecError: no sandbox of this name, a name that is no name in Python, a file that cannot be read, or a setup that fails.
+    """
+    functions = Callbacks(calls or {}, batched)
+    refused: list[str] = []
+    for each in USUAL if name == "auto" else (name,):
+        made = locate(KIND, each, foreign=False)
+        if made is None:
+            raise SpecError(f"no sandbox named {each[:100]!r}", advice=f"known: auto, {', '.join(names(KIND))}")
+        try:
+            opened: Sandbox = made(
+                calls=functions, variables=variables or {}, files=files or {}, bounds=bounds or Bounds(), setup=setup
+            )
+        except SpecError:
+            raise
+        except KilburnError as error:
+            if name != "auto":
+                raise
+            refused.append(f"{each}: {error.what}" + (f" ({error.advice})" if error.advice else ""))
+        else:
+            if refused:
+                log.info("the sandbox is %s, because others cannot start: %s", each, "; ".join(refused))
+            opened.lacks = (*(f"it is not {one}" for one in refused), *opened.lacks)
+            return opened
+    raise SandboxRefused("; ".join(refused), advice=f"use Linux on x86-64, or {command('repl')}")

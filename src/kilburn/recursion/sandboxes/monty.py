@@ -1,0 +1,241 @@
+"""Monty: an interpreter for a subset of Python, written in Rust, in a worker process of its own (extra `repl`).
+
+It has no inheritance, `yield` or `del`, few modules, and no way to the machine but the functions that it is given. It
+starts in a tenth of a second, and a cell takes tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from kilburn.errors import MissingExtra, SandboxError, SandboxRefused
+from kilburn.recursion.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, SandboxStopped, json_of, open_file, plain
+from kilburn.recursion.sandboxes.interpreter import Output, pieces, raised
+
+GRACE = 1.0
+"""Seconds beyond the bound until the worker is killed, which otherwise stops by itself."""
+FOREVER = 1_000_000_000
+"""What the library counts as suspensions; here calls are counted, and the time of each."""
+PYTHONS = """
+abs all any bin bool bytes chr complex dict divmod enumerate eval exec filter float format frozenset getattr hasattr hash hex id
+int isinstance iter len list map max min next object oct open ord pow print property range repr reversed round set setattr
+slice sorted str sum tuple type zip
+"""
+"""Python's own functions and types, as words: what a cell that failed put in their place is undone."""
+entered: set[int] = set()
+"""The program in which the library's threads run, by its number. One that is forked from it inherits the set, and no threads."""
+
+
+class Monty(Sandbox):
+    """See `open_sandbox`. The value of a last expression is not shown; print it.
+
+    Raises:
+        MissingExtra: pydantic-monty is not installed.
+        SandboxRefused: its worker does not start.
+    """
+
+    name = "monty"
+    lacks = (
+        "a subset of Python: no inheritance, yield or del, and few modules",
+        "no second layer: only the interpreter keeps the machine out, and its worker has the rights of its user",
+    )
+
+    def _begin(self) -> None:
+        try:
+            import pydantic_monty
+        except ImportError as error:
+            raise MissingExtra("pydantic-monty", "repl") from error
+        if entered and os.getpid() not in entered:
+            what = "pydantic-monty ran in the program that this one was forked from, and would wait for ever here"
+            raise SandboxRefused(what, advice="spawn programs instead of forking them, or use cpython")
+        entered.add(os.getpid())
+        self._library = pydantic_monty
+        texts = {}
+        for name, source in self.files.items():
+            with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+                texts[name] = file.read().decode("utf-8", "replace")
+        mark = secrets.token_hex(8)
+        self._hidden = {f"{name}_{mark}": name for name in self.calls.functions}
+        self._lookup = dict.fromkeys(self._hidden, _nowhere)
+        self._session: Any = None
+        self._inside = ExitStack()
+        try:
+            pool = self._inside.enter_context(
+                # The second is for what is no code of the cell, such as the end of a worker that answers no more.
+                pydantic_monty.Monty(
+                    max_processes=1, feed_duration_limit_grace=GRACE, request_timeout=self.bounds.seconds + 2 * GRACE
+                )
+            )
+            session = pool.checkout(
+                limits={
+                    "max_feed_duration_secs": self.bounds.seconds,
+                    "max_memory": self.bounds.memory + sum(len(text.encode()) for text in texts.values()),
+                    "max_suspensions": FOREVER,
+                },
+                os_policy={"sleep": "zero"},
+            )
+            self._session = self._inside.enter_context(session)
+            self._session.feed_run("None", inputs={**self.variables, **texts})
+            own = [name for name in PYTHONS.split() if self._has(name)]
+        except BaseException as error:
+            self._end()
+            if not _is_of_library(error):
+                raise
+            advice = "look at this machine's limits of processes, memory and open files, or install pydantic-monty again"
+            raise SandboxRefused(f"its worker does not start: {error}", advice=advice) from error
+        # One feed a cell: the names of our functions may hold something else by now, and those of Python's are noted.
+        ours = "".join(f"{name} = {name}_{mark}\n" for name in self.calls.functions)
+        self._before = f"{ours}before_{mark} = [{', '.join(own)}]\nNone"
+        self._after = f"{', '.join(own)} = before_{mark}\nNone"
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._session.feed_run(f"{name}\nNone", external_lookup={})
+        except self._library.MontyRuntimeError:
+            return False
+        return True
+
+    def _alive(self) -> bool:
+        return self._session is not None
+
+    def _run(self, code: str, total: float) -> Cell:
+        output = Output(self.bounds.output)
+
+        def write(stream: str, text: str) -> None:
+            output.write(text)
+
+        outcome, said, lost = CellOutcome.OK, "", False
+        try:
+            try:
+                self._feed(self._before, total)
+                # Without a last value nothing is converted for us.
+                self._feed(f"{code}\nNone", total, write)
+            except self._library.MontyError as error:
+                outcome, said = self._judged(error)
+                # One that has no room for this has none for any code.
+                self._feed(self._after, total)
+        except (SandboxStopped, self._library.MontyError) as error:
+            # What a stopped interpreter's memory holds, the library leaves open.
+            lost = True
+            self._end()
+            if outcome is CellOutcome.OK:
+                outcome, said = (error.outcome, error.why) if isinstance(error, SandboxStopped) else self._judged(error)
+            said += "\nthe variables are lost"
+        most = self.bounds.output
+        return Cell(output="".join(output.kept), cut=output.cut, error=said[-most:] if most else "", outcome=outcome, lost=lost)
+
+    def _get(self, name: str) -> str:
+        if not name.isidentifier():
+            raise ValueError("no name in Python")
+        hidden = f"json_{secrets.token_hex(8)}"
+        try:
+            return str(self._feed(f"import json as {hidden}\n{hidden}.dumps({name}, allow_nan=False)", self.bounds.seconds))
+        except SandboxStopped as stopped:
+            self._end()
+            raise ValueError(f"{stopped.why}; the variables are lost") from stopped
+        except self._library.MontyError as error:
+            raise ValueError(str(error)[:1000]) from error
+
+    def _end(self) -> None:
+        self._session = None
+        # A worker that is dead already cannot be told to end.
+        with suppress(Exception):
+            self._inside.close()
+
+    def _feed(self, code: str, total: float, write: Callable[[str, str], None] | None = None) -> Any:
+        """Run code and serve its calls; returns the value of its last expression.
+
+        Raises:
+            Stopped: the session is of no more use. MontyError: the code raised, and the session goes on.
+        """
+        library, calls = self._library, 0
+        begun = time.monotonic()
+        limit = begun + self.bounds.seconds + GRACE
+        try:
+            state = self._live().feed_start(plain(code), external_lookup=self._lookup, print_callback=write or _nowhere)
+            while not isinstance(state, library.MontyComplete):
+                now = time.monotonic()
+                if now > limit or now > begun + total:
+                    # The library's clock stands still while it asks for something: a name, a path, a call.
+                    raise SandboxStopped(CellOutcome.TIMEOUT, f"stopped after {min(self.bounds.seconds, total):g} s")
+                ours = isinstance(state, library.FunctionSnapshot) and self._hidden.get(state.function_name)
+                if not ours:
+                    state = state.resume_auto()
+                    continue
+                calls += 1
+                answer = self._called(ours, state.args, state.kwargs, calls)
+                limit += time.monotonic() - now
+                state = state.resume(answer)
+        except library.MontyCrashedError as error:
+            kind = CellOutcome.TIMEOUT if error.timed_out else CellOutcome.KILLED
+            raise SandboxStopped(kind, str(error)) from error
+        except library.MontyError as error:
+            inner = error.exception() if isinstance(error, library.MontyRuntimeError) else None
+            if isinstance(inner, TimeoutError) and "limit exceeded" in str(inner):
+                raise SandboxStopped(
+                    CellOutcome.TIMEOUT, f"stopped after {self.bounds.seconds:g} s\n{_display(error)}"
+                ) from error
+            raise
+        except (SandboxStopped, SandboxError):
+            raise
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
+            raise SandboxStopped(CellOutcome.KILLED, f"the interpreter broke off: {error}") from error
+        return state.output
+
+    def _live(self) -> Any:
+        if self._session is None:
+            raise SandboxError("this sandbox was closed while it ran a cell")
+        return self._session
+
+    def _judged(self, error: Exception) -> tuple[CellOutcome, str]:
+        """The outcome that an error of the code stands for, and what to say of it."""
+        inner = error.exception() if isinstance(error, self._library.MontyRuntimeError) else None
+        return CellOutcome.MEMORY if isinstance(inner, MemoryError) else CellOutcome.ERROR, _display(error)
+
+    def _called(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], calls: int) -> dict[str, Any]:
+        """Call a function of ours for the code inside: what crosses is JSON, and errors are Python's own."""
+        try:
+            if calls > self.bounds.calls:
+                raise RuntimeError(f"no more than {self.bounds.calls:,} calls in one cell")
+            text = json_of([args, kwargs])
+            if len(text.encode()) <= ONE_CALL:
+                return {"return_value": self._one(name, text)}
+            if name not in self.calls.lists:
+                raise ValueError(f"{len(text.encode()):,} bytes as JSON, more than {ONE_CALL:,}: pass it in pieces")
+            found: list[Any] = []
+            for part in pieces(args, kwargs, self.calls.lists[name], ONE_CALL):
+                found += self._one(name, json_of(part))
+        except Exception as error:  # noqa: BLE001 - it is the code's to handle
+            return {"exception": error}
+        return {"return_value": found}
+
+    def _one(self, name: str, arguments: str) -> Any:
+        answer = json.loads(self._answer(name, arguments))
+        if "raised" in answer:
+            raise raised(*answer["raised"])
+        return answer["result"]
+
+
+def _nowhere(stream: str, text: str) -> None:
+    pass
+
+
+def _display(error: Exception) -> str:
+    return str(error.display()) if hasattr(error, "display") else str(error)
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether the library, or the machine it runs on, went wrong, and not a person who ends the program.
+
+    What panics in it is no `Exception`.
+    """
+    return (isinstance(error, Exception) and not isinstance(error, SandboxError)) or type(error).__name__ == "PanicException"

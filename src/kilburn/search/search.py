@@ -1,0 +1,473 @@
+"""The one search over the past, for people, agents and policies.
+
+It gathers candidates by words (the store's index) and, if the store has vectors, by meaning; adds the pages that
+stand beside the best; leaves out what is retired, proposed or forgotten, what was not valid at the time that is asked
+about (law 9), and what belongs to another user; lets the ranking score the rest; and fills the token budget with
+passages, a text that occurs twice only once. Pages are read from the store by number: no session is opened for this.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, islice
+
+import msgspec
+
+from kilburn.backend import Backend, Passage, SegmentInfo, SegmentKind, State
+from kilburn.budget import Counter
+from kilburn.claims import contested, together
+from kilburn.collections.collecting import is_true, until_of
+from kilburn.errors import ModelError, SpecError, StoreCorrupt
+from kilburn.kernel.window import WindowState
+from kilburn.page import Page, Place, Span
+from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
+from kilburn.search.confidence import ENOUGH, confidence
+from kilburn.search.found import DamageWarning, Findings, Found
+
+PLACES: Mapping[str, tuple[SegmentKind, ...]] = {
+    "sessions": (SegmentKind.SESSION,),
+    "facts": (SegmentKind.MEMORY,),
+    "documents": (SegmentKind.DOCUMENT,),
+    "all": tuple(SegmentKind),
+}
+"""Where one can search."""
+
+log = logging.getLogger("kilburn")
+
+RANKING = "blend"
+"""The ranking unless another one is named."""
+
+FEWEST, MOST = 60, 400
+"""Passages that each arm of a search brings, depending on the budget."""
+
+DEEPEST = 4000
+"""Passages of the arm of words from which on it looks for no further ones."""
+
+BESIDE = 24
+"""Candidates whose neighbours are candidates too, at least; more for a larger budget."""
+
+REACH = 4
+"""How far away a neighbour is."""
+
+TIE, ALSO = 0.95, 3
+"""A passage matches as well as another one with this share of its score; passages that a page brings beside its best."""
+
+Key = tuple[int, int]
+"""Number of a segment, and id of a page."""
+
+
+def kinds_of(where: str | Iterable[str]) -> set[SegmentKind]:
+    """The kinds of segments that `where` names.
+
+    Raises:
+        SpecError: another name, or none.
+    """
+    names = [where] if isinstance(where, str) else list(where)
+    unknown = [name for name in names if name not in PLACES]
+    if unknown or not names:
+        raise SpecError(f"where={where!r}"[:200], advice=f"give one or more of {', '.join(PLACES)}")
+    return {kind for name in names for kind in PLACES[name]}
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A candidate with its score."""
+
+    candidate: Candidate
+    scored: Scored
+
+    @property
+    def key(self) -> Key:
+        """Which page it is."""
+        return self.candidate.segment, self.candidate.page.id
+
+
+class _Seen(msgspec.Struct):
+    """The candidates of one page: its best passage, its scores, and its passages by words."""
+
+    span: Span
+    entry: int
+    words: float = 0.0
+    meaning: float | None = None
+    best: float = -1.0
+    by_words: dict[Span, float] = {}
+
+
+class Searcher:
+    """Searches a store.
+
+    Args:
+        vectors: finds by meaning; None for words alone.
+        windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
+            ancestors.
+        owner: of a page in such a window, the number of the segment that it was made in.
+        infos: the segments to look in.
+        everywhere: whether these are all of the tenant's.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        ranking: Ranking,
+        vectors: Meanings | None,
+        infos: Iterable[SegmentInfo],
+        *,
+        windows: Mapping[int, WindowState] | None = None,
+        owner: Callable[[int], int] | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        self._backend, self._ranking, self._vectors = backend, ranking, vectors
+        self._infos = {info.number: info for info in infos if not info.damaged}
+        self._numbers = None if everywhere else list(self._infos)
+        self._windows, self._owner = windows or {}, owner
+        self._rows: dict[Key, tuple[Page, State]] = {}
+        # Segments that turned out damaged.
+        self._lost: set[int] = set()
+        self.text = ""
+        """What words and meaning were searched for: the last query without the names of speakers."""
+
+    def ranked(
+        self,
+        query: str,
+        now: float,
+        tokens: int,
+        at: float | None = None,
+        wanted: Callable[[Page, State], bool] | None = None,
+        *,
+        beside: bool = False,
+        unseen: bool = False,
+    ) -> list[Ranked]:
+        """Pages that match, best first.
+
+        Args:
+            now: the time, in seconds since the epoch.
+            tokens: the budget for which there should be enough of them.
+            at: only what was known and valid then; None for now.
+            wanted: leaves out other pages.
+            beside: whether pages that do not match themselves may be among them, because they stand beside ones that do.
+            unseen: whether pages that the windows show come last.
+
+        Raises:
+            StoreError: the store cannot be read. If the embedder fails, words alone are searched for.
+        """
+        if not query.strip() or not self._infos or tokens < 1:
+            return []
+        time = now if at is None else at
+        depth = max(FEWEST, min(MOST, tokens // 10))
+
+        def usable(key: Key) -> bool:
+            page, state = self._rows[key]
+            # A clock that lags behind the last change is of no use: as in a listing.
+            when = max(now, self._infos[key[0]].used) if at is None else at
+            return is_true(page, state, when, now=at is None) and (wanted is None or wanted(page, state))
+
+        text, speakers = query, frozenset[str]()
+        hits = self._by_words(query, depth, unseen=unseen)
+        self._read(hit_key(hit) for hit in hits)
+        named = _named(query, {page.speaker for page, _ in self._rows.values() if page.speaker})
+        if named:
+            text, speakers = _without(query, named), named
+            hits = self._by_words(text, depth, unseen=unseen) or hits
+        self.text = text
+        seen: dict[Key, _Seen] = {}
+        top = hits[0].score if hits else 1.0
+        for hit in hits:
+            _note(seen, hit, words=hit.score, worth=hit.score / top)
+        try:
+            if self._vectors is not None:
+                self._by_meaning(text, depth, seen)
+        except ModelError as error:
+            # An endpoint that is down must not take the words with it.
+            log.warning("searched by words alone: %s", error)
+            self._vectors = None
+        self._read(seen)
+        usables = {key for key in seen if self._is_read(key) and usable(key)}
+        matching = set(seen)
+        self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
+        keys = [key for key in seen if self._is_read(key) and (key in usables or usable(key))]
+        candidates = [self._candidate(key, seen[key]) for key in keys]
+        scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
+        best = [Ranked(candidates[one.index], one) for one in scored]
+        if unseen:
+            best.sort(key=lambda one: self._is_shown(one.key))
+        return best if beside else [one for one in best if one.key in matching]
+
+    def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
+        """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
+        window where `unseen` is asked for."""
+        limit = depth
+        while True:
+            found = self._backend.search(text, segments=self._numbers, limit=limit)
+            hits = [hit for hit in found if hit.segment in self._infos and self._is_there(hit_key(hit))]
+            wanted = sum(not self._is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
+            if len(found) < limit or wanted >= depth // 2 or limit >= DEEPEST:
+                return hits
+            limit *= 8
+
+    def _is_there(self, key: Key) -> bool:
+        """Whether a page can be seen from here: not one that an ancestor has made since this branch forked."""
+        window = self._windows.get(key[0])
+        return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
+
+    def _is_shown(self, key: Key) -> bool:
+        window = self._windows.get(key[0])
+        return window is not None and window.at(key[1]) is Place.IN
+
+    def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
+        assert self._vectors is not None
+        nearest = dict(self._vectors.nearest(text, self._numbers, depth))
+        passages = self._backend.passages(nearest)
+        missing = [known.entry for known in seen.values() if known.entry not in nearest]
+        similar = self._vectors.similar(text, missing) if missing else {}
+        for known in list(seen.values()):
+            cosine = nearest.get(known.entry, similar.get(known.entry))
+            if cosine is not None:
+                known.meaning = cosine
+                known.best += cosine
+        for entry, cosine in nearest.items():
+            passage = passages.get(entry)
+            if passage is not None and passage.segment in self._infos:
+                _note(seen, passage, meaning=cosine, worth=cosine)
+
+    def _add_neighbours(self, text: str, seen: dict[Key, _Seen], usables: set[Key], most: int) -> None:
+        best = sorted(usables, key=lambda key: seen[key].best, reverse=True)[:most]
+        beside = {
+            (segment, page + step): None
+            for segment, page in best
+            if self._infos[segment].kind is not SegmentKind.MEMORY
+            for step in range(-REACH, REACH + 1)
+            if page > 0 and page + step > 0
+        }
+        new = [key for key in beside if key not in seen]
+        if not new:
+            return
+        entries = self._backend.entries(new)
+        self._read(entries)
+        cosines: dict[int, float] = {}
+        if self._vectors is not None and entries:
+            cosines = self._vectors.similar(text, [one.entry for passages in entries.values() for one in passages])
+        for passages in entries.values():
+            for one in passages:
+                cosine = cosines.get(one.entry)
+                _note(seen, one, meaning=cosine, worth=cosine or 0.0)
+
+    def _read(self, keys: Iterable[Key]) -> None:
+        """Read pages that are not read yet; from a window if it is open."""
+        missing: list[Key] = []
+        for key in dict.fromkeys(keys):
+            if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
+                continue
+            window = self._windows.get(key[0])
+            if window is None:
+                missing.append(key)
+            elif self._is_there(key):
+                self._rows[key] = window.pages[key[1]], window.states[key[1]]
+        if not missing:
+            return
+        try:
+            self._rows.update(self._backend.read(missing))
+        except StoreCorrupt:
+            for segment, group in groupby(sorted(missing), key=lambda key: key[0]):
+                try:
+                    self._rows.update(self._backend.read(group))
+                except StoreCorrupt as error:
+                    self._lost.add(segment)
+                    what = f"not searched: session {self._infos[segment].name!r}: {error.what}"
+                    warnings.warn(what, DamageWarning, stacklevel=4)
+
+    def _is_read(self, key: Key) -> bool:
+        """Whether a page was read; a segment that turned out damaged meanwhile is left out, with all that was read of it."""
+        return key in self._rows and key[0] not in self._lost
+
+    def _candidate(self, key: Key, seen: _Seen) -> Candidate:
+        page, state = self._rows[key]
+        return Candidate(
+            segment=key[0],
+            kind=self._infos[key[0]].kind,
+            page=page,
+            state=state,
+            span=seen.span,
+            also=_also(seen),
+            words=seen.words,
+            meaning=seen.meaning,
+        )
+
+    def findings(
+        self,
+        query: str,
+        tokens: int,
+        now: float,
+        counter: Counter,
+        *,
+        limit: int | None,
+        at: float | None,
+        abstain: bool,
+    ) -> Findings:
+        """What matches, within `tokens`; see `Store.search`.
+
+        Raises:
+            StoreError: see `ranked`.
+        """
+        ranked = self.ranked(query, now, tokens, at, beside=abstain)
+        best = self.found(ranked, counter, tokens, now, limit, apart=not abstain)
+        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
+        sure = confidence(self.text, best, cosine)
+        if not abstain:
+            return Findings(best, sure)
+        hits = reading_order(best)
+        return Findings(hits, sure) if sure >= ENOUGH else Findings((), sure, hits)
+
+    def found(
+        self,
+        ranked: Sequence[Ranked],
+        counter: Counter,
+        tokens: int,
+        now: float,
+        limit: int | None = None,
+        *,
+        apart: bool = False,
+    ) -> list[Found]:
+        """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
+
+        What does not fit is left out, and what comes after it may still fit. Facts that contradict each other are marked, and
+        stand one after the other.
+
+        Args:
+            apart: whether the same text in two segments is two hits.
+        """
+        rivals = contested((one.candidate.segment, one.candidate.page.claim) for one in ranked)
+        against = {one.key: [ranked[other] for other in others] for one, others in zip(ranked, rivals, strict=True) if others}
+        ranked = [ranked[place] for place in together(rivals)] if against else ranked
+        hits: list[Found] = []
+        told: set[tuple[int, str]] = set()
+        left = tokens
+        passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
+        rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
+        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+            texts = self._texts([one for one, _ in some])
+            for one, span in some:
+                whole = texts.get(one.candidate.page.digest)
+                if whole is None or span[1] > len(whole):
+                    continue  # damaged, which was told or which `fsck` reports
+                text = whole[slice(*span)]
+                cost = counter.count(text)
+                if cost > left:
+                    continue
+                same = (one.candidate.segment if apart else 0, _same(text))
+                if same not in told:
+                    told.add(same)
+                    left -= cost
+                    hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
+        return hits
+
+    def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
+        digests = {one.candidate.page.digest: one for one in ranked}
+        try:
+            return self._backend.texts(digests)
+        except StoreCorrupt:
+            texts: dict[str, str] = {}
+            for digest, one in digests.items():
+                try:
+                    texts.update(self._backend.texts([digest]))
+                except StoreCorrupt as error:
+                    name = self._infos[one.candidate.segment].name
+                    what = f"not searched: {one.candidate.page.address} of session {name!r}: {error.what}"
+                    warnings.warn(what, DamageWarning, stacklevel=4)
+            return texts
+
+    def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
+        candidate = one.candidate
+        page, state = candidate.page, candidate.state
+        return Found(
+            session=self._infos[candidate.segment].name,
+            address=page.address,
+            span=span,
+            text=text,
+            score=one.scored.score,
+            age=max(0.0, now - page.time),
+            origin=self._origin(candidate),
+            where=state.at,
+            tokens=cost,
+            speaker=page.speaker,
+            time=page.time,
+            trust=page.trust,
+            since=page.since,
+            until=until_of(page, state),
+            why=dict(one.scored.terms),
+            claim=page.claim,
+            contested=tuple(f"{self._infos[other.candidate.segment].name} {other.candidate.page.address}" for other in against),
+        )
+
+    def _origin(self, candidate: Candidate) -> str:
+        page = candidate.page
+        if page.answers:
+            call = (candidate.segment, page.answers)
+            self._read([call])
+            if call in self._rows and self._rows[call][0].name:
+                return f"tool {self._rows[call][0].name}"
+        return str(page.role)
+
+
+READ = 40
+"""Texts that are read at a time."""
+
+LETTERS = 12
+"""Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
+
+
+def hit_key(hit: Passage) -> Key:
+    """Which page a passage is of."""
+    return hit.segment, hit.page
+
+
+def reading_order(hits: Sequence[Found]) -> list[Found]:
+    """Sessions in the order in which something was said that was found there; within each, as it was said."""
+    begins: dict[str, float] = {}
+    for hit in hits:
+        begins[hit.session] = min(begins.get(hit.session, hit.time), hit.time)
+    return sorted(hits, key=lambda hit: (begins[hit.session], hit.session, hit.time, int(hit.address[1:]), hit.span))
+
+
+def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:
+    """Take a passage into account: a page's words and meaning are those of its best passages, its span is the best one's."""
+    known = seen.setdefault((hit.segment, hit.page), _Seen(hit.span, hit.entry))
+    if words:
+        known.words = max(known.words, words)
+        known.by_words[hit.span] = words
+    if meaning is not None:
+        known.meaning = meaning if known.meaning is None else max(known.meaning, meaning)
+    if worth > known.best:
+        known.span, known.entry, known.best = hit.span, hit.entry, worth
+
+
+def _also(seen: _Seen) -> tuple[Span, ...]:
+    """Passages of a page, besides its best, whose words match as well as those of any, in order."""
+    ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
+    return tuple(sorted(islice(ties, ALSO)))
+
+
+def _named(query: str, speakers: Iterable[str]) -> frozenset[str]:
+    """Those speakers whom a query names. Only a query without capitals may write a name without."""
+    folded = query.islower()
+    return frozenset(speaker for speaker in speakers if len(speaker) > 1 and _name(speaker, folded).search(query) is not None)
+
+
+def _without(query: str, names: Iterable[str]) -> str:
+    """The query without these names; as it was, where nothing else is in it."""
+    folded = query.islower()
+    left = query
+    for name in sorted(names, key=len, reverse=True):
+        left = _name(name, folded).sub(" ", left)
+    left = " ".join(left.split())
+    return left if re.search(r"\w", left) else query
+
+
+def _name(name: str, folded: bool) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(name)}(?:['’]s)?(?!\w)", re.IGNORECASE if folded else 0)
+
+
+def _same(text: str) -> str:
+    """Equal for texts that differ only in case, blanks and punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text

@@ -1,0 +1,325 @@
+"""Search by meaning over the passages of a store: their vectors, kept by the store and scanned in memory.
+
+What waits for a vector is embedded by `catch_up`, by a thread in the background, and, if it is little, by the search
+itself, so that what was just stored is found. Where others wait for every search, as in a gateway, only the thread
+embeds, and it works while nobody asks. The thread begins with the first search, or when the program has gone on for a
+while: a short program that never searches pays nothing, and what it leaves is embedded by a later one. Vectors are
+derived: whatever happens to them, they are made again from the passages, and a search never gives one whose passage is
+gone.
+
+An embedder's name is a spec that makes it again. So after a change of embedder the old vectors serve, with the old
+embedder for the queries, until the new ones are there; then the old ones are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from kilburn.backend import Backend
+from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, Refused, SpecError, StoreError
+from kilburn.kernel.resolve import resolve
+from kilburn.native import PATIENCE as COMPUTING
+from kilburn.native import ending, inside
+from kilburn.retrieval import Embedder
+from kilburn.search.scan import Scan, pack, size_of
+
+try:
+    import numpy as np
+except ModuleNotFoundError as error:
+    raise MissingExtra("numpy", "embed") from error
+
+
+log = logging.getLogger("kilburn")
+
+SHORT, LETTERS = 32, 10_000
+"""So many passages, with so many characters at most, are embedded within a search: half a second."""
+BATCH, ASIDE, MEANWHILE = 64, 16, 2
+"""Passages that are embedded at once: by `catch_up`, in the background, where the next search or the end may wait, and
+beside others, who may want the processor."""
+READ = 4096
+"""Vectors that are read from the store at once."""
+QUERIES = 64
+"""Vectors of queries that are remembered: one search asks for the same one several times."""
+GRACE = 30.0
+"""Seconds that a program goes on before the thread begins, unless it searches."""
+PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between two looks for what waits; after failures they double, up to the second."""
+PATIENCE, GLANCE = 5.0, 0.05
+"""Seconds for which the thread waits for others before each batch, and between two looks whether they are done."""
+
+
+def checked(embedder: Embedder, texts: Sequence[str]) -> Any:
+    """The vectors of texts, of length 1 in float32.
+
+    Raises:
+        ModelError: what came is not one finite vector of the embedder's dimensions for each text; or what it raises.
+        Unavailable: the program is ending.
+    """
+    # It may compute in any library.
+    with inside(patience=0.0 if getattr(embedder, "elsewhere", False) else COMPUTING):
+        found = np.asarray(embedder.embed(texts), np.float32)
+    if found.shape != (len(texts), embedder.dimensions):
+        what = f"{embedder.name} gave an array of {found.shape} for {len(texts)} texts, with {embedder.dimensions} dimensions"
+        raise ModelError(what, advice="check its model and its dimensions")
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    if not np.isfinite(lengths).all() or not (lengths > 0).all():
+        raise ModelError(f"{embedder.name} gave a vector without a direction", advice="check its model")
+    return found / lengths
+
+
+class _Kept:
+    """The vectors of one embedder, as far as they were read from the store."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.embedder = embedder
+        self.scan = Scan(embedder.dimensions)
+        self.last = 0
+        self.vector = lru_cache(QUERIES)(lambda text: checked(embedder, [text])[0])
+        """The vector of a query."""
+
+    def read(self, backend: Backend) -> bool:
+        """Take some of what any writer has stored since; returns whether there may be more. Vectors of another length are
+        not taken, and dropped."""
+        some = list(islice(backend.vectors(self.embedder.name, self.last), READ))
+        if any(len(row.data) != size_of(self.embedder.dimensions) for row in some):
+            if not backend.readonly:
+                backend.drop_vectors(self.embedder.name)
+            return False
+        if some:
+            self.scan.add([row.entry for row in some], [row.data for row in some])
+            self.last = some[-1].number
+        return len(some) == READ
+
+
+class Vectors:
+    """The vectors of a store's passages. Any number of threads may use one object.
+
+    Args:
+        store: its owner closes it, after `close`.
+        embedder: an object, or a spec of kind `search.embedders`.
+
+    Raises:
+        SpecError: no embedder. MissingExtra, Unavailable: it cannot be made.
+    """
+
+    def __init__(self, backend: Backend, embedder: Any) -> None:
+        self.backend = backend
+        self.embedder: Embedder = resolve("search.embedders", embedder)
+        self._kept = _Kept(self.embedder)
+        self._old: _Kept | None = None
+        self._looked = False
+        # Held while vectors in memory are read or changed; never while something is embedded.
+        self._lock = threading.RLock()
+        self._embedding = threading.Lock()
+        self._stop, self._wanted = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._busy: Callable[[], bool] | None = None
+        self.trouble = ""
+        """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
+
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
+        """The passages nearest in meaning, of these segments or of all, as (entry, cosine), best first.
+
+        Raises:
+            ModelError, Unavailable: the embedder failed. StoreError: the store cannot be read.
+        """
+        if not query.strip() or limit < 1:
+            return []
+        self._wanted.set()
+        serving = self._current()
+        vector = serving.vector(query)
+        with self._lock:
+            while True:
+                found = serving.scan.nearest(vector, limit, segments)
+                there = self.backend.passages([entry for entry, _ in found])
+                gone = [entry for entry, _ in found if entry not in there]
+                if not gone:
+                    return found
+                serving.scan.remove(gone)
+
+    def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
+        """The cosines of passages to a text, or to a vector of length 1; those without a vector are left out.
+
+        Raises:
+            ModelError, Unavailable: the embedder failed.
+        """
+        with self._lock:
+            serving = self._old or self._kept
+        vector = serving.vector(query) if isinstance(query, str) else np.asarray(query, np.float32)
+        if vector.shape != (serving.embedder.dimensions,):
+            what = f"a vector of {vector.shape} beside those of {serving.embedder.dimensions} dimensions"
+            raise SpecError(what, advice=f"make it with {serving.embedder.name}")
+        with self._lock:
+            return serving.scan.similar(vector, entries)
+
+    def catch_up(self, limit: int | None = None, progress: Callable[[int], None] | None = None, *, batch: int = BATCH) -> int:
+        """Embed what waits, at most `limit` passages, and drop the vectors of other embedders when nothing waits any more.
+
+        Each batch is stored before the next one begins, so whatever ends it, the next call goes on there. `progress` gets
+        the number so far.
+
+        Returns:
+            How many passages were embedded.
+
+        Raises:
+            ModelError, Unavailable: the embedder failed. StoreError: the store did.
+        """
+        done = 0
+        while not self._stop.is_set() and not ending() and (limit is None or done < limit):
+            with self._embedding:
+                waiting = self.backend.unembedded(self.embedder.name, batch if limit is None else min(batch, limit - done))
+                self._embed(waiting)
+            if not waiting:
+                self._drop_others()
+                break
+            done += len(waiting)
+            if progress is not None:
+                progress(done)
+        return done
+
+    def start(self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None) -> None:
+        """Embed what waits, in the background, until `close` or the end of the program. Does nothing for a store that is only
+        read.
+
+        Args:
+            grace: seconds until it begins, unless a search comes before. Then it looks for what waits again and again.
+            busy: whether somebody is being served. If given, searches leave all that waits to the thread, and the thread lets
+                others go first, for a few seconds before each small batch.
+        """
+        if self._thread is None and not self.backend.readonly:
+            self._busy = busy
+            self._thread = threading.Thread(target=self._work, args=(grace,), name="kilburn-vectors", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread in the background, after its present batch; idempotent."""
+        self._stop.set()
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            # However long the batch takes, the end of the program waits for it if need be.
+            self._thread.join(5)
+
+    def _work(self, grace: float) -> None:
+        if self._busy is not None:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        pause = first = min(grace, PAUSE)
+        self._wanted.wait(grace)
+        while not self._stop.is_set() and not ending():
+            try:
+                self._read()
+                self._let_others()
+                self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
+                self._read()
+                self.trouble, pause = "", first
+            except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
+                if not isinstance(error, KilburnError):
+                    # Its words may quote what was said.
+                    log.error("embedding in the background failed: %s", type(error).__name__)
+                self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
+            self._stop.wait(pause)
+
+    def _let_others(self, done: int = 0) -> None:
+        end = time.monotonic() + PATIENCE
+        while self._busy is not None and self._busy() and time.monotonic() < end and not self._stop.wait(GLANCE):
+            pass
+
+    def _read(self) -> None:
+        """Read what the store has, in steps between which others may search."""
+        more = True
+        while more:
+            with self._lock:
+                if not self._looked:
+                    self._old, self._looked = self._predecessor(), True
+                more = any(kept.read(self.backend) for kept in (self._kept, self._old) if kept is not None)
+
+    def _current(self) -> _Kept:
+        """The vectors that serve now; unless the thread sees to it, with what other writers have added, and with what waits
+        if it is little."""
+        if self._busy is None:
+            waiting = self._waiting()
+            if waiting and self._embedding.acquire(timeout=1.0):
+                try:
+                    self._embed(waiting)
+                finally:
+                    self._embedding.release()
+            with self._lock:
+                if waiting is not None:
+                    self._old, self._looked = None, True
+                self._read()
+        with self._lock:
+            return self._old or self._kept
+
+    def _waiting(self) -> list[tuple[int, str]] | None:
+        """What waits for a vector, as far as a search may embed it; None if it is more than a few passages."""
+        try:
+            waiting = self.backend.unembedded(self.embedder.name, SHORT + 1)
+        except StoreError:
+            # A passage that cannot be read is told by whoever reads it, and must not end every search.
+            return []
+        if self.backend.readonly:
+            with self._lock:
+                there = self._kept.scan.holds([entry for entry, _ in waiting])
+            waiting = [one for one, known in zip(waiting, there, strict=True) if not known]
+        if len(waiting) > SHORT:
+            return None
+        room = LETTERS
+        for count, (_, text) in enumerate(waiting):
+            room -= len(text)
+            if room < 0:
+                return waiting[:count]
+        return waiting
+
+    def _embed(self, waiting: Sequence[tuple[int, str]]) -> None:
+        if not waiting:
+            return
+        texts = [text for _, text in waiting]
+        try:
+            vectors = checked(self.embedder, texts)
+        except (Refused, Overlong):
+            # One of them may be the reason, and must not hold up the others.
+            vectors = np.stack([self._alone(text) for text in texts])
+        rows = list(zip([entry for entry, _ in waiting], pack(vectors), strict=True))
+        if not self.backend.readonly:
+            self.backend.keep_vectors(self.embedder.name, rows)
+            return
+        with self._lock:
+            self._kept.scan.add([entry for entry, _ in rows], [data for _, data in rows])
+
+    def _alone(self, text: str) -> Any:
+        """The vector of a text; zeros, near to nothing, if the embedder will not have it."""
+        try:
+            return checked(self.embedder, [text])[0]
+        except (Refused, Overlong) as error:
+            # An embedder that refuses every text is at fault, not the passage.
+            checked(self.embedder, ["a"])
+            log.warning("a passage has no vector: %s", type(error).__name__)
+            return np.zeros(self.embedder.dimensions, np.float32)
+
+    def _predecessor(self) -> _Kept | None:
+        """The vectors of the embedder before this one, if they are still there and it can be made."""
+        for name in self.backend.embedders():
+            if name == self.embedder.name:
+                continue
+            try:
+                return _Kept(resolve("search.embedders", name, foreign=False))
+            except KilburnError as error:
+                log.warning("vectors of %s cannot be used until they are made again: %s", name, error)
+        return None
+
+    def _drop_others(self) -> None:
+        if self.backend.readonly:
+            return
+        with self._lock:
+            self._old = None
+        for name in self.backend.embedders():
+            if name != self.embedder.name:
+                self.backend.drop_vectors(name)

@@ -1,0 +1,222 @@
+"""Excerpts for a view: which pages they replace, which originals they cite, and which lines they keep.
+
+Policies decide when one is made, and how large it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from itertools import islice, takewhile
+
+from kilburn.kernel.pending import NOT_INDEXED
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Fold, Move
+from kilburn.page import Page, Parts, Span
+from kilburn.policy import Stretch, View
+from kilburn.selection.lines import join, merge
+from kilburn.selection.selection import RECENT, TALK, PagePassage, candidates_of, focus_words, grain_of, select
+
+CITED = 1024
+"""An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
+
+READ = 200_000
+"""Tokens of leaving pages, newest first, from whose lines one excerpt is chosen, besides those of earlier excerpts: all
+in a window of 200,000 or less. It bounds the time of a plan."""
+
+LATEST = 128
+"""Newest pages in which the agent's latest words are looked for."""
+LIFE = 64
+"""In a window with up to this many messages, a line loses worth with age at the usual rate; in a larger window more
+slowly."""
+
+ASKED = 40
+"""Words of a request up to which each counts as much in the focus as the agent's latest words; of one twice as long, a
+quarter of it."""
+
+BEFORE = 0.3
+"""Weight in the focus of what the agent said before a short request that just came."""
+
+ANSWERS = 0.7
+"""Weight of the agent's own words compared with tool output, when the user just asked something."""
+
+SHOWN = 40_000
+"""Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
+window of 8,000 tokens, and the newest in a larger one."""
+
+IMPORTANT = 0.5
+"""Importance from which on a page belongs to the core."""
+
+
+def old_pages(view: View, tail: int, core: int) -> list[Page]:
+    """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
+    stays: set[int] = set()
+    important = [page for page in view.pages if view.importance.get(page.id, 0.0) >= IMPORTANT] if view.importance else []
+    for page in sorted(important, key=lambda page: (-view.importance[page.id], -page.id)):
+        if page.tokens <= core:
+            core -= page.tokens
+            stays.add(page.id)
+    return view.movable([page for page in view.front(tail) if page.id not in stays])
+
+
+def split_excerpts(pages: Sequence[Page]) -> tuple[Sequence[Page], Sequence[Page]]:
+    """The excerpts of several pages that stand in front, and what came after them."""
+    front = 0
+    while front < len(pages) and pages[front].kind is Kind.EXCERPT and pages[front].parts:
+        front += 1
+    return pages[:front], pages[front:]
+
+
+def cited_stretch(view: View, pages: Iterable[Page]) -> Stretch:
+    """What an excerpt in place of pages cites: these, and what left before them without an excerpt; of very many originals
+    the newest, and those of which an earlier excerpt keeps something."""
+    going = list(pages)
+    most = max(CITED, view.budget.capacity // 8)
+    last = max([source for page in going for source in (page.sources or (page.id,))], default=0)
+    resident = {page.id for page in view.pages}
+    out = [number for number in range(max(1, last - most), last) if number not in resident and not view.gone(number)]
+    stretch = view.stretch([*out, *(page.id for page in going)])
+    if len(stretch.sources) <= most:
+        return stretch
+    kept = {source for page in stretch.pages for source, _ in _kept(page)}
+    return view.stretch([*out, *(page.id for page in going)], within=kept.union(stretch.sources[most // 4 - most :]))
+
+
+def excerpt_moves(
+    stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "beyond the excerpt's reach"
+) -> list[Move]:
+    """The moves that put an excerpt in place of a stretch; its eviction if nothing of it is kept.
+
+    Args:
+        nothing: the reason in the ledger if all of it leaves.
+        torn: the reason in the ledger for pages that the excerpt does not stand for.
+    """
+    if parts and stretch.leaving:
+        return stretch.fold(why, parts=parts, torn=torn)
+    return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
+
+
+def unread(view: View) -> int:
+    """Tokens of the newest pages that the agent has not read: the latest message, and before it the results of parallel
+    calls."""
+    return sum(
+        [page.tokens for page in takewhile(lambda page: page.id > 0 and page.role is not Role.ASSISTANT, reversed(view.pages))]
+    )
+
+
+def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
+    """Excerpts of new pages that are too long to stay whole, and the tokens that they save. What memory brought stays whole: it
+    was asked for, and its tool has a bound of its own."""
+    folds: list[Move] = []
+    saved = 0
+    for page in view.latest():
+        if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT) or _is_brought(view, page):
+            continue
+        text = view.text(page.id)
+        # Of a user's message head and tail stay, because the request is usually there.
+        ends = _ends(text, whole // 4) if page.role is Role.USER else ()
+        room = whole - view.handle - sum([view.count(text[start:end]) for start, end in ends])
+        passages = candidates_of(text, page.id, page.message, str(page.role), grain_of(room))
+        parts = select(passages, [], focus_of(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
+        if parts:
+            keep = merge([*ends, *parts[0][1]])
+            folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
+            saved += page.tokens - view.handle - view.count(join(text, keep))
+    return folds, saved
+
+
+def _is_brought(view: View, page: Page) -> bool:
+    """Whether memory brought it, of this session or of others; what a branch returned is not that."""
+    return bool(page.sources) or (bool(page.cites and page.answers) and view.page(page.answers).name in NOT_INDEXED)
+
+
+def _ends(text: str, size: int) -> tuple[Span, ...]:
+    """Head and tail of a text, of about so many characters each, cut at a line end if one is near."""
+    head = text.rfind("\n", size // 2, size) + 1 or min(size, len(text))
+    tail = text.find("\n", len(text) - size, len(text) - size // 2) + 1 or max(head, len(text) - size)
+    return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
+
+
+def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT) -> Parts:
+    """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
+
+    Args:
+        least: what a passage must be worth for its tokens once `floor` tokens are taken; `recent`: the worth of a new
+            passage as such (see `select`).
+    """
+    if room <= view.handle:
+        return ()
+    grain = grain_of(room)
+    talk = ANSWERS if is_asked(view) else TALK
+    found: list[PagePassage] = []
+    characters = tokens = 0
+    kept = {source: spans for page in stretch.pages for source, spans in _kept(page)}
+    older = iter(reversed(stretch.sources))
+    for number in older:
+        page = view.page(number)
+        if page.kind in (Kind.FOLD, Kind.IMAGE):
+            continue
+        text = view.text(number)
+        characters, tokens = characters + len(text), tokens + page.tokens
+        found += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
+        if tokens >= READ:
+            break
+    for number in [number for number in older if number in kept]:
+        page = view.page(number)
+        for span in reversed(kept[number]):
+            found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
+    found.reverse()
+    life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
+    return select(
+        found,
+        _shown(view, {page.id for page in stretch.pages}),
+        focus_of(view),
+        room,
+        view.count,
+        ratio=characters / max(1, tokens),
+        least=least,
+        floor=floor,
+        recent=recent,
+        life=life,
+    )
+
+
+def flow_of(view: View) -> float:
+    """Tokens of a message, on average."""
+    return max(1.0, view.seen / max(1, view.turn))
+
+
+def _kept(page: Page) -> Parts:
+    """What an excerpt keeps of each of its sources."""
+    return page.parts or ((page.sources[0], page.spans),) if page.kind is Kind.EXCERPT and page.sources else ()
+
+
+def _shown(view: View, going: Set[int]) -> list[str]:
+    """The newest texts that stay in the prompt whole."""
+    texts: list[str] = []
+    left = SHOWN
+    for page in reversed(view.pages):
+        if left <= 0:
+            break
+        if page.id not in going and page.kind is not Kind.IMAGE:
+            texts.append(view.text(page.id))
+            left -= len(texts[-1])
+    return texts
+
+
+def focus_of(view: View) -> dict[str, float]:
+    """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
+    unless it is long."""
+    said = islice(reversed(view.pages), LATEST)
+    latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
+    asked = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
+    before = 1.0 - (1.0 - BEFORE) * asked if _is_newest(view, view.task_page) else 1.0
+    return focus_words([(view.task, asked), (view.text(latest.id) if latest else "", before)])
+
+
+def is_asked(view: View) -> bool:
+    """Whether the newest message is a short request of the user."""
+    return _is_newest(view, view.task_page) and len(view.task.split()) <= 2 * ASKED
+
+
+def _is_newest(view: View, number: int) -> bool:
+    return any(page.id == number for page in view.latest())

@@ -1,0 +1,185 @@
+"""Passages: the parts of a text that are read together, such as a function, a hunk, a paragraph or a few log lines.
+
+A text is cut where a reader would cut it: before a definition or a heading, at a blank line, at the smallest indentation.
+No language is parsed, so it works for numbered views of files, search hits, tracebacks, logs and prose alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from kilburn.page import Span
+from kilburn.selection.identifiers import identifiers
+from kilburn.selection.lines import outline, sample, skeleton, units
+from kilburn.selection.signs import Sign, case_of, sign_of, sign_of_prose
+
+LEAST = 0.25
+"""Share of the largest passage that a part of a longer text has at least."""
+
+# A line's number in a view of a file, which says nothing of the line itself.
+_NUMBER = re.compile(r"\s*\d+[:|\t]")
+_BEGINS = re.compile(
+    r"(?:(?:export|public|private|protected|static|async|pub|abstract|final)\s+)*(?:def|class|fn|func|function|struct|enum|trait|"
+    r"impl|interface|type|module|namespace|package)\b|@@|diff |Traceback |#+ |[=_*-]{3,}"
+)
+_WORD = re.compile(r"\w+")
+_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_BLANK, _BEGINNING, _INDENT = 1.0, 1.5, 0.025
+"""What a line before, a beginning, and a space of indentation are worth for a cut; an uneven cut costs up to 1."""
+
+
+class TextPassage(NamedTuple):
+    """A part of a text.
+
+    Args:
+        start, end: its span.
+        words: how often each word occurs, in lower case; a name counts as a whole and in its pieces.
+        size: all these together.
+        lines: what it says, for comparison: its lines without numbers and white space, but for the tiny ones: equal for
+            the same line in two views. Of a row its shape, its outline and its words.
+        sign: what it tells, if it is a row; `shape`: equal for rows that say the same; `names`: mentions of names in it.
+    """
+
+    start: int
+    end: int
+    words: Mapping[str, int]
+    size: int
+    lines: tuple[str, ...]
+    sign: Sign = Sign.NONE
+    shape: str = ""
+    names: int = 0
+
+
+class _Line(NamedTuple):
+    start: int
+    end: int
+    indent: int
+    blank: bool
+    begins: bool
+
+
+@lru_cache(maxsize=4096)
+def passages_of(text: str, most: int, span: Span | None = None) -> tuple[TextPassage, ...]:
+    """The passages of a text, or of a span of it, in order; what is blank belongs to none.
+
+    Args:
+        most: characters of a passage. One that is longer is cut again, in the middle of a line only if that is too long.
+    """
+    start, stop = span or (0, len(text))
+    lines = _lines(text[start:stop], start, most)
+    return tuple(_passage(text, *found) for found in _cut(lines, 0, len(lines), most) if text[slice(*found)].strip())
+
+
+ROW, PROSE = 320, 240
+"""Characters of a row of tool output at most, and of prose."""
+CACHED = 20_000
+"""Rows of a text of up to this many characters are cached."""
+
+
+def rows_of(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
+    """The lines of a text as passages with a sign; of near-duplicates the last. Long lines are cut.
+
+    Args:
+        prose: whether a person or a model wrote it: a tool's output is read by other signs.
+        most: a text of more characters is sampled: head, tail, and what surrounds error words.
+    """
+    return _cached_rows(text, prose) if len(text) <= min(most, CACHED) else _rows(text, prose, most)
+
+
+@lru_cache(maxsize=2048)
+def _cached_rows(text: str, prose: bool) -> tuple[TextPassage, ...]:
+    return _rows(text, prose, len(text))
+
+
+def _rows(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
+    sign_by = sign_of_prose if prose else sign_of
+    found: dict[str, tuple[int, int, Sign]] = {}
+    known: dict[str, Sign] = {}
+    for low, high in sample(text, most):
+        for start, end in units(text, PROSE if prose else ROW, low, high):
+            line = text[start:end]
+            shape = skeleton(line)
+            if len(shape) < 3:
+                continue
+            sign = known.get(shape)
+            if sign is None:
+                sign = known[shape] = sign_by(line)
+            if sign is Sign.FAILED:
+                shape = ".".join(("failed", *case_of(line)))
+            found.pop(shape, None)
+            found[shape] = (start, end, sign)
+    return tuple([_row(text[start:end], start, end, sign, shape) for shape, (start, end, sign) in found.items()])
+
+
+def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage:
+    words = words_of(own)
+    told = (shape, outline(shape), *[word for word in words if len(word) >= 4])
+    return TextPassage(start, end, words, sum(words.values()), told, sign, shape, sum(1 for _ in identifiers(own)))
+
+
+def words_of(text: str) -> dict[str, int]:
+    """How often each word occurs, in lower case: names as a whole, and in their pieces."""
+    found: dict[str, int] = {}
+    for word in _WORD.findall(text):
+        for part in _parts_of(word):
+            found[part] = found.get(part, 0) + 1
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _parts_of(word: str) -> tuple[str, ...]:
+    pieces = _PIECE.findall(word)
+    return (word.lower(), *[piece.lower() for piece in pieces if len(pieces) > 1])
+
+
+def bare(line: str) -> str:
+    """A line without its number and outer white space."""
+    return _NUMBER.sub("", line, count=1).strip() if line[:1].isdigit() or line[:1].isspace() else line.strip()
+
+
+def _passage(text: str, start: int, end: int) -> TextPassage:
+    own = text[start:end]
+    own = own.rstrip()
+    words = words_of(own)
+    lines = tuple([line for line in map(bare, own.split("\n")) if len(line) >= 4])
+    return TextPassage(start, start + len(own), words, sum(words.values()), lines)
+
+
+def _lines(text: str, at: int, most: int) -> list[_Line]:
+    lines: list[_Line] = []
+    for raw in text.split("\n"):
+        end = at + len(raw) + 1
+        while end - at > most:
+            lines.append(_Line(at, at + most, 0, False, False))
+            at += most
+        number = _NUMBER.match(raw)
+        told = raw[number.end() :] if number else raw
+        inner = told.lstrip()
+        lines.append(_Line(at, end, len(told) - len(inner), not inner, bool(_BEGINS.match(inner))))
+        at = end
+    # The last line has no line end.
+    lines[-1] = lines[-1]._replace(end=at - 1)
+    return lines
+
+
+def _cut(lines: list[_Line], first: int, last: int, most: int) -> list[Span]:
+    """The spans of the lines from `first` to `last`, cut in two at the best place until each is short enough."""
+    start, end = lines[first].start, lines[last - 1].end
+    size = end - start
+    if size <= most or last - first < 2:
+        return [(start, end)]
+    least = most * LEAST
+    best, at = -100.0, (first + last) // 2
+    for place in range(first + 1, last):
+        line = lines[place]
+        left = line.start - start
+        if min(left, size - left) < least:
+            continue
+        worth = _BEGINNING * line.begins - abs(2 * left - size) / size
+        worth += _BLANK * lines[place - 1].blank - (0.0 if line.blank else _INDENT * min(line.indent, 20))
+        if worth > best:
+            best, at = worth, place
+    return [*_cut(lines, first, at, most), *_cut(lines, at, last, most)]

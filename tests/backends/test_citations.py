@@ -1,0 +1,266 @@
+"""Who cites whom, across segments: found when it is damaged, and never dangling, whoever writes, dies or forgets."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from backends.formats import take_back_format_5
+from kilburn.backend import Batch, SegmentKind, State
+from kilburn.backends.schema import MIGRATIONS, admit
+from kilburn.backends.sqlite import Sqlite
+from kilburn.errors import StoreCorrupt, StoreStale
+from kilburn.page import Place
+from kilburn.testing.stores import batch_of, cited_batch
+
+TALK, MEMORY = 1, 2
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A session of ten pages, and a memory with a fact from p1 and one from that."""
+    with Sqlite(tmp_path / "k.db") as backend:
+        backend.segment("talk", time=1.0)
+        backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
+        backend.commit(TALK, batch_of(0, {number: f"told {number}" for number in range(1, 11)}))
+        backend.commit(MEMORY, cited_batch(0, -1, "a fact", cites=((TALK, 1),), depth=1))
+        backend.commit(MEMORY, cited_batch(1, -2, "a fact of it", sources=(-1,), depth=2))
+        backend.commit(MEMORY, Batch(head=2, states={-1: State(Place.RETIRED, until=7.0)}))
+    return tmp_path / "k.db"
+
+
+def change(path: Path, statement: str, *values: object) -> None:
+    """Write behind Kilburn's back."""
+    db = apsw.Connection(str(path))
+    admit(db)
+    try:
+        db.execute(statement, values)
+        assert db.changes() > 0
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM citation WHERE by_page = -1",
+        "DELETE FROM citation WHERE by_page = -2",
+        "UPDATE citation SET page = 2 WHERE by_page = -1",
+        "INSERT INTO citation VALUES(1, 3, 2, -2)",
+    ],
+)
+def test_an_index_that_disagrees_with_the_pages_is_found_and_made_again(path: Path, statement: str) -> None:
+    change(path, statement)
+    with Sqlite(path) as backend:
+        found = backend.findings()
+        assert {(one.kind, one.derived, one.segment) for one in found} == {("index", True, MEMORY)}
+        assert backend.repair() == []
+        assert backend.citing(TALK, [1, 2, 3]) == [(MEMORY, -1)]
+        assert backend.citing(MEMORY, [-1]) == [(MEMORY, -2)]
+
+
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM page WHERE process = 1 AND id = 1", "UPDATE page SET content = NULL WHERE process = 1 AND id = 1"]
+)
+def test_a_citation_of_a_page_that_is_not_there_is_found(path: Path, statement: str) -> None:
+    change(path, statement)
+    with Sqlite(path) as backend:
+        found = [one for one in backend.findings() if one.kind == "citation"]
+        assert [(one.segment, one.page, one.derived) for one in found] == [(MEMORY, -1, False)]
+        assert "p1 of segment 1" in found[0].what
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE process SET kind = 'session' WHERE id = 2",
+        "UPDATE process SET kind = 'document' WHERE id = 2",
+        "UPDATE process SET user = 'bob' WHERE id = 2",
+        "UPDATE process SET user = '' WHERE id = 2",
+        "UPDATE process SET user = 'ana' WHERE id = 1",
+    ],
+)
+def test_a_process_never_changes_its_kind_or_its_user_silently(path: Path, statement: str) -> None:
+    change(path, statement)
+    with Sqlite(path) as backend:
+        assert [bool(info.damaged) for info in backend.segments()] == ["id = 1" in statement, "id = 2" in statement]
+        assert {one.kind for one in backend.findings()} == {"session"}
+        assert {hit.segment for hit in backend.search("told fact")} == {TALK if "id = 2" in statement else MEMORY}
+
+
+@pytest.mark.parametrize(("until", "page"), [(None, -1), (8.0, -1), (9.0, -2)])
+def test_the_end_of_validity_never_changes_silently(path: Path, until: float | None, page: int) -> None:
+    change(path, "UPDATE page SET until = ? WHERE process = 2 AND id = ?", until, page)
+    with Sqlite(path) as backend:
+        with pytest.raises(StoreCorrupt, match="state"):
+            backend.read([(MEMORY, page)])
+        assert backend.read([(MEMORY, -3 - page)])
+        assert [(one.kind, one.derived, one.page) for one in backend.findings()] == [("state", True, page)]
+
+
+def test_of_two_writers_one_forgets_and_one_cites(path: Path) -> None:
+    with Sqlite(path) as one, Sqlite(path) as other:
+        other.commit(MEMORY, cited_batch(2, -3, "just learned", cites=((TALK, 2),), depth=1))
+        with pytest.raises(StoreStale, match="f3 of segment 2"):
+            one.commit(TALK, Batch(head=1, erase=[2, 3]))
+        assert next(page for page, _ in one.pages(TALK) if page.id == 3).digest
+        one.commit(TALK, Batch(head=1, erase=[3]))
+        with pytest.raises(StoreStale, match="forgotten"):
+            other.commit(MEMORY, cited_batch(3, -4, "too late", cites=((TALK, 2), (TALK, 3)), depth=1))
+        assert other.citing(TALK, [2, 3]) == [(MEMORY, -3)]
+        assert one.findings() == other.findings() == []
+
+
+def test_a_quarantined_session_is_erased_after_what_cites_it(path: Path) -> None:
+    change(path, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 5")
+    with Sqlite(path) as backend:
+        backend.quarantine(TALK)
+        with pytest.raises(StoreStale, match="f1 of segment 2"):
+            backend.erase(TALK)
+        backend.commit(MEMORY, Batch(head=2, erase=[-2, -1]))
+        backend.erase(TALK)
+        assert backend.findings() == []
+
+
+def older(path: Path) -> None:
+    """Make the file one of format 3."""
+    db = apsw.Connection(str(path))
+    admit(db)
+    db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
+    take_back_format_5(db)
+    db.execute("DROP TABLE citation; DROP TABLE vector; DROP TABLE embedded; DROP TABLE embedder")
+    for table, column in (("process", "kind"), ("process", "user"), ("page", "until")):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    for table, act in (("tenant", "INSERT"), ("process", "INSERT"), ("process", "UPDATE")):
+        name = f"{table}_{'made' if act == 'INSERT' else 'written'}"
+        db.execute(f"CREATE TRIGGER {name} BEFORE {act} ON {table} BEGIN SELECT needs_a_newer_kilburn(); END")
+    db.execute("PRAGMA user_version = 3")
+    db.close()
+
+
+def test_a_file_of_the_third_format_is_read_as_it_is_and_migrated_when_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "k.db"
+    with Sqlite(path) as store:
+        store.segment("talk", time=1.0)
+        store.commit(TALK, batch_of(0, {1: "a needle", 2: "hay"}, states={1: State(Place.IN, True, 0.5)}))
+        wanted = list(store.pages(TALK)), list(store.events(TALK)), store.segments(), store.search("needle")
+    older(path)
+    before = path.read_bytes()
+    with Sqlite(path, readonly=True) as store:
+        assert (list(store.pages(TALK)), list(store.events(TALK)), store.segments(), store.search("needle")) == wanted
+        assert store.read([(TALK, 1)])[TALK, 1][1] == State(Place.IN, True, 0.5)
+        assert (store.citing(TALK, [1]), list(store.vectors("hash"))) == ([], [])
+        assert [text for _, text in store.unembedded("hash", 5)] == ["a needle", "hay"]
+        assert store.findings() == []
+    assert path.read_bytes() == before
+    with Sqlite(path) as backend:
+        assert (list(backend.pages(TALK)), list(backend.events(TALK)), backend.segments(), backend.search("needle")) == wanted
+        backend.keep_vectors("hash", [(entry, b"data") for entry, _ in backend.unembedded("hash", 5)])
+        backend.segment("@memory", time=1.0, kind=SegmentKind.MEMORY)
+        backend.commit(MEMORY, cited_batch(0, -1, "a fact", cites=((TALK, 1),), depth=1))
+        assert backend.findings() == []
+    with apsw.Connection(str(path)) as db:
+        assert db.pragma("user_version") == len(MIGRATIONS) == 6
+        with pytest.raises(apsw.SQLError, match="needs_a_kilburn_of_format_5"):
+            db.execute("UPDATE process SET head = head + 1")
+    db.close()
+
+
+CITER = """
+import random, sys
+from kilburn.errors import StoreError, StoreStale
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
+from kilburn.testing.stores import batch_of, cited_batch
+
+chance = random.Random(int(sys.argv[2]))
+with Sqlite(sys.argv[1], busy_timeout=120, synchronous="OFF") as store:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(10_000):
+        try:
+            info = store.segment("@memory/ana", time=1.0)
+            page = -1 - info.pages
+            cites = tuple((1, number) for number in sorted(chance.sample(range(1, 11), 2)))
+            sources = (chance.randint(page + 1, -1),) if page < -1 and chance.random() < 0.5 else ()
+            if sources and store.read([(2, sources[0])])[2, sources[0]][0].digest == "":
+                sources = ()
+            store.commit(2, cited_batch(info.head, page, f"fact {page}", cites=cites, sources=sources, depth=1))
+            print("cited", flush=True)
+        except StoreStale:
+            pass
+"""
+
+FORGETTER = """
+import random, sys
+from kilburn.errors import StoreStale
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
+from kilburn.testing.stores import batch_of
+
+def forget(store, process, page):
+    for by, citing in store.citing(process, [page]):
+        forget(store, by, citing)
+    info = next(info for info in store.segments() if info.number == process)
+    store.commit(process, Batch(head=info.head, erase=[page]))
+
+chance = random.Random(int(sys.argv[2]))
+with Sqlite(sys.argv[1], busy_timeout=120, synchronous="OFF") as store:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for page in chance.sample(range(1, 11), 8):
+        while True:
+            try:
+                forget(store, 1, page)
+                break
+            except StoreStale:
+                pass  # the other process was first: look again
+        print("forgot", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_dangles_when_writers_are_killed(path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(path), str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for program in (CITER, FORGETTER)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        for writer in writers:
+            assert writer.stdout is not None
+            for _ in range(chance.randint(1, 3)):
+                assert writer.stdout.readline()
+    finally:
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+            writer.communicate()
+    with Sqlite(path) as backend:
+        assert backend.findings() == []
+        forgotten = {page.id for page, _ in backend.pages(TALK) if not page.digest}
+        assert forgotten
+        assert backend.citing(TALK, forgotten) == []
+
+
+def test_a_page_that_cites_the_same_page_twice_is_one_row(path: Path) -> None:
+    cites = tuple((TALK, number) for number in range(1, 11))
+    with Sqlite(path) as backend:
+        backend.commit(MEMORY, cited_batch(2, -3, "of all", cites=cites * 3, depth=1))
+        assert backend.citing(TALK, range(1, 11)) == [(MEMORY, -3), (MEMORY, -1)]
+        assert backend.findings() == []

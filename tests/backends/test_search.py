@@ -1,0 +1,158 @@
+"""What search finds: names and their parts, rare words before common ones, whatever the query holds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import apsw
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kilburn.backends.passages import SIZE, TOKENIZER, passages, searchable
+from kilburn.backends.sqlite import Sqlite
+from kilburn.testing.stores import batch_of
+
+ANY = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def store_of(*texts: str) -> Sqlite:
+    backend = Sqlite(":memory:")
+    info = backend.segment("s", time=1.0)
+    assert info is not None
+    backend.commit(info.number, batch_of(0, dict(enumerate(texts, 1))))
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("call getUserName now", "username user_name name"),
+        ("HTTPServerError raised", "server"),
+        ("the MAX_RETRY_COUNT value", "retry"),
+        ("in src/kilburn/backends/sqlite.py, line 40", "sqlite.py"),
+        ("in src/kilburn/backends/sqlite.py, line 40", "kilburn/stores"),
+        ("import os.path.join", "os.path.join"),
+        ("C:\\Users\\me\\notes.txt", "notes.txt"),
+        ("he was running", "runs"),
+        ("Crème brûlée", "creme brulee"),
+        ("ÜBER", "über"),
+        ("東京都に行く", "京都"),
+        ("sha 3f2a9c1d done", "3f2a9c1d"),
+        ("version v2beta", "beta"),
+        ("a well-known fact", "known"),
+        ("__init__ and __main__", "init"),
+    ],
+)
+def test_names_are_found_whole_and_by_their_parts(text: str, query: str) -> None:
+    with store_of("something else entirely", text) as backend:
+        assert [hit.page for hit in backend.search(query)] == [2]
+
+
+def test_a_whole_name_outranks_its_parts_elsewhere() -> None:
+    with store_of(
+        "stores and kilburn and src, and a py here",
+        "sqlite py",
+        "see src/kilburn/backends/sqlite.py",
+        "src stores sqlite kilburn",
+    ) as backend:
+        assert backend.search("src/kilburn/backends/sqlite.py")[0].page == 3
+
+
+@pytest.mark.parametrize(
+    "path", ["/repo/django/contrib/syndication/views.py", "/repo/größe/beiträge/ansichten.py", "/проект/вклад/синдикация/виды.py"]
+)
+def test_a_rare_name_outranks_a_message_that_only_names_the_path(path: str) -> None:
+    opening = f"Let me open {path} to look at it."
+    code = (
+        "    def get_feed(self, obj, request):\n        current_site = get_current_site(request)\n"
+        + "        feed.add(item)\n" * 20
+    )
+    with store_of(opening, opening.replace("open", "read"), code, "nothing of the kind") as backend:
+        hits = backend.search(f"the last argument of `get_feed` in {path}")
+        assert hits[0].page == 3
+
+
+def test_a_long_path_leaves_room_for_the_other_words() -> None:
+    long = "/".join(f"part{number}" for number in range(200))
+    with store_of("zebra crossing", "nothing of the kind") as backend:
+        assert [hit.page for hit in backend.search(f"zebra in {long}")] == [1]
+
+
+def test_a_sentence_without_blanks_is_no_part_of_the_path_in_it() -> None:
+    with store_of("登录错误的修复方法", "see src/kilburn/backend.py", "nothing of the kind") as backend:
+        assert backend.search("在src/kilburn/other.py中修复登录错误")[0].page == 1
+
+
+def test_of_equal_passages_the_newer_comes_first() -> None:
+    with store_of("same words", "same words", "same words") as backend:
+        assert [hit.page for hit in backend.search("same words")] == [3, 2, 1]
+
+
+def test_stop_words_count_only_where_there_is_nothing_else() -> None:
+    with store_of("the what and the who", "fox") as backend:
+        assert [hit.page for hit in backend.search("what is the fox")] == [2]
+        assert [hit.page for hit in backend.search("what is the")] == [1]
+
+
+@pytest.mark.parametrize("words", [1, 12, 36], ids=["one word", "question", "long query"])
+def test_a_rare_word_is_found_in_a_large_session_whatever_stands_around_it(words: int) -> None:
+    chance = random.Random(1)
+    common = [f"common{letter}{other}" for letter in "abcdef" for other in "abcdef"]
+    texts = [" ".join(chance.choices(common, k=60)) for _ in range(3000)]
+    texts[17] += " theneedle"
+    with store_of(*texts) as backend:
+        query = " ".join([*common[: words - 1], "theneedle"])
+        assert backend.search(query, limit=5)[0].page == 18
+
+
+def test_spans_lead_to_the_words(tmp_path: Path) -> None:
+    text = "\n".join(f"line {number} says word{number}" for number in range(500)) + "y" * 3000 + " lastword"
+    with store_of(text) as backend:
+        for word in ("word0", "word77", "word499", "lastword"):
+            (hit, *_) = backend.search(word)
+            assert word in text[slice(*hit.span)]
+
+
+@given(ANY)
+def test_passages_cover_all_but_blanks_in_order(text: str) -> None:
+    spans = passages(text, 20)
+    assert all(0 < stop - start <= 20 for start, stop in spans)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    covered = {at for start, stop in spans for at in range(start, stop)}
+    assert all(text[at].isspace() for at in range(len(text)) if at not in covered)
+
+
+def test_passages_follow_lines() -> None:
+    text = "\n".join("word " * 20 for _ in range(100))
+    assert all(text[stop - 1] == "\n" for _, stop in passages(text)[:-1])
+    assert max(stop - start for start, stop in passages(text)) <= SIZE
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANY, ANY)
+def test_any_text_goes_in_is_found_and_comes_out(text: str, query: str) -> None:
+    with store_of(text + " needle") as backend:
+        backend.search(query)
+        assert backend.search(query + " needle")
+        assert backend.findings() == []
+
+
+@given(ANY)
+def test_searchable_keeps_the_text_and_adds_words(text: str) -> None:
+    assert searchable(text).startswith(text.replace("\0", " "))
+
+
+def test_the_splitter_is_the_index_s_own() -> None:
+    db = apsw.Connection(":memory:")
+    split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
+    words = split("Foo_Bar é-x".encode(), apsw.FTS5_TOKENIZE_QUERY, None, include_offsets=False, include_colocated=False)
+    assert words == ["foo_bar", "e", "x"]
+    db.close()
+
+
+def test_long_data_is_no_name() -> None:
+    data = "iVBORw0KGgo/" * 2000
+    assert len(searchable(data)) < 2 * len(data)
