@@ -256,6 +256,8 @@ class Laws(RuleBasedStateMachine):
 
 RuntimeErrorText = "I'm sorry, I can't help with that."
 
+# A small window has a low hit rate, and saying so is right.
+pytestmark = pytest.mark.filterwarnings("ignore:hit rate")
 TestLaws = pytest.mark.slow(Laws.TestCase)
 TestLaws.settings = settings(
     max_examples=150,
