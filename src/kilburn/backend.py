@@ -266,6 +266,14 @@ class Backend(Protocol):
         """
         ...
 
+    def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """As `read`, but nothing of it is verified: to choose among many pages those that are then read.
+
+        Raises:
+            StoreCorrupt: one cannot even be decoded, or its segment is damaged.
+        """
+        ...
+
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """The pages that directly cite any of these pages of a segment, as (number of the segment, page id), in order:
         those of any segment of the tenant that have it among their `cites`, and those of the segment itself that have it

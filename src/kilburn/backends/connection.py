@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import apsw
+import msgspec
 
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 
@@ -30,6 +31,19 @@ def row(db: apsw.Connection, sql: str, *values: object) -> Row | None:
 def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> Iterable[Row]:
     """The rows of a query for each tuple of values, one after the other, read lazily."""
     return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Numbers as one value, for `json_each`: one query for all takes a third of the time of a query for each."""
+    return msgspec.json.encode(list(numbers)).decode()
+
+
+def by_segment(keys: Iterable[tuple[int, int]]) -> list[tuple[str, int]]:
+    """Pages of each segment, as (its pages in one value, segment)."""
+    pages: dict[int, list[int]] = {}
+    for segment, page in keys:
+        pages.setdefault(segment, []).append(page)
+    return [(listed(some), segment) for segment, some in pages.items()]
 
 
 @contextmanager

@@ -5,13 +5,14 @@ A row that is not as it was written raises a `StoreCorrupt` that names the sessi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import apsw
 
 from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.backends.codec import inflate
-from kilburn.backends.connection import Row, row, rows, rows_of_each
+from kilburn.backends.connection import Row, by_segment, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, event_of, page_of, seal_of
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Event
@@ -48,7 +49,15 @@ def seal_of_state(segment: int, page: int, at: bytes, pinned: int, mark: float, 
 
 _PLACES = {place.value.encode(): place for place in Place}
 
-_PAGE = "id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
+_PAGE = "page.id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
+
+_PAGES = f"SELECT process, {_PAGE} FROM json_each(?) CROSS JOIN page ON process = ? AND page.id = value"
+
+
+@lru_cache
+def state_of(at: bytes, pinned: int, mark: float, until: float | None) -> State:
+    """The state of a row. Most pages have one of a few."""
+    return State(_PLACES[at], bool(pinned), mark, until)
 
 
 class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
@@ -207,18 +216,31 @@ class SealedRows:
         for number, meta, seal, *state in rows(self._db, select, segment.number):
             yield number, self._page(segment.number, number, meta, seal), self._state(segment.number, number, *state)
 
-    def read(self, keys: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
+    def read(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
         """Single pages with their states, by segment and page; those that do not exist are left out.
 
         Raises:
             StoreCorrupt: one is not what was written.
         """
-        select = f"SELECT process, {_PAGE} FROM page WHERE process = ? AND id = ?"
-        for segment, number, meta, seal, *values in rows_of_each(self._db, select, keys):
+        for segment, number, meta, seal, *values in rows_of_each(self._db, _PAGES, by_segment(keys)):
             page, state = self.page(segment, number, meta, seal), self._state(segment, number, *values)
             if isinstance(state, str):
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {state}", advice=ADVICE)
             yield (segment, number), (page, state)
+
+    def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """As `read`, but nothing is verified.
+
+        Raises:
+            StoreCorrupt: one cannot be decoded.
+        """
+        try:
+            return {
+                (segment, number): (page_of(meta), state_of(at, pinned, mark, until))
+                for segment, number, meta, _, at, pinned, mark, until, _ in rows_of_each(self._db, _PAGES, by_segment(keys))
+            }
+        except UNREADABLE as error:
+            raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error
 
     def page(self, segment: int, number: int, meta: bytes, seal: object) -> Page:
         """One page.
@@ -250,7 +272,7 @@ class SealedRows:
         if self.seals and stand != seal_of_state(segment, number, at, pinned, mark, until):
             return "its state is not what was written"
         try:
-            return State(_PLACES[at], bool(pinned), mark, until)
+            return state_of(at, pinned, mark, until)
         except UNREADABLE as error:
             return f"its state cannot be read: {error}"
 

@@ -119,8 +119,9 @@ class Sqlite:
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
         self._sync_lock = threading.Lock()
         self._nothing_waits: dict[str, tuple[object, int]] = {}
-        # All segments and their extents, each with the state of the file of which it is known.
+        # All segments, single ones, and the extents of all, each with the state of the file of which it is known.
         self._known: tuple[tuple[object, int], Sequence[SegmentRow]] | None = None
+        self._some: tuple[tuple[object, int], dict[int, SegmentRow | None]] | None = None
         self._extents: tuple[tuple[object, int], Extents] | None = None
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
@@ -411,6 +412,19 @@ class Sqlite:
         """Changes whenever anybody writes to the file."""
         return self._db.pragma("data_version"), self._db.total_changes()
 
+    def _numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
+        """Those that are segments of this tenant; each is read once for each state of the file."""
+        state = self._state()
+        if self._some is None or self._some[0] != state:
+            self._some = state, {}
+        known, found = self._some[1], {}
+        for number in segments:
+            if number not in known:
+                known[number] = self._sealed.segment(self._number, number)
+            if (one := known[number]) is not None:
+                found[number] = one
+        return found
+
     def _segment(self, segment: int) -> SegmentRow | None:
         """A session of this tenant that is whole; None where there is none of that number.
 
@@ -454,9 +468,24 @@ class Sqlite:
             StoreCorrupt: one is not what was written.
         """
         with self._reading("reading"):
-            wanted = dict.fromkeys(keys)
-            there = {segment for segment in {segment for segment, _ in wanted} if self._segment(segment) is not None}
-            return dict(self._sealed.read([key for key in wanted if key[0] in there]))
+            return dict(self._sealed.read(self._there(keys)))
+
+    def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """See `Backend`."""
+        with self._reading("reading"):
+            return self._sealed.skim(self._there(keys))
+
+    def _there(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of segments of this tenant, each once.
+
+        Raises:
+            StoreCorrupt: such a segment is damaged.
+        """
+        wanted = dict.fromkeys(keys)
+        there = self._numbered({segment for segment, _ in wanted})
+        for segment in there.values():
+            segment.whole()
+        return [key for key in wanted if key[0] in there]
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """The pages that directly cite any of these pages of a segment."""
@@ -556,8 +585,7 @@ class Sqlite:
                 if len(wanted) > FEW:
                     known = [one for one in self._sessions() if one.number in wanted]
                 else:
-                    some = [self._sealed.segment(self._number, number) for number in sorted(wanted)]
-                    known = [one for one in some if one is not None]
+                    known = list(self._numbered(sorted(wanted)).values())
                 whole = [one for one in known if not one.damaged and one.passages]
                 extents = Extents([(one.number, one.passages) for one in whole], sum(one.characters for one in whole))
                 hits = self._index.search(query, extents, limit, apart=len(whole) > 1)
@@ -583,9 +611,9 @@ class Sqlite:
         with self._reading("reading"):
             wanted = dict.fromkeys(keys)
             whole = self._whole(segment for segment, _ in wanted)
-            for key, number, span in self._index.of_pages([key for key in wanted if key[0] in whole]):
+            for key, number, span in self._index.of_pages(key for key in wanted if key[0] in whole):
                 found.setdefault(key, []).append(_passage(number, key[1], span))
-        return found
+        return {key: found[key] for key in wanted if key in found}
 
     def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
         """The passages with these numbers; those that do not exist any more are left out."""
@@ -596,8 +624,7 @@ class Sqlite:
 
     def _whole(self, segments: Iterable[int]) -> set[int]:
         """Those that are segments of this tenant and not damaged."""
-        known = [self._sealed.segment(self._number, number) for number in set(segments)]
-        return {one.number for one in known if one is not None and not one.damaged}
+        return {number for number, one in self._numbered(set(segments)).items() if not one.damaged}
 
     def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
         """At most so many passages that have no vector of this embedder: (entry, text), newest segments first.
@@ -737,7 +764,7 @@ class Sqlite:
                         self._joined = False
             finally:
                 # What was read in the meantime may have been undone.
-                self._known = self._extents = None
+                self._known = self._extents = self._some = None
                 self._nothing_waits.clear()
                 with translate_errors(self.path, "writing"):
                     self._wipe(wait=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from itertools import accumulate
 from typing import cast
@@ -24,7 +24,7 @@ from typing import cast
 import apsw
 import msgspec
 
-from kilburn.backends.connection import Row, rows, rows_of_each
+from kilburn.backends.connection import Row, by_segment, listed, rows, rows_of_each
 from kilburn.backends.passages import JOINT, PATH, TOKENIZER, passages, searchable, shorten
 from kilburn.backends.slack import varint
 from kilburn.page import Span
@@ -51,6 +51,9 @@ RUNS = 64
 
 ENOUGH = 8
 """Passages with rarer words that are visited for each hit, before common words are only looked up among these."""
+
+SLACK = 1 + 1e-9
+"""A bound is so much larger than the sum that it bounds, whatever was rounded."""
 
 PLACES = (1 << 28) - 1
 """Passages that one segment can have."""
@@ -312,32 +315,70 @@ class TextIndex:
                 ranges = runs
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(extents.mean, 1.0))) for length in CLASS_LENGTH]
         sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(found, full, strict=True)]
+        worth = [math.log(1 + (count - size + 0.5) / (size + 0.5)) for size in sizes]
+        # What the words that are not counted yet can add to a passage's rarity.
+        ahead = sum(worth) * SLACK
         rarities: dict[int, float] = {}
-        known = rarities.get
         having: dict[str, set[int]] = {}
-        rarer: list[str] = []
+        rarer: list[int] = []
         visited = 0
+        # The rarity of the word that brought enough passages. From `closed` on no further ones can be among the best.
+        enough, closed = 0.0, False
         for at in sorted(range(len(words)), key=lambda at: (full[at], sizes[at])):
+            if not closed and ahead < enough:
+                closed = ahead * short[0] < _least(_scores(rarities, short), limit)
+            ahead -= worth[at]
             numbers = found[at]
             if full[at] and visited >= ENOUGH * limit:
                 # Most passages that have a common word and no rarer one cannot be among the best.
-                numbers = [number for number in self._having(words[at], ranges, ROWS, rarer) if number >> 32 in wanted]
+                if closed:
+                    numbers = self._among(words, at, rarities, rarer, found, full)
+                else:
+                    numbers = self._having(words[at], ranges, ROWS, [words[other] for other in rarer])
+                    numbers = [number for number in numbers if number >> 32 in wanted]
             else:
-                rarer.append(words[at])
+                rarer.append(at)
                 visited += len(numbers)
-            rarity = math.log(1 + (count - sizes[at] + 0.5) / (sizes[at] + 0.5))
+            if closed:
+                numbers = [number for number in numbers if number in rarities]
             if terms[words[at]] != words[at]:
                 # The rarest part of a path comes first, and the others count no more.
                 counted = having.setdefault(terms[words[at]], set())
                 numbers = [number for number in numbers if number not in counted]
                 counted.update(numbers)
-            for number in numbers:
-                rarities[number] = known(number, 0.0) + rarity
-        scores = [(-rarity * short[number & 15], number) for number, rarity in rarities.items()]
-        if len(scores) > 4 * limit:
-            least = sorted([score for score, _ in scores])[limit - 1]
-            scores = [one for one in scores if one[0] <= least]
-        return [(number, -score) for score, number in sorted(scores)[:limit]]
+            rarity = worth[at]
+            if rarities:
+                known = rarities.get
+                for number in numbers:
+                    rarities[number] = known(number, 0.0) + rarity
+            else:
+                rarities = dict.fromkeys(numbers, rarity)
+            if not enough and len(rarities) >= limit:
+                enough = rarity
+        return _best(rarities, short, limit)
+
+    def _among(
+        self,
+        words: Sequence[str],
+        word: int,
+        entries: Collection[int],
+        rarer: Sequence[int],
+        found: Sequence[Sequence[int]],
+        full: Sequence[bool],
+    ) -> Iterable[int]:
+        """Those of these entries that have a word, and others; each of these entries has a rarer one. They are looked for among
+        those with as few rarer words as need be, and where such a word is common, not beyond those that were looked at."""
+        low, high = min(entries), max(entries)
+        few: list[str] = []
+        numbers: list[int] = []
+        for other in _cover(entries, rarer, found):
+            if full[other]:
+                numbers += self._having(words[word], [(low, min(high, max(found[other])))], ROWS, [words[other]])
+            else:
+                few.append(words[other])
+        if few:
+            numbers += self._having(words[word], [(low, high)], ROWS, few)
+        return dict.fromkeys(numbers)
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """The first entries that have a word, at most so many of all ranges together; if `among` is given, of those that also
@@ -377,24 +418,52 @@ class TextIndex:
 
     def spans(self, numbers: Sequence[int]) -> dict[int, tuple[int, Span]]:
         """Page and span of entries."""
-        spans = rows_of_each(
-            self._db, "SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers]
-        )
+        select = "SELECT value, page, start, stop FROM json_each(?) CROSS JOIN passage ON passage.id = value"
+        spans = rows(self._db, select, listed(numbers))
         return {
             number: (page, (start, stop))
             for number, page, start, stop in spans
             if isinstance(page, int) and _is_span(start, stop)
         }
 
-    def of_pages(self, keys: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, Span]]:
+    def of_pages(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, Span]]:
         """The entries of pages with their spans, of each page in reading order."""
         select = (
-            "SELECT process, page.id, passage.id, start, stop FROM page JOIN passage ON passage.id BETWEEN first AND last"
-            " WHERE process = ? AND page.id = ? AND passage.page = page.id ORDER BY passage.id DESC"
+            "SELECT process, page.id, passage.id, start, stop FROM json_each(?)"
+            " CROSS JOIN page ON process = ? AND page.id = value"
+            " CROSS JOIN passage ON passage.id BETWEEN first AND last WHERE passage.page = page.id ORDER BY key, passage.id DESC"
         )
-        for segment, page, number, start, stop in rows_of_each(self._db, select, keys):
+        for segment, page, number, start, stop in rows_of_each(self._db, select, by_segment(keys)):
             if _is_span(start, stop):
                 yield (segment, page), number, (start, stop)
+
+
+def _best(rarities: Mapping[int, float], short: Sequence[float], limit: int) -> list[tuple[int, float]]:
+    """The best entries, with their scores; of equals, the newer one."""
+    scores = _scores(rarities, short)
+    least = _least(scores, limit)
+    best = sorted([(-score, number) for score, number in zip(scores, rarities, strict=True) if score >= least])
+    return [(number, -score) for score, number in best[:limit]]
+
+
+def _scores(rarities: Mapping[int, float], short: Sequence[float]) -> list[float]:
+    return [rarity * short[number & 15] for number, rarity in rarities.items()]
+
+
+def _least(scores: Sequence[float], limit: int) -> float:
+    """What each of the best has at least."""
+    return sorted(scores)[-limit] if len(scores) >= limit else 0.0
+
+
+def _cover(entries: Iterable[int], words: Sequence[int], found: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The first of these words, which are the rarest, of which each entry has one; all of them, where some has none that was
+    looked at."""
+    left = set(entries)
+    for number, word in enumerate(words, 1):
+        left.difference_update(found[word])
+        if not left:
+            return words[:number]
+    return words
 
 
 def _is_span(start: object, stop: object) -> bool:

@@ -44,7 +44,9 @@ def since_of(page: Page) -> float:
 def until_of(page: Page, state: State) -> float | None:
     """When the text of a page stops being true: the end that it names, or the end at which it was closed, whichever is earlier.
     None if it has no end."""
-    return min((end for end in (page.until, state.until) if end is not None), default=None)
+    if page.until is None or state.until is None:
+        return state.until if page.until is None else page.until
+    return min(page.until, state.until)
 
 
 def is_true(page: Page, state: State, at: float, *, now: bool = False) -> bool:

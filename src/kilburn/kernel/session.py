@@ -537,8 +537,7 @@ class Session(Segment):
         with self._current() as kernel:
             search = kernel.searching(self.branches.below() if among is None else among, alone=among is not None)
             now = kernel.clock()
-            ranked = search.ranked(query, now, tokens, unseen=unseen)
-            hits = search.found(ranked, kernel.counter, tokens, now, limit, apart=True)
+            _, hits = search.best(query, tokens, now, kernel.counter, limit, unseen=unseen, apart=True)
             if record and not self.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
                 kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)

@@ -4,6 +4,10 @@ It gathers candidates by words (the store's index) and, if the store has vectors
 stand beside the best; leaves out what is retired, proposed or forgotten, what was not valid at the time that is asked
 about (law 9), and what belongs to another user; lets the ranking score the rest; and fills the token budget with
 passages, a text that occurs twice only once. Pages are read from the store by number: no session is opened for this.
+
+Hundreds of pages are candidates and a handful is shown. The candidates are skimmed: nothing of them is verified, so a
+damaged one may be ranked wrongly or missed. What is shown is read and verified, and judged again by what was verified. If
+something of it is damaged, the search is done again with every candidate verified, without the segments that are damaged.
 """
 
 from __future__ import annotations
@@ -122,8 +126,11 @@ class Searcher:
         self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
         self._windows, self._owner = windows or {}, owner
+        # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
-        # Segments that turned out damaged.
+        self._verified: set[Key] = set()
+        # Whether all are verified at once, because one was damaged; segments that turned out damaged.
+        self._careful = False
         self._lost: set[int] = set()
         self.text = ""
         """What words and meaning were searched for: the last query without the names of speakers."""
@@ -139,7 +146,8 @@ class Searcher:
         beside: bool = False,
         unseen: bool = False,
     ) -> list[Ranked]:
-        """Pages that match, best first.
+        """Pages that match, best first. They are for `best`, or for whoever reads them again: but for those of the windows they
+        are not verified yet.
 
         Args:
             now: the time, in seconds since the epoch.
@@ -165,7 +173,7 @@ class Searcher:
 
         text, speakers = query, frozenset[str]()
         hits = self._by_words(query, depth, unseen=unseen)
-        self._read(hit_key(hit) for hit in hits)
+        self._read([hit_key(hit) for hit in hits])
         named = _named(query, {page.speaker for page, _ in self._rows.values() if page.speaker})
         if named:
             text, speakers = _without(query, named), named
@@ -186,13 +194,14 @@ class Searcher:
         usables = {key for key in seen if self._is_read(key) and usable(key)}
         matching = set(seen)
         self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
-        keys = [key for key in seen if self._is_read(key) and (key in usables or usable(key))]
-        candidates = [self._candidate(key, seen[key]) for key in keys]
+        # Those that came as neighbours are behind the others.
+        usables.update(key for key in islice(seen, len(matching), None) if self._is_read(key) and usable(key))
+        candidates = [self._candidate(key, known) for key, known in seen.items() if key in usables and key[0] not in self._lost]
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[one.index], one) for one in scored]
         if unseen:
             best.sort(key=lambda one: self._is_shown(one.key))
-        return best if beside else [one for one in best if one.key in matching]
+        return best if beside or len(matching) == len(seen) else [one for one in best if one.key in matching]
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
@@ -254,7 +263,7 @@ class Searcher:
                 _note(seen, one, meaning=cosine, worth=cosine or 0.0)
 
     def _read(self, keys: Iterable[Key]) -> None:
-        """Read pages that are not read yet; from a window if it is open."""
+        """Skim pages that are not there yet; take them from a window if it is open."""
         missing: list[Key] = []
         for key in dict.fromkeys(keys):
             if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
@@ -264,18 +273,41 @@ class Searcher:
                 missing.append(key)
             elif self._is_there(key):
                 self._rows[key] = window.pages[key[1]], window.states[key[1]]
-        if not missing:
-            return
+                self._verified.add(key)
+        if missing and not self._careful:
+            try:
+                self._rows.update(self._backend.skim(missing))
+                return
+            except StoreCorrupt:
+                self._careful = True
+        self._verify(missing)
+
+    def _verify(self, keys: Sequence[Key]) -> bool:
+        """Read pages, verified; a segment that turns out damaged is told and left out. Returns whether all are whole."""
+        if not keys:
+            return True
         try:
-            self._rows.update(self._backend.read(missing))
+            self._take(self._backend.read(keys), keys)
+            return True
         except StoreCorrupt:
-            for segment, group in groupby(sorted(missing), key=lambda key: key[0]):
+            for segment, group in groupby(sorted(keys), key=lambda key: key[0]):
+                some = list(group)
                 try:
-                    self._rows.update(self._backend.read(group))
+                    self._take(self._backend.read(some), some)
                 except StoreCorrupt as error:
                     self._lost.add(segment)
                     what = f"not searched: session {self._infos[segment].name!r}: {error.what}"
-                    warnings.warn(what, DamageWarning, stacklevel=4)
+                    warnings.warn(what, DamageWarning, stacklevel=5)
+            return False
+
+    def _take(self, found: Mapping[Key, tuple[Page, State]], keys: Iterable[Key]) -> None:
+        """Take pages that were verified; what was skimmed and is not there any more is gone."""
+        self._verified.update(keys)
+        for key in keys:
+            if key in found:
+                self._rows[key] = found[key]
+            else:
+                self._rows.pop(key, None)
 
     def _is_read(self, key: Key) -> bool:
         """Whether a page was read; a segment that turned out damaged meanwhile is left out, with all that was read of it."""
@@ -310,8 +342,7 @@ class Searcher:
         Raises:
             StoreError: see `ranked`.
         """
-        ranked = self.ranked(query, now, tokens, at, beside=abstain)
-        best = self.found(ranked, counter, tokens, now, limit, apart=not abstain)
+        ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, apart=not abstain)
         cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
         sure = confidence(self.text, best, cosine)
         if not abstain:
@@ -319,7 +350,34 @@ class Searcher:
         hits = reading_order(best)
         return Findings(hits, sure) if sure >= ENOUGH else Findings((), sure, hits)
 
-    def found(
+    def best(
+        self,
+        query: str,
+        tokens: int,
+        now: float,
+        counter: Counter,
+        limit: int | None = None,
+        *,
+        at: float | None = None,
+        beside: bool = False,
+        unseen: bool = False,
+        apart: bool = False,
+    ) -> tuple[list[Ranked], list[Found]]:
+        """What matches, ranked, and the best of it as passages, which are verified; see `ranked` and `_found`.
+
+        Raises:
+            StoreError: see `ranked`.
+        """
+        while True:
+            ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
+            found = self._found(ranked, counter, tokens, now, limit, apart=apart)
+            if found is not None:
+                return ranked, found
+            # Something is damaged, or not as it was when it was ranked. It is verified from now on, so this ends.
+            self._careful = True
+            self._rows = {key: row for key, row in self._rows.items() if key in self._verified}
+
+    def _found(
         self,
         ranked: Sequence[Ranked],
         counter: Counter,
@@ -328,11 +386,11 @@ class Searcher:
         limit: int | None = None,
         *,
         apart: bool = False,
-    ) -> list[Found]:
+    ) -> list[Found] | None:
         """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
 
         What does not fit is left out, and what comes after it may still fit. Facts that contradict each other are marked, and
-        stand one after the other.
+        stand one after the other. None where one is not what it was ranked by.
 
         Args:
             apart: whether the same text in two segments is two hits.
@@ -346,6 +404,8 @@ class Searcher:
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
         while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+            if not self._holds([other for one, _ in some for other in (one, *against.get(one.key, ()))]):
+                return None
             texts = self._texts([one for one, _ in some])
             for one, span in some:
                 whole = texts.get(one.candidate.page.digest)
@@ -361,6 +421,13 @@ class Searcher:
                     left -= cost
                     hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
         return hits
+
+    def _holds(self, ranked: Sequence[Ranked]) -> bool:
+        """Whether pages are, verified, what they were ranked by."""
+        new = [key for key in dict.fromkeys(one.key for one in ranked) if key not in self._verified]
+        return self._verify(new) and all(
+            one.key in self._rows and self._rows[one.key] == (one.candidate.page, one.candidate.state) for one in ranked
+        )
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
         digests = {one.candidate.page.digest: one for one in ranked}
@@ -405,7 +472,9 @@ class Searcher:
         if page.answers:
             call = (candidate.segment, page.answers)
             self._read([call])
-            if call in self._rows and self._rows[call][0].name:
+            if call not in self._verified:
+                self._verify([call])
+            if self._is_read(call) and self._rows[call][0].name:
                 return f"tool {self._rows[call][0].name}"
         return str(page.role)
 
@@ -444,6 +513,9 @@ def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: 
 
 def _also(seen: _Seen) -> tuple[Span, ...]:
     """Passages of a page, besides its best, whose words match as well as those of any, in order."""
+    if len(seen.by_words) < 2:
+        # Of most pages there is one, the best or, by meaning, another one.
+        return tuple(span for span in seen.by_words if span != seen.span)
     ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
     return tuple(sorted(islice(ties, ALSO)))
 

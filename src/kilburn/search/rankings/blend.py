@@ -58,39 +58,48 @@ class Blend:
         """All candidates, best first; of equals, the newer one."""
         best = max((candidate.words for candidate in candidates), default=0.0) or 1.0
         own = [(self.words * one.words / best, self.meaning * max(0.0, one.meaning or 0.0)) for one in candidates]
-        # Of each segment, what each page has itself.
+        # Of each segment whose pages have neighbours, what each page has itself.
         sums: dict[int, dict[int, float]] = {}
         for one, (words, meaning) in zip(candidates, own, strict=True):
-            sums.setdefault(one.segment, {})[one.page.id] = words + meaning
-        sessions = {segment: max(0.0, *of.values()) for segment, of in sums.items()}
+            if one.kind is not SegmentKind.MEMORY:
+                sums.setdefault(one.segment, {})[one.page.id] = words + meaning
+        sessions = {segment: self.session * max(0.0, *of.values()) for segment, of in sums.items()}
+        near = {segment: _near(of) for segment, of in sums.items()} if self.near else {}
         times = times_in(query.text, query.now) if self.time else []
         scored = []
         for index, (one, (words, meaning)) in enumerate(zip(candidates, own, strict=True)):
             page = one.page
-            terms = {"words": words, "meaning": meaning}
-            if one.kind is SegmentKind.MEMORY:
-                # A fact stands alone: as well as it matches itself, it would match in its session.
-                terms["session"] = self.session * (words + meaning)
-            else:
-                terms["session"] = self.session * sessions[one.segment]
-                terms["near"] = self.near * _near(sums[one.segment], page.id)
-            if query.speakers and page.speaker in query.speakers:
+            terms = {}
+            if words:
+                terms["words"] = words
+            if meaning:
+                terms["meaning"] = meaning
+            # A fact stands alone: as well as it matches itself, it would match in its session.
+            alone = one.kind is SegmentKind.MEMORY
+            if session := self.session * (words + meaning) if alone else sessions[one.segment]:
+                terms["session"] = session
+            if not alone and near and (beside := near[one.segment].get(page.id)):
+                terms["near"] = self.near * beside
+            if query.speakers and page.speaker in query.speakers and self.speaker:
                 terms["speaker"] = self.speaker
-            if page.tokens > SHORT and page.role is not Role.TOOL:
+            if page.tokens > SHORT and page.role is not Role.TOOL and self.length:
                 terms["length"] = -self.length * math.log(page.tokens / SHORT)
-            if times:
-                terms["time"] = self.time * closeness(times, since_of(page))
-            if one.state.importance:
+            if times and (time := self.time * closeness(times, since_of(page))):
+                terms["time"] = time
+            if one.state.importance and self.importance:
                 terms["importance"] = self.importance * one.state.importance
-            terms = {name: value for name, value in terms.items() if value}
             scored.append(Scored(index=index, score=sum(terms.values()), terms=terms))
         return best_first(scored, candidates)
 
 
-def _near(sums: Mapping[int, float], page: int) -> float:
-    """What the pages beside a page add; of two that are as far away, the better one."""
-    near = 0.0
-    for turns, weight in TURNS:
-        before, after = sums.get(page - turns, 0.0), sums.get(page + turns, 0.0)
-        near += weight * (before if before > after else after)
+def _near(sums: Mapping[int, float]) -> dict[int, float]:
+    """What the pages beside each page add; of two that are as far away, the better one."""
+    near: dict[int, float] = {}
+    known = sums.get
+    for page in sums:
+        total = 0.0
+        for turns, weight in TURNS:
+            before, after = known(page - turns, 0.0), known(page + turns, 0.0)
+            total += weight * (before if before > after else after)
+        near[page] = total
     return near
