@@ -100,6 +100,10 @@ class PagesById(MutableMapping[int, Page]):
     def __contains__(self, page: object) -> bool:
         return page in self._here or self._is_stored(page)
 
+    def has_all(self, pages: set[int]) -> bool:
+        """Whether there are all of these. It looks at these only: a session may have a million others."""
+        return all(map(self._is_stored, pages.difference(self._here)))
+
     def __getitem__(self, page: int) -> Page:
         known = self._here.get(page)
         if known is None:

@@ -38,6 +38,11 @@ exchanges. Its result may still come later."""
 
 VISIBLE = frozenset({Place.IN, Place.STUB})
 GONE = frozenset({Place.RETIRED, Place.DROPPED})
+BELOW = {place: State(at=place) for place in (Place.OUT, Place.FOLDED)}
+"""Where a page is that left the window and can come back."""
+
+MANY = 16
+"""Pages of a move from which on those that are below the window are moved together."""
 
 
 def stub_of(page: Page, label: str) -> str:
@@ -312,7 +317,7 @@ class WindowState:
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():
-            for number in members:
+            for number in self._set_plain(members, Place(where)) if len(members) >= MANY else members:
                 before = self.states[number]
                 dropped = where == Place.DROPPED
                 self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
@@ -407,6 +412,39 @@ class WindowState:
         if before != state:
             self._journal.append(lambda: self._put(page, state, before))
             self._put(page, before, state)
+
+    def _set_plain(self, pages: Sequence[int], where: Place) -> Sequence[int]:
+        """Move those of many pages that go from one place below the window to another and have nothing but a place, all in
+        one step; returns the others."""
+        after = BELOW.get(where)
+        if after is None:
+            return pages
+        states, others, moved = self.states, list[int](), dict[Place, list[int]]()
+        for page in pages:
+            before = states[page]
+            if page > 0 and before == BELOW.get(before.at) and page not in self.open:
+                moved.setdefault(before.at, []).append(page)
+            else:
+                others.append(page)
+        for was, some in moved.items():
+            if was is not where:
+                self._journal.append(partial(self._shift, some, where, was))
+                self._shift(some, was, where)
+        return others
+
+    def _shift(self, pages: Sequence[int], was: Place, now: Place) -> None:
+        """Move pages from one place below the window to another."""
+        self._before = dict.fromkeys(pages, BELOW[was]) | self._before
+        self.states.update(dict.fromkeys(pages, BELOW[now]))
+        self._use = None
+        if was is Place.OUT:
+            self.gaps.remove_all(pages)
+        else:
+            self.folded.difference_update(pages)
+        if now is Place.OUT:
+            self.gaps.add_all({page: self.cost(page) for page in pages})
+        else:
+            self.folded.update(pages)
 
     def _put(self, page: int, before: State | None, after: State | None) -> None:
         """Set a page's state, or remove the page if it is None, and update the order, the gaps and the use."""

@@ -78,18 +78,22 @@ def grain_of(room: int) -> int:
     return next((grain for grain in reversed(GRAINS) if 4 * room >= MANY * grain), GRAINS[0])
 
 
+@lru_cache(maxsize=4096)
 def candidates_of(
     text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
-) -> list[PagePassage]:
-    """The passages of a page, or of a span of it.
+) -> tuple[PagePassage, ...]:
+    """The passages of a page, or of a span of it. They are remembered: a plan chooses among mostly the same pages as the one
+    before.
 
     Args:
         talk: see `TALK`. Larger if somebody else asks.
     """
-    return [
-        PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
-        for passage in passages_of(text, grain, span)
-    ]
+    return tuple(
+        [
+            PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
+            for passage in passages_of(text, grain, span)
+        ]
+    )
 
 
 def select(
@@ -201,6 +205,9 @@ def _likeness(candidates: Sequence[PagePassage], focus: Mapping[str, float]) -> 
     for one, words in zip(candidates, hits, strict=True):
         known = one.passage.words
         told = words & rare
+        if not told:
+            scores.append(0.0)
+            continue
         usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
         # The exact sum is the same in any order of the words, so that equals are equal in every process.
         scores.append(math.fsum([rarity[word] * known[word] / (known[word] + usual) for word in told]))
