@@ -9,7 +9,7 @@ own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from kilburn.page import span_of
 
@@ -81,6 +81,10 @@ class Gaps:
     def __contains__(self, page: int) -> bool:
         return page in self._out
 
+    def out(self) -> Set[int]:
+        """The pages that are out."""
+        return self._out.keys()
+
     def add(self, page: int, tokens: int) -> None:
         """Add a page that is out now and has no wall any more."""
         if page in self._out:
@@ -98,7 +102,7 @@ class Gaps:
 
     def add_all(self, pages: Mapping[int, int]) -> None:
         """Add pages that are out now, with their tokens: the same as to add each, in as many steps as there are gaps."""
-        if not self._out.keys().isdisjoint(pages):
+        if self._out.keys() & pages.keys():
             raise ValueError("one of these pages is in a gap already")
         self._out.update(pages)
         ordered, begin = sorted(pages), 0
@@ -119,7 +123,7 @@ class Gaps:
 
     def remove_all(self, pages: Sequence[int]) -> None:
         """Remove pages that are not out any more: the same as to remove each, in as many steps as there are gaps."""
-        if not self._out.keys() >= set(pages):
+        if len(self._out.keys() & set(pages)) < len(pages):
             raise ValueError("one of these pages is in no gap")
         ordered, begin = sorted(pages), 0
         while begin < len(ordered):

@@ -336,7 +336,7 @@ def _subsumed(window: WindowState, chosen: set[int]) -> set[int]:
 
 
 def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> None:
-    for page in filter(window.is_awaited, chosen):
+    for page in filter(window.is_awaited, [page for page in chosen if page in window.open]):
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
     near = chosen if len(chosen) <= len(window.shown) else window.shown - chosen - subsumed

@@ -172,6 +172,13 @@ class Calls(Mapping[str, int]):
             raise KeyError(call)
         return known
 
+    def among(self, calls: Iterable[str]) -> dict[str, int]:
+        """Those of these calls that there are, with their pages. Of the others the store is asked once."""
+        here = self._here
+        found = {call: page for call in calls if (page := here.get(call)) is not None}
+        missing = [call for call in calls if call not in found] if self.find is not None else ()
+        return {**self.find(missing), **found} if self.find is not None and missing else found
+
     def __setitem__(self, call: str, page: int) -> None:
         self._here[call] = page
 
