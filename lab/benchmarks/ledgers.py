@@ -50,7 +50,8 @@ def messages_of(run: Trajectory) -> Iterator[list[dict[str, Any]]]:
 
 def ledger_of(run: Trajectory, spec: str, window: int, model: str | None) -> list[str]:
     """The events of one run, as one line each."""
-    with kilburn.open(":memory:", window=window, policy=spec, tokenizer="chars/4", model=model) as store:
+    # Without vectors: what a search finds must not depend on how far a thread has come.
+    with kilburn.open(":memory:", window=window, policy=spec, tokenizer="chars/4", model=model, embedder=None) as store:
         session = store.session("run")
         ends = []
         for number, some in enumerate(messages_of(run)):

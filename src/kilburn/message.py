@@ -59,7 +59,7 @@ TRUST_OF_ROLE = {
 }
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One part of a message, in the form that is hashed, counted, searched and recalled.
 
     Args:
@@ -79,7 +79,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     extra: str | None = None
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One message: a role and its parts, in order.
 
     Args:

@@ -8,7 +8,7 @@ Everything that it needs to know about the past is in the view.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
 from typing import Protocol, runtime_checkable
@@ -152,6 +152,8 @@ class View:
     deferred: Deferred | None = None
     gone: Callable[[int], bool] = _never
     task_page: int = 0
+    # The ids of what was found last to be movable together: a stretch is asked for the same pages.
+    _free: set[int] = field(init=False, repr=False, compare=False, default_factory=set)
 
     @property
     def excess(self) -> int:
@@ -237,7 +239,12 @@ class View:
         free = [page for page in pages if page.id not in held]
         chosen = {page.id for page in free}
         tied = {page.group for page in self.pages if page.group and page.id not in chosen}
-        return [page for page in free if page.group not in tied]
+        if not tied.isdisjoint([page.group for page in free]):
+            free = [page for page in free if page.group not in tied]
+            chosen = {page.id for page in free}
+        self._free.clear()
+        self._free.update(chosen)
+        return free
 
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
         """The stretch of a fold in place of some pages: what it has to cite, so that it breaks no law, and what leaves
@@ -253,10 +260,12 @@ class View:
             within: the originals that it may cite; None for all.
         """
         named = set(pages)
-        going = {page.id: page for page in self.movable([page for page in self.pages if page.id in named])}
-        plain = {number for number in going if number > 0}
-        behind = {number: self.originals(page) for number, page in going.items() if number < 0}
-        beside = self._with_groups(going)
+        going = {page.id: page for page in self.pages if page.id in named}
+        if going.keys() != self._free:
+            going = {page.id: page for page in self.movable(going.values())}
+        behind = {number: self.originals(going[number]) for number in going if number < 0}
+        plain = going.keys() - behind.keys()
+        beside = self._with_groups(going) if self.stubs else set()
         stubs = {stub for stub in self.stubs if stub in beside}
         resident = {page.id for page in self.pages}
         out = {number for number in named - resident if number > 0 and not self.gone(number)}
@@ -285,7 +294,7 @@ class View:
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
         """The leaving pages of which not everything may be cited, each with its group."""
-        torn = {number for number in going if number > 0 and number not in legal}
+        torn = going.keys() - behind.keys() - legal
         torn.update(number for number, originals in behind.items() if not originals <= legal)
         return {member for member in self._with_groups(torn | (stubs - legal)) if member in going}
 

@@ -248,6 +248,24 @@ def test_the_background_embeds_and_says_what_is_wrong(backend: Backend) -> None:
         vectors.nearest("passage", None, 5)
 
 
+def test_the_background_sees_whether_other_threads_compute(backend: Backend) -> None:
+    vectors = Vectors(backend, "hashing(64)")
+    until(lambda: not vectors._others_compute())
+    done = threading.Event()
+
+    def compute() -> None:
+        while not done.is_set():
+            pass
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        until(vectors._others_compute)
+    finally:
+        done.set()
+        thread.join()
+
+
 EXIT = """
 import atexit, sys, threading
 from kilburn.search.embedders.hashing import Hashing
@@ -256,12 +274,12 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.testing.stores import batch_of, start
 
 class Counting(Hashing):
-    batches, inside, ended = 0, threading.Event(), threading.Event()
+    batches, fourth, ended = 0, threading.Event(), threading.Event()
 
     def embed(self, texts):
         Counting.batches += 1
-        self.inside.set()
         if Counting.batches > 3:
+            self.fourth.set()
             self.ended.wait()
         return super().embed(texts)
 
@@ -269,8 +287,7 @@ store = Sqlite(sys.argv[1])
 store.commit(start(store), batch_of(0, {number: f"passage {number}" for number in range(1, 2000)}))
 vectors = Vectors(store, Counting(64))
 vectors.start(0.0)
-while Counting.batches < 4:
-    Counting.inside.wait()
+Counting.fourth.wait()
 
 @atexit.register
 def end():

@@ -186,7 +186,7 @@ def _shortened(data: Data) -> Data:
 def _as_stretches(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_stretches(ids) for key, ids in value.items()}
-    if not isinstance(value, list | tuple) or len(value) <= LONG or not all(type(one) is int for one in value):
+    if not isinstance(value, list | tuple) or len(value) <= LONG or set(map(type, value)) != {int}:
         return value
     runs = _find_stretches(value)
     return {RUNS: runs} if runs else value

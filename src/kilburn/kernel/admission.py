@@ -6,7 +6,7 @@ Everything is checked before anything changes, so an error leaves the session as
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -77,6 +77,8 @@ def pages_of(
     texts: dict[str, str] = {}
     calls: dict[str, Page] = {}
     answered: set[str] = set()
+    named = dict.fromkeys([part.call for message in messages for part in message.parts if part.call])
+    before = _calls_before(named, window) if named else {}
     # The place among these pages of the last compaction.
     last: int | None = None
     for offset, message in enumerate(messages):
@@ -86,8 +88,8 @@ def pages_of(
         summary_trust = trust
         summed = any(part.kind is Kind.OPAQUE and is_compaction(part) for part in message.parts)
         if summed:
-            before = pages[last:] if last is not None else (*window.visible(), *pages)
-            shown = [page for page in before if page.id not in window.stubs]
+            prompt = pages[last:] if last is not None else (*window.visible(), *pages)
+            shown = [page for page in prompt if page.id not in window.stubs]
             made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in shown))))
             summary_trust = min([trust, *(page.trust for page in shown)])
             trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
@@ -99,7 +101,7 @@ def pages_of(
             leftovers = _leftovers(part, message) if position else message.extra
             extra = extra_text(part.extra, leftovers)
             beside = summed and not is_compaction(part)
-            call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, calls, answered)
+            call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, before, calls, answered)
             group = number if part.kind is Kind.CALL else 0 if call is None else call.group
             page = Page(
                 id=number,
@@ -169,19 +171,27 @@ def _leftovers(part: Part, message: Message) -> str | None:
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
 
 
-def _call_of(part: Part, window: WindowState, calls: dict[str, Page], answered: set[str]) -> Page | None:
+def _calls_before(named: Iterable[str], window: WindowState) -> dict[str, int]:
+    """Those of these calls that the session has, with their pages.
+
+    Another writer may have called one since; then this state is old, nothing of it will be written, and it is left out.
+    """
+    return {call: page for call, page in window.calls.among(named).items() if page in window.pages}
+
+
+def _call_of(
+    part: Part, window: WindowState, before: Mapping[str, int], calls: dict[str, Page], answered: set[str]
+) -> Page | None:
     """The page of the call that a result, or an image inside it, belongs to; None for what belongs to none.
 
     Args:
+        before: the calls of the session.
         calls: those of the same messages; `answered` are the ids of which these have the result already.
 
     Raises:
         InvalidMessage, DuplicateCall, OrphanResult.
     """
-    known = window.calls.get(part.call or "")
-    if known is not None and known not in window.pages:
-        # Another writer has called it since, so this state is old, and nothing of it will be written.
-        known = None
+    known = before.get(part.call or "")
     if part.kind is Kind.CALL:
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")

@@ -9,7 +9,7 @@ own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from kilburn.page import span_of
 
@@ -81,6 +81,10 @@ class Gaps:
     def __contains__(self, page: int) -> bool:
         return page in self._out
 
+    def out(self) -> Set[int]:
+        """The pages that are out."""
+        return self._out.keys()
+
     def add(self, page: int, tokens: int) -> None:
         """Add a page that is out now and has no wall any more."""
         if page in self._out:
@@ -95,6 +99,46 @@ class Gaps:
             first, end, count, cost = self._take(self._starts[at - 1])
             last, pages, total = max(last, end), pages + count, total + cost
         self._put((first, last, pages, total))
+
+    def add_all(self, pages: Mapping[int, int]) -> None:
+        """Add pages that are out now, with their tokens: the same as to add each, in as many steps as there are gaps."""
+        if self._out.keys() & pages.keys():
+            raise ValueError("one of these pages is in a gap already")
+        self._out.update(pages)
+        ordered, begin = sorted(pages), 0
+        while begin < len(ordered):
+            first = ordered[begin]
+            wall = bisect_right(self._walls, (first, 0, first))
+            end = self._before(ordered, self._walls[wall], begin) if wall < len(self._walls) else len(ordered)
+            some = ordered[begin:end]
+            last, count, total = some[-1], len(some), sum(map(pages.__getitem__, some))
+            # Between two walls there is one gap at most.
+            at = bisect_left(self._starts, first)
+            near = [start for start in self._starts[max(0, at - 1) : at + 1] if self._meet(start, first)]
+            for start in near:
+                begun, ended, others, cost = self._take(start)
+                first, last, count, total = min(first, begun), max(last, ended), count + others, total + cost
+            self._put((first, last, count, total))
+            begin = end
+
+    def remove_all(self, pages: Sequence[int]) -> None:
+        """Remove pages that are not out any more: the same as to remove each, in as many steps as there are gaps."""
+        if len(self._out.keys() & set(pages)) < len(pages):
+            raise ValueError("one of these pages is in no gap")
+        ordered, begin = sorted(pages), 0
+        while begin < len(ordered):
+            first, last, count, total = self._take(self._starts[bisect_right(self._starts, ordered[begin]) - 1])
+            end = bisect_right(ordered, last, begin)
+            total -= sum([self._out.pop(page) for page in ordered[begin:end]])
+            count -= end - begin
+            if count:
+                self._put((self._next(first, 1), self._next(last, -1), count, total))
+            begin = end
+
+    def _before(self, ordered: Sequence[int], wall: Key, begin: int) -> int:
+        """How many of the pages in order come before a wall; the first `begin` do."""
+        end = bisect_left(ordered, wall[0], begin)
+        return end + (end < len(ordered) and ordered[end] == wall[0] and not self._after(ordered[end], wall))
 
     def remove(self, page: int) -> None:
         """Remove a page that is not out any more."""

@@ -7,7 +7,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 
 import msgspec
@@ -239,16 +239,25 @@ def _departures(window: WindowState, leaving: set[int]) -> dict[int, Place]:
         page = window.pages[member]
         if page.kind in DERIVED:
             at[member] = Place.OUT
-            for source in _covered_by(window, member):
-                if window.at(source) == Place.FOLDED:
-                    stub = window.pages[source].kind is Kind.RESULT and _call_stays(window, window.pages[source], leaving)
-                    at[source] = Place.STUB if stub else Place.OUT
+            folded = window.stand_ins.of(member) & window.folded
+            at.update(dict.fromkeys(sorted(folded), Place.OUT))
+            at.update(dict.fromkeys(_behind_calls(window, folded, leaving), Place.STUB))
         elif page.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE) and _call_stays(window, page, leaving):
             at[member] = Place.STUB
         else:
             rest = _rest(window, member)
             at[member] = Place.OUT if window.stand_ins.get(member) in leaving else rest
-    return {page: where for page, where in at.items() if window.at(page) != where}
+    states = window.states
+    return {page: where for page, where in at.items() if states[page].at != where}
+
+
+def _behind_calls(window: WindowState, folded: Set[int], leaving: set[int]) -> list[int]:
+    """Of pages that a fold stands for, the results whose calls stay in the prompt."""
+    near = folded
+    if len(folded) > len(window.shown):
+        # Groups are the same from either side: the window is short where the fold is long.
+        near = {member for page in window.shown - leaving for member in window.group(page) if member in folded}
+    return [page for page in near if window.pages[page].kind is Kind.RESULT and _call_stays(window, window.pages[page], leaving)]
 
 
 def _covered_by(window: WindowState, fold: int) -> list[int]:
@@ -307,7 +316,7 @@ def _named(window: WindowState, pages: Sequence[int]) -> tuple[set[int], set[int
     """
     chosen = set(pages)
     fresh = chosen - window.folded
-    if not pages or len(chosen) != len(pages) or not window.pages.keys() >= fresh or not window.gone.isdisjoint(fresh):
+    if not pages or len(chosen) != len(pages) or not window.pages.has_all(fresh) or not window.gone.isdisjoint(fresh):
         known(window, pages)
     return chosen, fresh
 
@@ -327,7 +336,7 @@ def _subsumed(window: WindowState, chosen: set[int]) -> set[int]:
 
 
 def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> None:
-    for page in filter(window.is_awaited, chosen):
+    for page in filter(window.is_awaited, [page for page in chosen if page in window.open]):
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
     near = chosen if len(chosen) <= len(window.shown) else window.shown - chosen - subsumed

@@ -239,12 +239,13 @@ class Usage:
         # A fold may cite thousands of pages: only those that leave with it now count as used.
         used = event.pages if event.act is Act.LOAD else to.get(Place.FOLDED, ()) if event.act is Act.FOLD else ()
         gone = [page for where, pages in to.items() if where not in HELD for page in pages]
-        before = {page: self.pages.get(page) for page in (*used, *gone)}
+        known = self.pages
+        before = {page: known.get(page) for page in (*used, *gone)}
         self._use(used, event, more=int(event.act is Act.LOAD))
-        for page in gone:
-            use = self.pages.get(page)
-            if use is not None and not use.count:
-                del self.pages[page]
+        # Of most that leave a fold nothing is known any more.
+        for page in filter(known.__contains__, gone):
+            if not known[page].count:
+                del known[page]
 
         def undo() -> None:
             for page, use in before.items():

@@ -100,6 +100,10 @@ class PagesById(MutableMapping[int, Page]):
     def __contains__(self, page: object) -> bool:
         return page in self._here or self._is_stored(page)
 
+    def has_all(self, pages: set[int]) -> bool:
+        """Whether there are all of these. It looks at these only: a session may have a million others."""
+        return all(map(self._is_stored, pages.difference(self._here)))
+
     def __getitem__(self, page: int) -> Page:
         known = self._here.get(page)
         if known is None:
@@ -167,6 +171,13 @@ class Calls(Mapping[str, int]):
         if known is None:
             raise KeyError(call)
         return known
+
+    def among(self, calls: Iterable[str]) -> dict[str, int]:
+        """Those of these calls that there are, with their pages. Of the others the store is asked once."""
+        here = self._here
+        found = {call: page for call in calls if (page := here.get(call)) is not None}
+        missing = [call for call in calls if call not in found] if self.find is not None else ()
+        return {**self.find(missing), **found} if self.find is not None and missing else found
 
     def __setitem__(self, call: str, page: int) -> None:
         self._here[call] = page

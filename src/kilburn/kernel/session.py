@@ -917,7 +917,7 @@ class Branches:
             session._check_writable()
             window = kernel.window
             # Where nothing is left the branch does not lean on a ledger that is about to go, too.
-            whole = inherit is Inherit.HISTORY and any(window.at(page) is not Place.DROPPED for page in window.pages)
+            whole = inherit is Inherit.HISTORY and any(state.at is not Place.DROPPED for state in window.states.values())
             asked = window.calls.get(call or "", 0)
             if call is not None and asked not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")

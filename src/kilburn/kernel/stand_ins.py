@@ -68,10 +68,10 @@ class StandIns(Mapping[int, int]):
         kept = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
         rest = chosen - kept.pages if kept is not None else chosen
         if kept is None or len(chosen) - len(rest) < len(kept.pages):
-            before = self._move(dict.fromkeys(chosen, _Bundle(fold, set())))
+            before = self._move(chosen, _Bundle(fold, set()))
             return lambda: self._put_back(before)
         former = kept.fold
-        before = self._move(dict.fromkeys(rest, kept))
+        before = self._move(rest, kept)
         self._rename(kept, fold)
 
         def undo() -> None:
@@ -82,27 +82,31 @@ class StandIns(Mapping[int, int]):
 
     def take(self, pages: Iterable[int]) -> Callable[[], None]:
         """Make no fold stand for pages; returns what undoes it."""
-        before = self._move(dict.fromkeys(pages))
+        before = self._move(set(pages), None)
         return lambda: self._put_back(before)
 
-    def _put_back(self, before: Mapping[int, _Bundle | None]) -> None:
-        self._move(before)
+    def _put_back(self, before: Iterable[tuple[Set[int], _Bundle | None]]) -> None:
+        for pages, bundle in before:
+            self._move(pages, bundle)
 
-    def _move(self, targets: Mapping[int, _Bundle | None]) -> dict[int, _Bundle | None]:
-        """Put pages into bundles, or into none; returns the bundles that they were in."""
-        before: dict[int, _Bundle | None] = {page: self._bundles.get(page) for page in targets}
-        for page, bundle in before.items():
-            if bundle is not None:
-                bundle.pages.discard(page)
-                if not bundle.pages:
-                    self._folds.pop(bundle.fold, None)
-        for page, target in targets.items():
-            if target is None:
+    def _move(self, pages: Set[int], target: _Bundle | None) -> list[tuple[Set[int], _Bundle | None]]:
+        """Put pages into a bundle, or into none; returns the bundles that they were in, each with its pages."""
+        loose = pages - self._bundles.keys()
+        before: list[tuple[Set[int], _Bundle | None]] = [(loose, None)] if loose else []
+        for fold in self.over(pages):
+            bundle = self._folds[fold]
+            some = bundle.pages & pages
+            before.append((some, bundle))
+            bundle.pages -= some
+            if not bundle.pages:
+                del self._folds[fold]
+        if target is None:
+            for page in pages:
                 self._bundles.pop(page, None)
-            else:
-                self._bundles[page] = target
-                target.pages.add(page)
-                self._folds[target.fold] = target
+        elif pages:
+            self._bundles.update(dict.fromkeys(pages, target))
+            target.pages |= pages
+            self._folds[target.fold] = target
         return before
 
     def _rename(self, bundle: _Bundle, fold: int) -> None:

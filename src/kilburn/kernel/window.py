@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -38,6 +38,11 @@ exchanges. Its result may still come later."""
 
 VISIBLE = frozenset({Place.IN, Place.STUB})
 GONE = frozenset({Place.RETIRED, Place.DROPPED})
+BELOW = {place: State(at=place) for place in (Place.OUT, Place.FOLDED)}
+"""Where a page is that left the window and can come back."""
+
+MANY = 16
+"""Pages of a move from which on those that are below the window are moved together."""
 
 
 def stub_of(page: Page, label: str) -> str:
@@ -295,8 +300,7 @@ class WindowState:
         match event.act:
             case Act.ADMIT:
                 state = State(at=Place(event.data["at"])) if "at" in event.data else IN
-                for number in event.pages:
-                    self.add(_page_of(event, number, pages), state)
+                self.add([_page_of(event, number, pages) for number in event.pages], state)
             case Act.RETIRE | Act.RESTORE | Act.DROP if "at" in event.data:
                 # In a collection nothing else moves.
                 for number in event.pages:
@@ -312,7 +316,7 @@ class WindowState:
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():
-            for number in members:
+            for number in self._set_plain(members, Place(where)) if len(members) >= MANY else members:
                 before = self.states[number]
                 dropped = where == Place.DROPPED
                 self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
@@ -327,25 +331,27 @@ class WindowState:
         if fold is not None:
             # The event says what it stands for only if that differs from what it cites.
             self._journal.append(self.stand_ins.put(event.data.get("cover", event.pages), fold))
-            self.add(_page_of(event, fold, pages), IN)
+            self.add([_page_of(event, fold, pages)], IN)
         self._use = None
 
-    def add(self, page: Page, state: State) -> None:
-        """Add a new page in its state."""
+    def add(self, pages: Sequence[Page], state: State) -> None:
+        """Add new pages in their state."""
         before = _Before(self.last, self.last_derived, self.turn, self.said, self.request, len(self.request), self.seen)
-        self.pages[page.id] = page
-        self.costs.setdefault(page.id, page.tokens)
-        if page.id > 0:
-            self._take_note_of(page)
-        else:
-            self.last_derived = min(self.last_derived, page.id)
-        if page.group:
-            self.groups.setdefault(page.group, []).append(page.id)
-            self._together.pop(page.group, None)
-        self._journal.append(lambda: self._take_back(page, before))
-        if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0:
-            self._note_call(page)
-        self._put(page.id, None, state)
+        added: list[tuple[Page, int | None]] = []
+        self._journal.append(partial(self._take_back, added, before))
+        for page in pages:
+            self.pages[page.id] = page
+            self.costs.setdefault(page.id, page.tokens)
+            if page.id > 0:
+                self._take_note_of(page)
+            else:
+                self.last_derived = min(self.last_derived, page.id)
+            if page.group:
+                self.groups.setdefault(page.group, []).append(page.id)
+                self._together.pop(page.group, None)
+            answered = self._note_call(page) if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0 else None
+            added.append((page, answered))
+            self._put(page.id, None, state)
 
     def _take_note_of(self, page: Page) -> None:
         """Update who spoke last, from a new original."""
@@ -368,18 +374,15 @@ class WindowState:
         self.seen += (cost - self.cost(page)) * (page > 0)
         self.costs[page] = cost
 
-    def _note_call(self, page: Page) -> None:
-        """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""
+    def _note_call(self, page: Page) -> int | None:
+        """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers. Returns how many
+        messages there were before the call that this page answers, if it waited."""
         if page.kind is Kind.CALL:
             self.open[page.id] = self.said
-            self._journal.append(lambda: self._close(page.id))
-            call = page.call
-            if call is not None:
-                self.calls[call] = page.id
-                self._journal.append(lambda: self.calls.pop(call))
-        elif page.answers in self.open:
-            said = self._close(page.answers)
-            self._journal.append(lambda: self._open_again(page.answers, said))
+            if page.call is not None:
+                self.calls[page.call] = page.id
+            return None
+        return self._close(page.answers) if page.answers in self.open else None
 
     def _close(self, call: int) -> int:
         said = self.open.pop(call)
@@ -390,14 +393,22 @@ class WindowState:
         self.open[call] = said
         self._wait(call)
 
-    def _take_back(self, page: Page, before: _Before) -> None:
-        self._put(page.id, self.states[page.id], None)
-        if page.group:
-            self.groups[page.group].pop()
-            self._together.pop(page.group, None)
-            if not self.groups[page.group]:
-                del self.groups[page.group]
-        del self.pages[page.id], self.costs[page.id]
+    def _take_back(self, added: Sequence[tuple[Page, int | None]], before: _Before) -> None:
+        """Undo `add`: the pages, each with how many messages there were before the call that it answered."""
+        for page, answered in reversed(added):
+            if page.kind is Kind.CALL and page.id > 0:
+                self._close(page.id)
+                if page.call is not None:
+                    self.calls.pop(page.call)
+            elif answered is not None:
+                self._open_again(page.answers, answered)
+            self._put(page.id, self.states[page.id], None)
+            if page.group:
+                self.groups[page.group].pop()
+                self._together.pop(page.group, None)
+                if not self.groups[page.group]:
+                    del self.groups[page.group]
+            del self.pages[page.id], self.costs[page.id]
         self.last, self.last_derived, self.turn, self.said = before.last, before.last_derived, before.turn, before.said
         self.request, self.seen = before.request, before.seen
         del self.request[before.asked :]
@@ -407,6 +418,33 @@ class WindowState:
         if before != state:
             self._journal.append(lambda: self._put(page, state, before))
             self._put(page, before, state)
+
+    def _set_plain(self, pages: Sequence[int], where: Place) -> Sequence[int]:
+        """Move those of many pages that go from one place below the window to another and have nothing but a place, all in
+        one step; returns the others."""
+        there: Set[int] = self.folded if where is Place.OUT else self.gaps.out() if where is Place.FOLDED else frozenset()
+        plain = {page for page in there & set(pages) if page > 0}.difference(self.pins, self.importance, self.open)
+        if plain:
+            some, was = [page for page in pages if page in plain], Place.FOLDED if where is Place.OUT else Place.OUT
+            self._journal.append(partial(self._shift, some, where, was))
+            self._shift(some, was, where)
+            return [page for page in pages if page not in plain]
+        return pages
+
+    def _shift(self, pages: Sequence[int], was: Place, now: Place) -> None:
+        """Move pages from one place below the window to another."""
+        self._before = dict.fromkeys(pages, BELOW[was]) | self._before
+        self.states.update(dict.fromkeys(pages, BELOW[now]))
+        self._use = None
+        if was is Place.OUT:
+            self.gaps.remove_all(pages)
+        else:
+            self.folded.difference_update(pages)
+        if now is Place.OUT:
+            costs = self.costs
+            self.gaps.add_all({page: costs.get(page) or self.cost(page) for page in pages})
+        else:
+            self.folded.update(pages)
 
     def _put(self, page: int, before: State | None, after: State | None) -> None:
         """Set a page's state, or remove the page if it is None, and update the order, the gaps and the use."""

@@ -84,9 +84,9 @@ class Summarize:
         summaries = [page for page in view.pages if not page.message and page.kind is Kind.FOLD and page.id not in view.pins]
         side = {page.id for page in summaries}
         old = self._leaving(view, tail, trigger - to - 2 * view.handle, side)
-        stale = tuple(page.id for page in old if not page.message and page.kind is Kind.EXCERPT)
+        stale = tuple([page.id for page in old if not page.message and page.kind is Kind.EXCERPT])
         again = summaries if len(summaries) >= FOLDS or sum(page.tokens for page in summaries) > (FOLDS - 0.5) * to else []
-        stays = view.use - sum(page.tokens for page in old if page.id not in side)
+        stays = view.use - sum([page.tokens for page in old if page.id not in side])
         if stays + to > capacity:
             again = summaries
         latest, saved = shorten_latest(view, capacity // 2) if stays - _tokens(again) + to > capacity else ([], 0)
@@ -96,7 +96,7 @@ class Summarize:
         gone = {*stale, *side}
         going = [*again, *(page for page in old if page.id not in gone)]
         rest = replace(view, pages=[page for page in view.pages if page.id not in stale]) if stale else view
-        stretch = rest.stretch(page.id for page in going)
+        stretch = rest.stretch([page.id for page in going])
         drop: list[Move] = [*latest]
         evicted = (*stale, *stretch.torn)
         if evicted:
@@ -122,7 +122,7 @@ class Summarize:
         old: list[Page] = []
         for length, keep, limit in ((tail, self.keep, most), (tail // 2, self.keep, most), (0, self.keep, view.budget.capacity)):
             old = self._older(view, length, keep)
-            if view.use - sum(page.tokens for page in old if page.id not in side) <= limit:
+            if view.use - sum([page.tokens for page in old if page.id not in side]) <= limit:
                 return old
         return self._older(view, 0, min(1, self.keep))
 
@@ -156,7 +156,7 @@ class Summarize:
 
 
 def _tokens(pages: Sequence[Page]) -> int:
-    return sum(page.tokens for page in pages)
+    return sum([page.tokens for page in pages])
 
 
 def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> tuple[list[Piece], Known]:

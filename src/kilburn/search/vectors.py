@@ -3,7 +3,8 @@
 What waits for a vector is embedded by `catch_up`, by a thread in the background, and, if it is little, by the search
 itself, so that what was just stored is found. Where others wait for every search, as in a gateway, only the thread
 embeds, and it works while nobody asks. The thread begins with the first search, or when the program has gone on for a
-while: a short program that never searches pays nothing, and what it leaves is embedded by a later one. Vectors are
+while: a short program that never searches pays nothing, and what it leaves is embedded by a later one. It waits for a moment
+at which the program's other threads compute nothing, and asks the system to let others go first. Vectors are
 derived: whatever happens to them, they are made again from the passages, and a search never gives one whose passage is
 gone.
 
@@ -54,6 +55,8 @@ PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two looks for what waits; after failures they double, up to the second."""
 PATIENCE, GLANCE = 5.0, 0.05
 """Seconds for which the thread waits for others before each batch, and between two looks whether they are done."""
+QUIET = 0.1
+"""The share of such a look for which the program's other threads may compute in a quiet moment."""
 
 
 def checked(embedder: Embedder, texts: Sequence[str]) -> Any:
@@ -191,8 +194,9 @@ class Vectors:
 
         Args:
             grace: seconds until it begins, unless a search comes before. Then it looks for what waits again and again.
-            busy: whether somebody is being served. If given, searches leave all that waits to the thread, and the thread lets
-                others go first, for a few seconds before each small batch.
+            busy: whether somebody is being served, where the program knows. If given, searches leave all that waits to the
+                thread. If not, the thread looks whether others compute. In both cases it lets them go first, for a few seconds
+                before each small batch.
         """
         if self._thread is None and not self.backend.readonly:
             self._busy = busy
@@ -208,9 +212,8 @@ class Vectors:
             self._thread.join(5)
 
     def _work(self, grace: float) -> None:
-        if self._busy is not None:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first = min(grace, PAUSE)
         self._wanted.wait(grace)
         while not self._stop.is_set() and not ending():
@@ -228,9 +231,15 @@ class Vectors:
             self._stop.wait(pause)
 
     def _let_others(self, done: int = 0) -> None:
-        end = time.monotonic() + PATIENCE
-        while self._busy is not None and self._busy() and time.monotonic() < end and not self._stop.wait(GLANCE):
+        end, busy = time.monotonic() + PATIENCE, self._busy or self._others_compute
+        while busy() and time.monotonic() < end and not self._stop.wait(GLANCE):
             pass
+
+    def _others_compute(self) -> bool:
+        """Whether the program's other threads compute now; it looks for a moment, in which this thread does nothing."""
+        before = time.process_time()
+        self._stop.wait(GLANCE)
+        return time.process_time() - before > QUIET * GLANCE
 
     def _read(self) -> None:
         """Read what the store has, in steps between which others may search."""

@@ -39,7 +39,7 @@ class TextPassage(NamedTuple):
         words: how often each word occurs, in lower case; a name counts as a whole and in its pieces.
         size: all these together.
         lines: what it says, for comparison: its lines without numbers and white space, but for the tiny ones: equal for
-            the same line in two views. Of a row its shape, its outline and its words.
+            the same line in two views. Of a row its shape, its outline and its words. `letters`: of all these lines.
         sign: what it tells, if it is a row; `shape`: equal for rows that say the same; `names`: mentions of names in it.
     """
 
@@ -48,6 +48,7 @@ class TextPassage(NamedTuple):
     words: Mapping[str, int]
     size: int
     lines: tuple[str, ...]
+    letters: int
     sign: Sign = Sign.NONE
     shape: str = ""
     names: int = 0
@@ -117,7 +118,8 @@ def _rows(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
 def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage:
     words = words_of(own)
     told = (shape, outline(shape), *[word for word in words if len(word) >= 4])
-    return TextPassage(start, end, words, sum(words.values()), told, sign, shape, sum(1 for _ in identifiers(own)))
+    names = sum(1 for _ in identifiers(own))
+    return TextPassage(start, end, words, sum(words.values()), told, sum(map(len, told)), sign, shape, names)
 
 
 def words_of(text: str) -> dict[str, int]:
@@ -145,7 +147,7 @@ def _passage(text: str, start: int, end: int) -> TextPassage:
     own = own.rstrip()
     words = words_of(own)
     lines = tuple([line for line in map(bare, own.split("\n")) if len(line) >= 4])
-    return TextPassage(start, start + len(own), words, sum(words.values()), lines)
+    return TextPassage(start, start + len(own), words, sum(words.values()), lines, sum(map(len, lines)))
 
 
 def _lines(text: str, at: int, most: int) -> list[_Line]:

@@ -78,18 +78,22 @@ def grain_of(room: int) -> int:
     return next((grain for grain in reversed(GRAINS) if 4 * room >= MANY * grain), GRAINS[0])
 
 
+@lru_cache(maxsize=4096)
 def candidates_of(
     text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
-) -> list[PagePassage]:
-    """The passages of a page, or of a span of it.
+) -> tuple[PagePassage, ...]:
+    """The passages of a page, or of a span of it. They are remembered: a plan chooses among mostly the same pages as the one
+    before.
 
     Args:
         talk: see `TALK`. Larger if somebody else asks.
     """
-    return [
-        PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
-        for passage in passages_of(text, grain, span)
-    ]
+    return tuple(
+        [
+            PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
+            for passage in passages_of(text, grain, span)
+        ]
+    )
 
 
 def select(
@@ -125,18 +129,17 @@ def select(
     """
     if not candidates or room <= 0:
         return ()
-    texts = {one.page: one.text for one in candidates}
-    cost = cost or (lambda parts: _cost(parts, texts, count) + count(heading))
+    around = count(heading)
     worth = _worths(candidates, focus, recent, HALF * life, thrift)
     seen = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
     parts: Parts = ()
     order: list[PagePassage] = []
-    left, used, small = room - count(heading), 0, TINY if thrift else SMALL
+    left, used, small = room - around, 0, TINY if thrift else SMALL
     begin = after = _begin(worth, seen)
     for _ in range(TRIES):
         order, after = _greedy(candidates, worth, after, int(left * ratio), least, int((room - floor) * ratio), small)
         found = _parts(order)
-        used = cost(found)
+        used = cost(found) if cost is not None else _cost(order, found, count) + around
         if used <= room:
             parts = found
             if used >= FULL * room or not after.heap:
@@ -149,7 +152,7 @@ def select(
         # No estimate was near: the last ones chosen are given up.
         order = order[: min(len(order) - 1, len(order) * room // used)]
         found = _parts(order)
-        used = cost(found)
+        used = cost(found) if cost is not None else _cost(order, found, count) + around
         parts = found if used <= room else ()
     return parts
 
@@ -197,13 +200,15 @@ def _likeness(candidates: Sequence[PagePassage], focus: Mapping[str, float]) -> 
     }
     rare = rarity.keys()
     mean = sum([one.passage.size for one in candidates]) / many or 1.0
-    scores: list[float] = []
-    for one, words in zip(candidates, hits, strict=True):
+    scores = [0.0] * many
+    for at, words in enumerate(hits):
+        if words.isdisjoint(rare):
+            continue
+        one, told = candidates[at], words & rare
         known = one.passage.words
-        told = words & rare
         usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
         # The exact sum is the same in any order of the words, so that equals are equal in every process.
-        scores.append(math.fsum([rarity[word] * known[word] / (known[word] + usual) for word in told]))
+        scores[at] = math.fsum([rarity[word] * known[word] / (known[word] + usual) for word in told])
     return scores
 
 
@@ -257,7 +262,7 @@ def _greedy(
     while heap and room > small and refused < REFUSED:
         bound, at = heapq.heappop(heap)
         one = candidates[-at]
-        now = -_value(worth[-at], one.passage.lines, seen)
+        now = -_value(worth[-at], one.passage, seen)
         if not now:
             continue
         if heap and now > heap[0][0] and now > bound:
@@ -285,9 +290,9 @@ def _greedy(
     return chosen, after or _Choice(heap, seen, chosen, pages, spent)
 
 
-def _value(worth: float, lines: Sequence[str], seen: set[str]) -> float:
+def _value(worth: float, passage: TextPassage, seen: set[str]) -> float:
     """The worth of the share of the lines, by their characters, that are not shown yet."""
-    whole = sum(map(len, lines))
+    lines, whole = passage.lines, passage.letters
     new = whole if seen.isdisjoint(lines) else sum([len(line) for line in lines if line not in seen])
     return worth * new / whole if whole else 0.0
 
@@ -305,8 +310,9 @@ def _parts(chosen: Sequence[PagePassage]) -> Parts:
     return tuple((page, tuple(found)) for page, found in spans.items())
 
 
-def _cost(parts: Parts, texts: Mapping[int, str], count: Callable[[str], int]) -> int:
+def _cost(chosen: Sequence[PagePassage], parts: Parts, count: Callable[[str], int]) -> int:
     """What the excerpt costs, with its omissions and addresses, a little over-estimated."""
+    texts = {one.page: one.text for one in chosen}
     made = [
         f"{MARK}{address_of(page)}:\n{OMISSION}" + "".join([f"{OMISSION}{texts[page][start:end]}\n" for start, end in spans])
         for page, spans in parts

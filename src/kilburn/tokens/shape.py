@@ -98,7 +98,7 @@ def weigh(text: str, weights: PatternWeights) -> int:
     shape, word, sound = weights._patterns
     if text.isascii():
         shape = weights._plain
-    for piece in _slices(text):
+    for piece in (text,) if len(text) <= SLICE else _slices(text):
         data = piece.encode("utf-8", "surrogatepass")
         total += _total(data.translate(_SHAPE), shape)
         total += _total(b" " + data.translate(_WORD), word)

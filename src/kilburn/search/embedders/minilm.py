@@ -35,7 +35,7 @@ class Minilm:
 
     Args:
         version: of the graph; there is one so far. Vectors of different versions are never compared.
-        threads: of the processor.
+        threads: of the processor for one text or batch. Any number of threads may embed at the same time.
 
     Raises:
         SpecError: no such version.
@@ -46,7 +46,7 @@ class Minilm:
     name = "minilm(version=1)"
     dimensions = 384
 
-    def __init__(self, version: int = 1, *, threads: int = 2) -> None:
+    def __init__(self, version: int = 1, *, threads: int = 1) -> None:
         if version != 1:
             raise SpecError(f"minilm has no version {version!r}", advice="use version 1")
         if threads < 1:
