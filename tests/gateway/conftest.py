@@ -56,7 +56,7 @@ def gateway(tmp_path: Path) -> Iterator[Callable[..., Setup]]:
             }
             if given.get("model") is not None:
                 given["upstream"] = None
-            url = stack.enter_context(served(build(Settings(**given))))
+            url = stack.enter_context(served(build(Settings(**given)), **uvicorn_options(RequestBounds())))
             setup = Setup(url, provider, db)
             stack.callback(setup.openai.close)
             stack.callback(setup.anthropic.close)

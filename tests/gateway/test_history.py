@@ -333,6 +333,16 @@ def test_an_error_leaves_the_session_as_it_was(histories: Histories) -> None:
     assert visible(histories.store, name) == ["hi", "a", "b", "c"]
 
 
+def test_a_session_that_has_nothing_yet_is_asked_again(histories: Histories) -> None:
+    """A provider that refuses a request of nothing but a system prompt is asked again, then with a question."""
+    system = {"role": "developer", "content": [[]]}
+    for messages in ([system], [system], [system, user("Hi")], [system, user("Hi")]):
+        conversation = take(histories, messages)
+        assert conversation.session.turn == len(messages) - 1
+        histories.give(conversation)
+    assert len(histories.store.sessions()) == 1
+
+
 def test_a_fork_of_a_fork(histories: Histories) -> None:
     base = [user("a"), assistant("1"), user("b"), assistant("2")]
     name = turn(histories, base[:1], "1")

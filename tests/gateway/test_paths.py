@@ -17,6 +17,7 @@ import pytest
 import kilburn
 from kilburn.errors import StoreError
 from kilburn.gateway.app import Settings, build
+from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.kept import Kept
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RequestBounds
@@ -102,7 +103,8 @@ class House:
     def start(self) -> None:
         self._running = ExitStack()
         self._stack.push(self._running)
-        self.url = self._running.enter_context(serving(build(Settings(**self.options))))
+        serves = serving(build(Settings(**self.options)), **uvicorn_options(RequestBounds()))
+        self.url = self._running.enter_context(serves)
 
     def again(self) -> None:
         self._running.close()

@@ -1,31 +1,42 @@
-"""One TCP connection: uvicorn's, with bounds on how long a client may keep it for nothing.
+"""One TCP connection: uvicorn's, with bounds on what a client may make it hold, and on how long it may keep it for nothing.
 
-uvicorn itself waits for ever for a request's headers, and for a client that stops reading what it is sent.
+The parser is llhttp, in C. It has no bounds of its own: what comes before it says that it has something whole (a head, a piece
+of a body, an end) is counted here. uvicorn itself waits for ever for a request's headers, and for a client that stops reading
+what it is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import unquote
 
 from kilburn.errors import MissingExtra
 from kilburn.gateway.limits import RequestBounds
 
 try:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "uvicorn", "serve") from error
+
+PIPELINED = 16
+"""Requests that a client may send while it waits for an answer."""
 
 
 def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
     """Options of `uvicorn.Config` that hold the limits which no application can hold. Clients' addresses are those of their
     connections: a forwarded header proves nothing."""
 
-    class Connection(H11Protocol):
-        """A connection that is cut when its client neither asks nor reads."""
+    class Connection(HttpToolsProtocol):
+        """A connection that is cut when its client neither asks nor reads, or sends what never becomes anything."""
 
         _waiting: asyncio.TimerHandle | None = None
         _writing: asyncio.TimerHandle | None = None
+        _progress = False
+        """Whether the parser found something whole in what it was fed last."""
+        _unfinished = 0
+        """Bytes that it was fed since."""
+        _in_body = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -35,12 +46,58 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             self._wait()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            if len(data) <= limits.header_bytes:
+                self._feed(data)
+            else:
+                left = memoryview(data)
+                while left and not self.transport.is_closing():
+                    size = len(left) if self._in_body else limits.header_bytes
+                    self._feed(bytes(left[:size]))
+                    left = left[size:]
             # After headers that are whole, the body is the application's matter.
             if self.cycle is not None and not self.cycle.response_complete:
                 self._waiting = _cancel(self._waiting)
             elif self._waiting is None:
                 self._wait()
+
+        def _feed(self, data: bytes) -> None:
+            if self._unfinished > limits.header_bytes:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            self._progress = False
+            super().data_received(data)
+            self._unfinished = 0 if self._progress else self._unfinished + len(data)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if len(self.pipeline) >= PIPELINED:
+                raise ValueError("more requests than are answered at once")
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            # What comes behind a body is no header of a request that is being answered by now.
+            if not self._in_body:
+                super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._progress = self._in_body = True
+            codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+            if not self.url.startswith(b"/") or codings not in ([], [b"chunked"]):
+                raise ValueError("an address of another server, or a body that nobody here can read")
+            super().on_headers_complete()
+            # As the client wrote it: httptools drops what stands behind a `#`, and reads `//name` as a host.
+            path, _, query = self.url.partition(b"?")
+            self.scope["path"], self.scope["raw_path"], self.scope["query_string"] = unquote(path.decode("ascii")), path, query
+            if self.parser.should_upgrade():
+                # Nothing behind it is HTTP.
+                self.cycle.keep_alive = False
+
+        def on_body(self, body: bytes) -> None:
+            self._progress = True
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._progress, self._in_body = True, False
+            super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._waiting, self._writing = _cancel(self._waiting), _cancel(self._writing)
@@ -68,7 +125,6 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,
-        "h11_max_incomplete_event_size": limits.header_bytes,
         "timeout_keep_alive": max(1, round(limits.patience)),
     }
 

@@ -163,7 +163,7 @@ class Conversation:
         something was forgotten, or the client sees a reply as one message with what it began itself."""
         if self.gaps or self.prefilled:
             return None
-        chain = [*self.chain, *chained(digests, self.chain[-1] if self.chain else self.seed)]
+        chain = [*self.chain, *self.chained(digests)]
         # What the assistant says in a row is one message: a further round may change what the one before it said.
         after = self.kept if self.words == digests[: len(self.words)] else 0
         return Digests(after, tuple(chain[after:]))
@@ -175,8 +175,12 @@ class Conversation:
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
-        self.chain += chained(digests, self.chain[-1] if self.chain else self.seed)
+        self.chain += self.chained(digests)
         self.digests += digests
+
+    def chained(self, digests: Iterable[bytes]) -> list[bytes]:
+        """What these add to its chain."""
+        return [*chained(digests, self.chain[-1] if self.chain else self.seed)]
 
 
 class Memo:

@@ -350,7 +350,8 @@ class Histories:
             since = conversation.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
-            conversation.begin([*conversation.chain[-1:], *chained(digests[len(since) :], conversation.chain[-1])][-1])
+            *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
+            conversation.begin(end)
             self._sessions.move_to_end(conversation.name)
             asked.lead = best.lead
             return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
