@@ -33,8 +33,8 @@ _SENTENCE = re.compile(
 
 _TASK = re.compile(
     r"^(?:from|to|cc|subject|sent): \S|(?<!\bi )\b(?:said|says|reads?|wrote|writes|texted|sent|posted|replied|answered|told)\b"
-    r"[^:]{0,60}:(?!//|\d)|(?<!\bi )\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
-    r"|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
+    r"[^:]{0,60}:(?!//|\d)|(?<!\bi )\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve"
+    r"|polish|summari[sz]e|review|draft|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
     re.IGNORECASE,
 )
 _FICTION = re.compile(

@@ -361,7 +361,7 @@ def _one(text: str, said: float) -> Iterator[Statement]:
     if who is not None:
         first, _, more = who["rest"].partition(" ")
         base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
-        if first != base or first == "was":
+        if first != base or first in ("was", "moved", "relocated"):
             yield from _ruled(
                 f"{USER}'s {who['kin'].lower()}" + (f" {who['called']}" if who["called"] else ""), f"{base} {more}", said
             )

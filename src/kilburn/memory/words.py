@@ -37,17 +37,25 @@ NEGATED = re.compile(
 """Words that say that something is not so, or not any more."""
 
 _SIGNS = (
-    "now, nowadays, these days, any more, anymore, any longer, no longer, instead, rather than, since last, since this, from "
-    "now, from this, from here, new, used to, stopped, quit, quitting, gave up, given up, giving up, sold, selling, moved, "
-    "moving, relocated, left, leaving, lost, stolen, stole, broke, broken, dead, cracked, totalled, scrapyard, replaced, "
-    "swapped, switched, traded, changed, became, become, turned, went, got rid, get rid, let me go, let us go, let him go, "
-    "let her go, laid off, fired, resigned, handed in, retired, joined, started, starting, signed, canceled, cancelled, "
-    "dropped, pushed, shifted, postponed, rescheduled, settled, split, divorced, broke up, married, cut out, came off, threw, "
-    "done with, ditched, converted, bump, bumped, raised, lowered, history, are over, is over, has been, parted, goodbye, "
-    "bye, rip, finally, hooray, sorry, i meant, oops, correction, scratch that, typo, mistake, wrong, actually, again"
+    "now, nowadays, these days, since last, since this, from now, from this, from here, new, moved, moving, relocated, "
+    "replaced, swapped, switched, traded, changed, became, become, turned, went, joined, started, starting, signed, "
+    "pushed, shifted, postponed, rescheduled, settled, divorced, married, converted, bump, bumped, raised, lowered, has "
+    "been, retired, finally, instead, rather than, sorry, i meant, oops, correction, scratch that, typo, mistake, wrong, "
+    "actually, again, used to"
 )
-_CHANGED = re.compile(rf"\b(?:{_SIGNS.replace(', ', '|')})\b", re.IGNORECASE)
-"""Signs that something has changed, or that what was said was wrong."""
+BRINGS = re.compile(rf"\b(?:{_SIGNS.replace(', ', '|')})\b", re.IGNORECASE)
+"""Words that say that something is new, or that what was said was wrong."""
+
+_ENDS = (
+    "no, not, any more, anymore, any longer, no longer, instead, rather than, stopped, quit, quitting, gave up, given up, "
+    "giving up, sold, selling, left, lost, stolen, stole, broken, dead, cracked, totalled, scrapyard, replaced, swapped, "
+    "swap, switched, traded, changed, got rid, get rid, let go, let me go, let us go, let him go, let her go, laid off, "
+    "fired, resigned, handed in, canceled, cancelled, dropped, split, broke up, cut out, came off, threw, done with, "
+    "ditched, history, are over, is over, was over, parted, goodbye, bye, rip, never was, moved from, relocated from, "
+    "killed, hung up, packed up, gave me, gave the, went to, beats, last, typo, mistake, wrong, meant"
+)
+ENDS = re.compile(rf"\b(?:{_ENDS.replace(', ', '|')})\b|n['’]t\b", re.IGNORECASE)
+"""Words that say of what they speak that it is over, or was wrong."""
 
 RECURRING = re.compile(
     r"\b(?:every|each|weekly|daily|monthly|usually|always|regular(?:ly)?|(?:mon|tues|wednes|thurs|fri|satur|sun)days)\b",
@@ -147,7 +155,7 @@ def is_english(text: str) -> bool:
 
 def is_sign(text: str) -> bool:
     """Whether a message says that something changed, ended or was wrong; of a language that is not known here, it may."""
-    return NEGATED.search(text) is not None or _CHANGED.search(text) is not None or not is_english(text)
+    return any(words.search(text) for words in (NEGATED, ENDS, BRINGS)) or not is_english(text)
 
 
 def is_known(text: str, other: str, alike: float) -> bool:

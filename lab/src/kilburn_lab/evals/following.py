@@ -23,11 +23,12 @@ import msgspec
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
+from kilburn.claims import DOUBTS
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.page import Page
+from kilburn.page import Page, Place
 from kilburn.search.choice import vectors_for
 from kilburn.search.found import Found
 from kilburn.testing import FakeClock
@@ -76,7 +77,7 @@ class FollowRow(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         told: facts that a perfect reader takes from the talk and that are true at the end; `learned` those in force.
         facts: facts in force at the end that say something of what was talked about; `true` those that are true, `doubted`
-            those that are not, and are marked.
+            those that are not, and are marked; `needless` those that are true, and are marked.
         traps: facts in force that came from a trap; of so many traps. `invented`: facts with a value that nobody said.
         questions: that were asked in each place; of `over` of them the answer is that it is over. For each place: answers with
             the current value, those with only a stale one, and those in which the current one came first.
@@ -88,6 +89,7 @@ class FollowRow(msgspec.Struct, frozen=True, kw_only=True):
     facts: int
     true: int
     doubted: int
+    needless: int
     traps: int
     of_traps: int
     invented: int
@@ -121,7 +123,7 @@ class FollowReport(EvalReport, frozen=True, kw_only=True):
         """For people."""
         columns = (
             "extractor={extractor} | learned={learned}/{told} | in force={facts} | true={true} | else doubted={doubted} | "
-            "true or doubted={right:.3f} | traps={traps}/{of_traps} | invented={invented}"
+            "true or doubted={right:.3f} | true and doubted={needless} | traps={traps}/{of_traps} | invented={invented}"
         )
         facts = table_of(self.rows, columns, ("extractor",), none="-", right=_right)
         heads = ("extractor", "over", "questions", "of these over", "current", "only stale", "newest first")
@@ -250,7 +252,9 @@ def _is_stale(hit: Found, question: Asked) -> bool:
         return False
     if (question.value and _has(hit.text, question.value)) or _ends(hit.text, question):
         return False
-    return not getattr(hit, "doubted", ())
+    if question.kind == "date" and not hit.session.startswith("@"):
+        return False  # what was said says until when, and when it was said
+    return not hit.doubted
 
 
 def _has(text: str, word: str) -> bool:
@@ -264,7 +268,7 @@ def _facts(store: Store, told: Talk) -> dict[str, int]:
     now = {(question.topic, question.value) for question in told.asked if question.value}
     traps = told.traps
     words = {(turn.topic, word) for turn in told.turns for word in (turn.value, turn.old) if word and turn.kind != "trap"}
-    count = dict.fromkeys(("told", "learned", "facts", "true", "doubted", "traps", "of_traps", "invented"), 0)
+    count = dict.fromkeys(("told", "learned", "facts", "true", "doubted", "needless", "traps", "of_traps", "invented"), 0)
     count["told"], count["of_traps"] = len(now), len(traps)
     count["learned"] = sum(any(_has(text, value) and not _is_past(page) for page, text in rows) for _, value in now)
     for page, text in rows:
@@ -283,7 +287,9 @@ def _facts(store: Store, told: Talk) -> dict[str, int]:
         holds = _is_past(page) or (said <= now) or (bool(_GONE.search(text)) and (bool(true) or not said & now))
         count["facts"] += 1
         count["true"] += holds
-        count["doubted"] += not holds and _is_doubted(store, memory.number, page)
+        doubted = _is_doubted(store, memory.number, page)
+        count["doubted"] += not holds and doubted
+        count["needless"] += holds and doubted
     return count
 
 
@@ -293,7 +299,8 @@ def _is_past(page: Page) -> bool:
 
 
 def _is_doubted(store: Store, number: int, page: Page) -> bool:
-    return False
+    rows = store.backend.read(store.backend.citing(number, [page.id]))
+    return any(one.claim is not None and one.claim.relation == DOUBTS and state.at is Place.OUT for one, state in rows.values())
 
 
 INVENTED = "Atlantis"
