@@ -20,6 +20,9 @@ Topic = tuple[str, str, str]
 SPEAKER = "user"
 """The subject of a claim about whoever speaks; in each user's memory it is somebody else."""
 
+DOUBTS = "may have changed"
+"""The relation of a page that doubts the facts that it is made from: somebody said something after which they may be untrue."""
+
 _SPEAKER = frozenset({SPEAKER, "i", "me", "my", "myself", "speaker"})
 _ARTICLE = re.compile(r"^(?:the|an?)\s+(?=\S)")
 _POSSESSIVE = re.compile(r"['\N{RIGHT SINGLE QUOTATION MARK}]s\b")

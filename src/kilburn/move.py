@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kilburn.message import Kind
+from kilburn.message import Kind, Trust
 from kilburn.page import Claim, Parts, Span
 
 __all__ = ["Add", "Drop", "Evict", "Fold", "Load", "Move", "Restore", "Retire"]
@@ -74,6 +74,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
         cites: pages of other segments of the tenant that it was made from: (number of the segment, page id).
         since, until: from when to when it is true, in seconds since the epoch; see `Page`.
         importance: 0 to 1.
+        trust: that it has at most; None for all that the pages that it was made from give it.
     """
 
     text: str
@@ -86,6 +87,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     importance: float = 0.0
     why: str = ""
+    trust: Trust | None = None
 
 
 class Restore(msgspec.Struct, frozen=True):

@@ -249,7 +249,8 @@ class Collecting:
         if not evidence and not by_person and self.info.kind is SegmentKind.MEMORY:
             raise LawBroken(4, "a policy's fact without a source", advice="cite the pages that it was made from")
         own = Trust.TOOL if self.info.kind is SegmentKind.DOCUMENT else Trust.USER
-        trust = min([own if not evidence else Trust.OPERATOR, *(page.trust for page, _ in evidence)])
+        most = Trust.OPERATOR if add.trust is None else add.trust
+        trust = min([own if not evidence else Trust.OPERATOR, most, *(page.trust for page, _ in evidence)])
         waits = trust is Trust.TOOL or any(state.at is Place.PROPOSED for _, state in evidence)
         place = Place.PROPOSED if not by_person and (self.tainted or waits) else Place.OUT
         depth = 1 + max((page.depth for page, _ in made_from), default=0)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from kilburn.claims import same_claim
 from kilburn.effect import Answer, Effect, Find, Note, Outcome
-from kilburn.memory.extraction import extracted, is_known
+from kilburn.memory.extraction import extracted
 from kilburn.memory.view import MemoryView
+from kilburn.memory.words import is_known
 from kilburn.message import Kind
 from kilburn.move import Add
 

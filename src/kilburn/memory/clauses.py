@@ -32,16 +32,21 @@ _SENTENCE = re.compile(
 )
 
 _TASK = re.compile(
-    r"^(?:from|to|cc|subject|sent): \S|(?<!\bi )\b(?:said|says|wrote|writes|texted|sent|posted|replied|answered|told)\b"
-    r"[^:]{0,60}:(?!//|\d)|\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
-    r"|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
+    r"^(?:from|to|cc|subject|sent): \S|(?<!\bi )\b(?:said|says|reads?|wrote|writes|texted|sent|posted|replied|answered|told)\b"
+    r"[^:]{0,60}:(?!//|\d)|(?<!\bi )\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve"
+    r"|polish|summari[sz]e|review|draft|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
     re.IGNORECASE,
 )
 _FICTION = re.compile(
     r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:pretend|imagine|role-?play|act as|suppose|assume"
-    r"|hypothetically|you are an?|in this (?:story|scenario|game)|write|draft|compose|once upon a time)\b",
+    r"|hypothetically|you are an?|in this (?:story|scenario|game)|(?:write|draft|compose|continue)\b[^.?!]*\b(?:stor(?:y|ies)"
+    r"|tales?|novels?|scenes?|scripts?|dialogues?|plays?|fiction|character|speech|lines?|letter from|as if)|once upon a time)\b",
     re.IGNORECASE,
 )
+_WRITING = re.compile(
+    r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:help me )?(?:write|draft|compose)\b", re.IGNORECASE
+)
+"""What is to be written is no statement; what follows is, where it is no text that is handed over."""
 _ABOUT_ME = re.compile(r"\b(?:about me|myself|remember|note|mind|know|rules?|instructions?|preferences?|facts)\b", re.IGNORECASE)
 _ASKED = re.compile(
     r"(?:^|[,;:–—-]\s*|\s(?=(?:and|so|but|then|or)\s))(?:(?:and|so|but|then|or|well|hmm|also|now|just|i'm|i was)\s+)*(?:can"
@@ -78,7 +83,8 @@ _UNREAL = re.compile(
 )
 _OPENS_UNREAL = re.compile(
     r"(?:(?:and|but|so|or|even|only|well|then)\s+)*(?:if|suppose|supposing|imagine|pretend|assume|assuming|say|let's say|unless"
-    r"|what if|in case|had i|were i|once|until|till|whether|for (?:example|instance)|as if|yeah,? right|oh,? (?:great|joy))\b",
+    r"|what if|in case|had i|were i|once|until|till|whether|for (?:example|instance)|as if|yeah,? right|oh,? (?:great|joy)"
+    r"|(?:ha)+,? (?:sure|right|yeah)|sure,? and)\b",
     re.IGNORECASE,
 )
 _REPORTS = re.compile(
@@ -118,6 +124,8 @@ def clauses(text: str) -> Iterator[Clause]:
             continue
         if _FICTION.match(sentence) or _TASK.search(sentence):
             return  # the rest is what it is about
+        if _WRITING.match(sentence):
+            continue
         yield from _of(sentence)
         if sentence.endswith(":") and not _ABOUT_ME.search(sentence):
             return

@@ -1,9 +1,10 @@
 """Learning facts with a model, one decision a fact (Mem0, arXiv 2504.19413).
 
 From an exchange, the messages before it and a running summary, a model lists facts. For each, the nearest ten that are
-known are put before it, and it decides: ADD, UPDATE, DELETE or NOOP. What can be decided without it (the same fact again,
-another object of a relation that has one) is. It never retires anything on its word alone: what it names must speak of the
-same subject, or mostly in the same words. Otherwise both are kept, and a search marks them where they contradict.
+known are put before it, and it decides: ADD, UPDATE, DELETE or NOOP. Where the message has a sign that something changed, what
+else is known of the same subject stands among them. What can be decided without it (the same fact again,
+another object of a relation that has one) is. Its decision counts for a fact that it was shown and that is trusted no more
+than who speaks, and to which it can apply. A person can undo it.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kilburn.claims import plain_name
+from kilburn.claims import SPEAKER, key_of, plain_name
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.extraction import NEGATED, Extracted, agreement, asked, extracted, is_known
+from kilburn.memory.extraction import Extracted, asked, extracted
 from kilburn.memory.view import SUMMARY, MemoryView
+from kilburn.memory.words import agreement, is_english, is_known, is_sign
 from kilburn.message import Kind, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-ALIKE = 0.6
-"""The agreement (`extraction.agreement`) from which two facts speak of the same thing."""
-
 REPEATED = 0.95
 """The share of a fact's words in a known one from which it says nothing new."""
+
+HALF = 0.5
+"""The agreement of two facts of which one may update the other, whatever their subjects."""
 
 EVERY = 10
 """Pages of the session between two summaries."""
@@ -102,10 +104,15 @@ class Facts:
         moves: Sequence[Add | Retire],
     ) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """The moves for one fact."""
-        add, trust = fact.add, fact.said.page.trust
+        add, trust = fact.add, min(fact.said.page.trust, fact.add.trust or Trust.OPERATOR)
         answer = yield Find(query=add.text, limit=self.nearest)
-        near = {hit.page: hit.text for hit in answer.hits if hit.page not in retired and agreement(add.text, hit.text) > 0}
-        near = {page: text for page, text in near.items() if view.page(page).kind is Kind.FACT}
+        changed = is_sign(fact.said.text)
+        listed = [hit.page for hit in answer.hits if changed or agreement(add.text, hit.text) > 0]
+        if changed:
+            # It may be known in other words.
+            listed += [page.id for page, _ in view.about(add.claim.subject if add.claim is not None else SPEAKER, "")]
+        facts = [page for page in dict.fromkeys(listed) if page not in retired and view.page(page).kind is Kind.FACT]
+        near = {page: view.text(page) for page in facts[: self.nearest]}
         if any(is_known(add.text, text, REPEATED) for text in near.values()) or any(
             isinstance(move, Add) and plain_name(move.text) == plain_name(add.text) for move in moves
         ):
@@ -132,7 +139,7 @@ class Facts:
         if page is None:
             figures["unmatched"] += 1
             return (add,)
-        if not _same_thing(add, near[page], view.page(page).claim, ended=decision.op == "DELETE"):
+        if not _is_fit(decision.op, fact, near[page], view.page(page).claim):
             figures["spared"] += 1
             return (add,)
         if decision.op == "NOOP":
@@ -177,11 +184,13 @@ class Facts:
         return (add, *([Retire(sources, why="a newer summary")] if sources else []))
 
 
-def _same_thing(add: Add, known: str, claim: Claim | None, *, ended: bool) -> bool:
-    """Whether a decision about a known fact may be followed: it has the same subject or mostly the same words, and a fact
-    that ends another has to say so."""
-    overlap = agreement(add.text, known)
-    subject = claim is not None and add.claim is not None and plain_name(claim.subject) == plain_name(add.claim.subject)
-    if ended and not NEGATED.search(add.text):
-        return False
-    return overlap >= ALIKE or (subject and overlap >= ALIKE / 2)
+def _is_fit(op: str, fact: Extracted, known: str, claim: Claim | None) -> bool:
+    """Whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
+    that, and an update the same subject, or half of the words."""
+    if op == "DELETE":
+        return is_sign(fact.add.text) or is_sign(fact.said.text)
+    common = agreement(fact.add.text, known)
+    if op == "NOOP":
+        return common > 0 or not is_english(fact.said.text)
+    own = fact.add.claim
+    return common >= HALF or (claim is not None and own is not None and key_of(claim.subject) == key_of(own.subject))

@@ -21,9 +21,10 @@ from kilburn.backend import State
 from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import CORRECTS, NEGATED, asked, conversation, has_many, list_schema, said_by, told
+from kilburn.memory.extraction import CORRECTS, asked, conversation, has_many, list_schema, said_by
 from kilburn.memory.plain import Plain
 from kilburn.memory.view import MemoryView, Utterance
+from kilburn.memory.words import NEGATED, told
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place

@@ -451,7 +451,14 @@ class LearningJob:
             text=memory.text,
             about=self._about,
             summary_page=summary,
+            made_from=self._made_from,
         )
+
+    def _made_from(self, pages: Sequence[int]) -> list[Page]:
+        """Pages of the memory that are in force and were made from these."""
+        memory = self.memory
+        rows = memory.backend.read(key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number)
+        return [page for page, state in rows.values() if state.at is Place.OUT]
 
     def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
         """What is in force about a subject; see `MemoryView.about`."""

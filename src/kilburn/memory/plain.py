@@ -15,6 +15,7 @@ import msgspec
 from kilburn.claims import plain_name, same_claim
 from kilburn.effect import Answer, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
+from kilburn.memory.doubt import doubted, doubts_of
 from kilburn.memory.statements import USER, Statement, statements
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
@@ -49,9 +50,33 @@ class Plain:
             if ended:
                 retired.update(ended)
                 moves.append(Retire(pages=ended, until=said.page.time, why="no longer true"))
+        again = {
+            page for how, pages in zip(settled.standings, settled.rivals, strict=True) if how is Standing.SAME for page in pages
+        }
+        for said in view.new:
+            moves = _with(moves, (yield from doubted(view, said, {*retired, *again})))
+        # What is over, or was said again, is doubted no longer.
+        moot = {page for known in (*retired, *again) for page in doubts_of(view, (known,))}
+        if moot:
+            moves = _with(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
         if unchanged := settled.standings.count(Standing.SAME):
             yield Note(figures={"unchanged": unchanged})
         return moves
+
+
+def _with(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """Moves, and others after them; no page is retired twice."""
+    gone = {page for move in moves if isinstance(move, Retire) for page in move.pages}
+    kept = list(moves)
+    for move in more:
+        if isinstance(move, Retire):
+            left = tuple(page for page in move.pages if page not in gone)
+            gone.update(left)
+            if left:
+                kept.append(msgspec.structs.replace(move, pages=left))
+        else:
+            kept.append(move)
+    return kept
 
 
 def _add(said: Utterance, statement: Statement) -> Add:
@@ -115,6 +140,16 @@ def _has(claim: Claim, thing: str) -> bool:
 def _ended(said: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
     """The pages in force of what somebody says is over, of the opposite of what they say, or of what was moved."""
     claim = statement.claim
+    if statement.instead and claim.relation and plain_name(statement.instead) != plain_name(claim.object):
+        wrong = msgspec.structs.replace(claim, object=statement.instead)
+        return tuple(
+            page.id
+            for page, _ in view.standing(wrong)
+            if page.id not in retired
+            and page.trust <= said.page.trust
+            and page.claim is not None
+            and same_claim(page.claim, wrong)
+        )
     if not (statement.over or statement.replaces):
         if claim.relation not in _OPPOSITE:
             return ()

@@ -46,7 +46,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     instead: str = ""
 
 
-_KIN = (
+KIN = (
     "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
     "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
     "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
@@ -76,7 +76,7 @@ _SHORT = [
     (re.compile(r"\b(do|does|is|are|was|have|has)n't\b"), r"\1 not"),
 ]
 _SELF = re.compile(rf"(?:I|i|[Ww]e)\s+(?P<said>{_ADVERB}*)(?P<rest>\S.*)", re.DOTALL)
-_THEIRS = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:,? (?P<called>{_NAME}),?)?\s+(?P<said>{_ADVERB}*)(?P<rest>[a-z].*)", re.DOTALL)
+_THEIRS = re.compile(rf"[Mm]y (?P<kin>{KIN})(?:,? (?P<called>{_NAME}),?)?\s+(?P<said>{_ADVERB}*)(?P<rest>[a-z].*)", re.DOTALL)
 _BASE = {"is": "am", "are": "am", "has": "have", "was": "was", "does": "do", "studies": "study", "teaches": "teach"}
 _THIRD = re.compile(r"(?:live|work|love|like|enjoy|hate|prefer|play|own|drive|speak|collect|come|dislike|adore)s\b")
 
@@ -184,7 +184,7 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
             MANY,
         ),
         (
-            rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{_KIN[_KIN.index(')?') + 2 :]}s?\b.*)",
+            rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{KIN[KIN.index(')?') + 2 :]}s?\b.*)",
             "has",
             MANY,
         ),
@@ -240,8 +240,8 @@ _CALL_ME = re.compile(rf"(?:(?:you can|please|everyone|everybody|people|friends|
 _MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?:(?: and|,) .*)?\Z")
 _I_AM = re.compile(rf"I am (?P<o>(?![A-Z]+\b){_NAME})(?:,.*)?\Z")
 _I_AM_A = re.compile(rf"(?:I am|[Mm]y name is) {_NAME}, (?P<o>an? [^,]{{3,60}})(?:,.*)?\Z")
-_KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
-_APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{_KIN}),? (?P<o>{_NAME})(?!['\w-])")
+_KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
+_APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{KIN}),? (?P<o>{_NAME})(?!['\w-])")
 _FAVOURITE = re.compile(
     r"[Mm]y (?:all-time |absolute )?favou?rite (?P<r>[\w' -]{2,40}?) (?:is|are|has always been|have always been) (?P<o>.+)\Z"
 )
@@ -361,7 +361,7 @@ def _one(text: str, said: float) -> Iterator[Statement]:
     if who is not None:
         first, _, more = who["rest"].partition(" ")
         base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
-        if first != base or first == "was":
+        if first != base or first in ("was", "moved", "relocated"):
             yield from _ruled(
                 f"{USER}'s {who['kin'].lower()}" + (f" {who['called']}" if who["called"] else ""), f"{base} {more}", said
             )

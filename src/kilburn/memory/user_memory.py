@@ -7,15 +7,20 @@ from typing import Any
 
 from kilburn.arguments import checked
 from kilburn.backend import SegmentInfo
+from kilburn.claims import DOUBTS
 from kilburn.collections.collection import Collection, undisturbed
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.drive import arun, aside, run
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.doubt import MOST as DOUBTED
+from kilburn.memory.doubt import link, may_doubt, resembles, rivals
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
+from kilburn.memory.words import is_sign
+from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Place, parse_address
 from kilburn.search.found import Findings
@@ -47,7 +52,8 @@ class UserMemory(Collection):
         secrets: Secrets = None,
         quota: Quota | None = None,
     ) -> str:
-        """Keep a fact that a person tells; returns its address. It can be found at once.
+        """Keep a fact that a person tells; returns its address. It can be found at once. What it may make untrue stays in force,
+        and a search marks it (`Found.doubted`).
 
         Args:
             since, until: from when to when it is true, in seconds since the epoch.
@@ -65,12 +71,28 @@ class UserMemory(Collection):
 
         def write() -> str:
             seen = None if quota is None else self.head
-            return self.apply(*within(quota, self, [add], self.clock()), seen=seen)[0]
+            olds = self._rivals(clean)
+            adds = [add, *([link(olds)] if olds else [])]
+            return self.apply(*within(quota, self, adds, self.clock()), seen=seen)[0]
 
         address = undisturbed(write)
         if pin:
             self.pin(address)
         return address
+
+    def _rivals(self, text: str) -> list[int]:
+        """The facts in force that a sentence may make untrue."""
+        if not may_doubt(text):
+            return []
+        keys = dict.fromkeys((hit.segment, hit.page) for hit in self.backend.search(text, segments=[self.number], limit=20))
+        rows = [page for page, state in self.backend.read(keys).values() if state.at is Place.OUT and page.kind is Kind.FACT]
+        texts = self.backend.texts({page.digest for page in rows})
+        found = []
+        for page in rows:
+            known = texts[page.digest]
+            if rivals(text, known) or (is_sign(text) and resembles(text, known, page.claim)):
+                found.append(page.id)
+        return found if len(found) <= DOUBTED else []
 
     def update(self, address: str, text: str, *, since: float | None = None, secrets: Secrets = None) -> str:
         """Put a new text in place of a fact, as a person; returns its address. The old fact is retired in the same
@@ -95,9 +117,18 @@ class UserMemory(Collection):
             if state.at is not Place.OUT:
                 raise KernelError(f"{address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
             add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
-            return self.apply(add, Retire(tuple(pages), refers=0, why="a person updated it"), seen=seen)[0]
+            gone = Retire((*pages, *self._doubts(pages[0])), refers=0, why="a person updated it")
+            return self.apply(add, gone, seen=seen)[0]
 
         return undisturbed(write)
+
+    def _doubts(self, fact: int) -> list[int]:
+        """The pages in force that doubt a fact."""
+        keys = [key for key in self.backend.citing(self.number, [fact]) if key[0] == self.number]
+        rows = self.backend.read(keys).values()
+        return [
+            page.id for page, state in rows if state.at is Place.OUT and page.claim is not None and page.claim.relation == DOUBTS
+        ]
 
     def learn(
         self,

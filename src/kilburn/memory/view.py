@@ -81,6 +81,7 @@ class MemoryView:
         about: what is in force about a subject, with one relation or (with "") any: pages with their states, newest first, 64
             at most. If a subject has more, those that mention `thing`, which may be given as a third argument, come first.
         summary_page: the id of the page that holds the summary, or 0.
+        made_from: what is in force and was made from these pages of the memory.
     """
 
     new: Sequence[Utterance]
@@ -93,6 +94,7 @@ class MemoryView:
     text: Callable[[int], str]
     about: About
     summary_page: int = 0
+    made_from: Callable[[Sequence[int]], Sequence[Page]] = lambda _: ()
 
     @property
     def taint(self) -> Trust:

@@ -37,6 +37,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         why: what its score is the sum of, by the names of the ranking's terms.
         claim: what a fact says, in parts; None for any other page.
         contested: facts that are true at the same time and contradict it, by their references; also those that did not fit.
+        doubted: what was said since, after which a fact may be untrue, by its references; it comes before the fact if it fits.
     """
 
     session: str
@@ -56,6 +57,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     why: Mapping[str, float] = {}
     claim: Claim | None = None
     contested: tuple[str, ...] = ()
+    doubted: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:

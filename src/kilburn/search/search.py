@@ -22,11 +22,11 @@ import msgspec
 
 from kilburn.backend import Backend, Passage, SegmentInfo, SegmentKind, State
 from kilburn.budget import Counter
-from kilburn.claims import contested, together
+from kilburn.claims import DOUBTS, contested, together
 from kilburn.collections.collecting import is_true, until_of
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.window import WindowState
-from kilburn.page import Page, Place, Span
+from kilburn.page import Page, Place, Span, address_of
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.search.confidence import ENOUGH, confidence
 from kilburn.search.found import DamageWarning, Findings, Found
@@ -399,6 +399,7 @@ class Searcher:
         against = {one.key: [ranked[other] for other in others] for one, others in zip(ranked, rivals, strict=True) if others}
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         hits: list[Found] = []
+        shown: list[Ranked] = []
         told: set[tuple[int, str]] = set()
         left = tokens
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
@@ -420,7 +421,57 @@ class Searcher:
                     told.add(same)
                     left -= cost
                     hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
-        return hits
+                    shown.append(one)
+        return self._doubted(hits, shown, counter, left, now, limit)
+
+    def _doubted(
+        self, hits: list[Found], shown: Sequence[Ranked], counter: Counter, left: int, now: float, limit: int | None
+    ) -> list[Found]:
+        """The hits with their doubts: each fact that is doubted is marked, and what doubts it comes before it, if it fits."""
+        facts = [one.key for one in shown if one.candidate.kind is SegmentKind.MEMORY]
+        keys = [
+            key
+            for segment in dict.fromkeys(segment for segment, _ in facts)
+            for key in self._backend.citing(segment, [page for of, page in facts if of == segment])
+            if key[0] == segment
+        ]
+        self._read(keys)
+        doubts: dict[Key, list[Key]] = {}
+        for key in keys:
+            page, state = self._rows[key] if self._is_read(key) else (None, None)
+            if page is not None and state is not None and page.claim is not None and page.claim.relation == DOUBTS:
+                named = set(page.claim.object.split())
+                by = [(key[0], source) for source in page.sources if address_of(source) not in named] or [key]
+                for source in page.sources if is_true(page, state, now) else ():
+                    if address_of(source) in named:
+                        doubts.setdefault((key[0], source), []).extend(by)
+        self._read(key for of in doubts.values() for key in of)
+        if not doubts:
+            return hits
+        doubters = {key for of in doubts.values() for key in of if self._is_read(key)}
+        known = {one.key: hit for one, hit in zip(shown, hits, strict=True) if one.key in doubters}
+        texts = self._backend.texts({self._rows[key][0].digest for key in doubters})
+        found: list[Found] = []
+        placed: set[Key] = set()
+        more = 0
+        for one, hit in zip(shown, hits, strict=True):
+            if one.key in placed:
+                continue
+            for key in (key for key in doubts.get(one.key, ()) if key in doubters):
+                text = texts[self._rows[key][0].digest]
+                cost = counter.count(text)
+                if key not in known and cost <= left and (limit is None or len(hits) + more < limit):
+                    left, more = left - cost, more + 1
+                    candidate = self._candidate(key, _Seen(span=(0, len(text)), entry=0))
+                    known[key] = self._hit(Ranked(candidate, one.scored), (0, len(text)), text, cost, now, ())
+                if key in known and key not in placed:
+                    placed.add(key)
+                    found.append(known[key])
+            if one.key in doubters:
+                placed.add(one.key)
+            by = tuple(f"{self._infos[segment].name} {address_of(page)}" for segment, page in doubts.get(one.key, ()))
+            found.append(msgspec.structs.replace(hit, doubted=by) if by else hit)
+        return found
 
     def _holds(self, ranked: Sequence[Ranked]) -> bool:
         """Whether pages are, verified, what they were ranked by."""

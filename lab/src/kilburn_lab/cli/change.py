@@ -1,8 +1,9 @@
 """Change, correct, contradict, take back and forget facts, then ask what is true, and what was at a time.
 
-Example:
+Examples:
 
     kilburn lab change --streams 5
+    kilburn lab change --mode talk --extractor rules
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import msgspec
 from kilburn.file import check_target, write_file
 from kilburn_lab.cli.verbs import Option, verb
 from kilburn_lab.evals.change import MODES, ChangeReport, evaluate
+from kilburn_lab.evals.following import EXTRACTORS
+from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.streams import FAMILIES
 
 
@@ -24,7 +27,9 @@ def _measured(*, out: Path | None = None, force: bool = False, **options: Any) -
     report = evaluate(**options)
     if out is not None:
         with write_file(out, force=force) as file:
-            file.writelines(msgspec.json.encode(one) + b"\n" for one in report.asked)
+            file.writelines(
+                msgspec.json.encode(one) + b"\n" for one in (*report.asked, *(report.talk.asked if report.talk else ()))
+            )
     return report
 
 
@@ -35,10 +40,14 @@ verb(
     __doc__,
     like=evaluate,
     streams=Option("Made-up streams of statements.", "N", least=1),
-    modes=Option(f"How the statements come: {', '.join(MODES)}; may be given again. Both by default.", "NAME", "--mode"),
+    modes=Option(f"How the statements come: {', '.join(MODES)}; may be given again. All by default.", "NAME", "--mode"),
     families=Option(f"Whose sentences: {', '.join(FAMILIES)}; may be given again. Both by default.", "NAME", "--family"),
     policy=Option("The memory policy that learns from text.", "SPEC"),
+    talks=Option("Talks in the mode talk.", "N", least=1),
+    half=Option("Whose sentences in the mode talk: rules are made on the one, figures are told of the other.", "|".join(HALVES)),
+    extractors=Option(f"What learns in the mode talk: {', '.join(EXTRACTORS)}; all by default.", "NAME", "--extractor"),
+    embedder=Option("What finds by meaning.", "SPEC"),
     tokens=Option("Of each answer.", "TOKENS", "--budget", least=1),
-    seed=Option("The first seed of the streams."),
+    seed=Option("The first seed."),
     out=Option("Write each question with its answer there, one a line.", "FILE"),
 )

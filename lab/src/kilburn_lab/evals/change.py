@@ -4,7 +4,8 @@ Streams of statements (`kilburn_lab.evals.streams`) go into a store on disk, and
 search, at a token budget; whether a recall would abstain is counted beside. In mode `claims` each statement is given as a
 claim: storage, conflict and search are judged, and must be exact. In mode `text` it is a message, from which a memory policy
 learns: then the policy is judged too. In mode `sessions` nothing is learned, and the messages themselves are searched: what a
-memory has to be better than.
+memory has to be better than. In mode `talk` (`kilburn_lab.evals.following`) a person talks as people do, and it is counted how
+much of what is in force at the end is true, and how many questions find only what is over.
 
     report = evaluate(streams=20)
     print(report.table())
@@ -22,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-import kilburn
 from kilburn.claims import same_claim
 from kilburn.errors import Forgotten, SpecError
 from kilburn.kernel.store import Store
@@ -31,12 +31,15 @@ from kilburn.memory.learning import Learned
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
+from kilburn.search.dates import DAY
+from kilburn.testing import FakeClock
+from kilburn_lab.evals.following import EXTRACTORS, TALKS, FollowReport, embed, follow, timed
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.streams import FAMILIES, Stream, StreamInquiry, Telling, stream
 
-MODES = ("claims", "text", "sessions")
+MODES = ("claims", "text", "sessions", "talk")
 TOKENS = 300
 """Budget of an answer."""
 
@@ -122,6 +125,7 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
     policy: str
     rows: list[ChangeRow]
     asked: tuple[ChangeAnswer, ...] = ()
+    talk: FollowReport | None = None
     failed: int = 0
     """Times that the memory policy raised, or returned nonsense."""
 
@@ -131,7 +135,8 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """All figures as one line of JSON, the single answers left out."""
-        return msgspec.json.encode(msgspec.structs.replace(self, asked=())).decode()
+        talk = None if self.talk is None else msgspec.structs.replace(self.talk, asked=())
+        return msgspec.json.encode(msgspec.structs.replace(self, asked=(), talk=talk)).decode()
 
     def row(self, mode: str, family: str = FAMILIES[0]) -> ChangeRow:
         """The row of a mode and family; KeyError if it was not measured."""
@@ -154,7 +159,8 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
             silence=lambda row: row.empty / (row.now + row.past),
         )
         what = f"{self.streams} streams from seed {self.seed}, {self.tokens} tokens an answer, learned by {self.policy}"
-        return f"{rows}\n\n{what}"
+        talk = "" if self.talk is None else self.talk.table()
+        return "\n\n".join(part for part in (f"{rows}\n\n{what}" if self.rows else "", talk) if part)
 
 
 def evaluate(
@@ -165,6 +171,10 @@ def evaluate(
     families: Sequence[str] = FAMILIES,
     tokens: int = TOKENS,
     policy: str = "plain",
+    talks: int = TALKS,
+    half: str = "report",
+    extractors: Sequence[str] = EXTRACTORS,
+    embedder: str = "none",
     progress: Progress = unwatched,
 ) -> ChangeReport:
     """Measure each mode with each family of sentences; `claims` has no sentences, so it is measured once.
@@ -173,7 +183,9 @@ def evaluate(
         streams: number of seeds, from `seed` on.
         tokens: budget of each answer.
         policy: spec of the memory policy that learns in mode `text`.
-        progress: called with the number of finished streams and of all.
+        talks, half, extractors: of the mode `talk`.
+        embedder: spec of what finds by meaning; "none" for words alone.
+        progress: called with the number of finished streams and talks, and of all.
 
     Raises:
         SpecError: a number that means nothing, or no such mode, family or policy.
@@ -181,6 +193,9 @@ def evaluate(
     if streams < 1 or tokens < 1:
         raise SpecError(f"streams={streams}, tokens={tokens}", advice="give numbers of 1 or more")
     check_known("mode", modes, MODES)
+    told = modes
+    modes = [mode for mode in modes if mode != "talk"]
+    many = len(extractors) * talks if "talk" in told else 0
     jobs = [(mode, family) for mode in modes for family in (FAMILIES[:1] if mode == "claims" else families)]
     rows, every = [], []
     done = failed = 0
@@ -188,15 +203,28 @@ def evaluate(
         asked: list[ChangeAnswer] = []
         left: list[tuple[bool, bool]] = []
         for number in range(seed, seed + streams):
-            some, gone, broke = measure(stream(number, family), mode, tokens=tokens, policy=policy)
+            some, gone, broke = measure(stream(number, family), mode, tokens=tokens, policy=policy, embedder=embedder)
             asked += some
             left += gone
             failed += broke
             done += 1
-            progress(done, len(jobs) * streams)
+            progress(done, len(jobs) * streams + many)
         rows.append(_row(mode, family, asked, left))
         every += asked
-    return ChangeReport(streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every), failed=failed)
+    talk = None
+    if many:
+        talk = follow(
+            talks,
+            seed=seed,
+            half=half,
+            extractors=extractors,
+            tokens=tokens,
+            embedder=embedder,
+            progress=lambda one, _: progress(len(jobs) * streams + one, len(jobs) * streams + many),
+        )
+    return ChangeReport(
+        streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every), talk=talk, failed=failed
+    )
 
 
 def _row(mode: str, family: str, asked: Sequence[ChangeAnswer], left: Sequence[tuple[bool, bool]]) -> ChangeRow:
@@ -228,7 +256,7 @@ def _row(mode: str, family: str, asked: Sequence[ChangeAnswer], left: Sequence[t
 
 
 def measure(
-    told: Stream, mode: str, *, tokens: int = TOKENS, policy: str = "plain"
+    told: Stream, mode: str, *, tokens: int = TOKENS, policy: str = "plain", embedder: str = "none"
 ) -> tuple[list[ChangeAnswer], list[tuple[bool, bool]], int]:
     """One stream through one store in a folder of its own.
 
@@ -238,13 +266,17 @@ def measure(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
-        with kilburn.open(str(path), tokenizer="chars/4") as store:
+        clock = FakeClock(told.changes[0].time, tick=0.001)
+        with timed(str(path), clock, embedder) as store:
             failed = 0
             if mode == "claims":
                 for change in told.changes:
+                    clock.now = max(clock.now, change.time)
                     _give(store, change)
             else:
-                failed = _tell(store, told.changes, policy if mode == "text" else "")
+                failed = _tell(store, clock, told.changes, policy if mode == "text" else "")
+            clock.advance(DAY)
+            embed(store)
             asked = [_ask(store, told, question, mode, tokens) for question in told.questions]
             gone = _forget(store, told, mode)
             found = {value: _found(store, user, value) for user, value in gone}
@@ -281,11 +313,12 @@ def _give(store: Store, change: Telling) -> None:
     memory.apply(*settle([(add, Trust.USER) for add in new], standing, now=change.time).moves)
 
 
-def _tell(store: Store, changes: Iterable[Telling], policy: str) -> int:
+def _tell(store: Store, clock: FakeClock, changes: Iterable[Telling], policy: str) -> int:
     """Have the conversations, and learn from each session when it is over, if there is a policy; how often that failed."""
     failed = 0
     current: dict[str, str] = {}
     for change in changes:
+        clock.now = max(clock.now, change.time)
         name = f"{change.user}-{change.session}"
         before = current.setdefault(change.user, name)
         if before != name:

@@ -1,0 +1,190 @@
+"""Doubt: what somebody says may make a fact untrue, and no rule and no model says so.
+
+A sentence that has a sign of change ("moved", "not any more", "instead") and speaks of the matter of a fact in force *doubts*
+that fact. Nothing is retired. A page of the memory keeps the sentence; it cites the message and is made from the fact, so it is
+forgotten with either of them. A search that finds the fact brings this page before it and marks the fact (`Found.doubted`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import cache
+
+from kilburn.claims import DOUBTS, SPEAKER, is_speaker
+from kilburn.effect import Answer, Effect, Find
+from kilburn.memory.clauses import clauses
+from kilburn.memory.statements import KIN
+from kilburn.memory.view import MemoryView, Utterance
+from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_english, is_sign, names, stem, told
+from kilburn.message import Kind, Role
+from kilburn.move import Add, Retire
+from kilburn.page import Claim, address_of
+from kilburn.search.dates import grounded
+
+MOST = 5
+"""Facts that one sentence may doubt; one that would doubt more speaks of none in particular."""
+
+LONGEST = 400
+"""Characters of a sentence."""
+
+_MATTERS = (
+    "live lives reside home house flat apartment address town city moved move relocated settled landlord keys van",
+    "work works job employer employed company hired fired salary pay boss notice resigned office career",
+    "drive drives car garage vehicle dealer van",
+    "phone mobile smartphone camera",
+    "vegetarian vegan pescatarian meat eat eats diet steak bacon fish cooking",
+    "married single divorced engaged girlfriend boyfriend wife husband partner fiancee",
+    "drink drinks coffee tea espresso matcha mornings morning breakfast mug",
+    "sport train trains training gym club practise practice play plays run swim team",
+    "medicine medication take takes taking tablet tablets pill pills doctor doc prescription dose",
+    "dog cat pet puppy kitten",
+    "study studies university school course degree",
+    "budget spend cost price money euros dollars pounds",
+    "name called",
+    "prefer prefers favourite favorite like likes love loves",
+)
+"""Words that speak of one matter: what is said with one of them may change what was said with another."""
+
+_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
+_DENIES = re.compile(r"\b(?:dislikes?|hates?|avoids?|allergic)\b", re.IGNORECASE)
+_EVENT = re.compile(r"\b(?:meeting|appointment|interview|exam|flight|call|deadline|class|party|trip)\b", re.IGNORECASE)
+
+
+@cache
+def _matters() -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(map(stem, words.split())) for words in _MATTERS)
+
+
+def doubted(view: MemoryView, said: Utterance, gone: Iterable[int]) -> Generator[Effect, Answer, list[Add | Retire]]:
+    """The doubts that a message raises, and the end of older ones about the same facts.
+
+    Args:
+        gone: facts that the same plan retires.
+    """
+    left = set(gone)
+    moves: list[Add | Retire] = []
+    if said.role is not Role.USER or not is_english(said.text):
+        return moves
+    for sentence in _sentences(said.text):
+        answer = yield Find(query=sentence, limit=20)
+        known = {hit.page: view.page(hit.page) for hit in answer.hits}
+        known |= {page.id: page for page, _ in view.about(SPEAKER, "")}
+        facts = [page for number, page in known.items() if page.kind is Kind.FACT and number not in left]
+        facts = [page for page in facts if page.time <= view.now and resembles(sentence, view.text(page.id), page.claim)]
+        if not 0 < len(facts) <= MOST:
+            continue
+        pages = tuple(page.id for page in facts)
+        claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, pages)), confidence=0.5, many=True)
+        text = f"The user said: {grounded(sentence, said.page.time)[0]}"
+        older = doubts_of(view, pages)
+        moves.append(
+            Add(
+                text=text,
+                kind=Kind.TEXT,
+                claim=claim,
+                sources=pages,
+                cites=(said.cite,),
+                since=said.page.time,
+                why="may have changed",
+            )
+        )
+        if older:
+            moves.append(Retire(older, until=said.page.time, why="a newer doubt"))
+        left.update(pages)
+    return moves
+
+
+_ONE = re.compile(
+    r"\b(?:lives? in|works? (?:at|for|as)|is (?:called|named|married to|engaged to|based in|due|on|at)|drives?|prefers?"
+    r"|(?:name|birthday|deadline|budget|address|phone|number|email|password|code|weight|height|size"
+    r"|favou?rite [\w ]{1,40}?) is)\b",
+    re.IGNORECASE,
+)
+"""What has one object at a time, in a sentence that a person told to remember."""
+
+
+def rivals(text: str, known: str) -> bool:
+    """Whether a sentence says something else on the same matter than a known one: of the same subject, with a relation that has
+    one object at a time. What is preferred is compared only if it is of one kind: dark mode and light mode."""
+    one, other = _ONE.search(text), _ONE.search(known)
+    if one is None or other is None or set(map(stem, one[0].lower().split())) != set(map(stem, other[0].lower().split())):
+        return False
+    before, after = (text[: one.start()], known[: other.start()]), (text[one.end() :], known[other.end() :])
+    new, old = map(_stems, after)
+    if before[0].strip().casefold() != before[1].strip().casefold() or not new or not old or new <= old or old <= new:
+        return False
+    return bool(new & old) or not one[0].lower().startswith("prefer")
+
+
+def may_doubt(text: str) -> bool:
+    """Whether a sentence may be one that `rivals` or `resembles` a known one."""
+    return _ONE.search(text) is not None or is_sign(text)
+
+
+def link(olds: Sequence[int], why: str = "a later fact") -> Add:
+    """The page that says of some facts that the first `Add` of the same change doubts them."""
+    claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, olds)), confidence=0.5, many=True)
+    text = "A later fact may have changed this one."
+    return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why=why)
+
+
+def doubts_of(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
+    """The doubts in force about some facts and no others."""
+    names = set(map(address_of, pages))
+    return tuple(
+        page.id
+        for page in (view.made_from(pages) if pages else ())
+        if page.claim is not None and page.claim.relation == DOUBTS and set(page.claim.object.split()) <= names
+    )
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences with a sign of change that somebody says in their own name."""
+    before = ""
+    for clause in clauses(text):
+        whole, rest = before, clause.rest
+        if whole.endswith(rest):
+            continue  # the next clause of the same sentence
+        before = rest
+        if len(rest) <= LONGEST and is_sign(rest):
+            yield rest
+
+
+def resembles(sentence: str, fact: str, claim: Claim | None) -> bool:
+    """Whether a sentence with a sign of change speaks of what a fact says: it says that its object is over, or it speaks of the
+    same matter, has something else to say of it, and is about the same person."""
+    subject = claim.subject if claim is not None else ""
+    if claim is None or is_speaker(subject):
+        if _OTHERS.match(sentence):
+            return False
+    elif not _stems(subject.replace(SPEAKER, "")) & _stems(sentence):
+        return False
+    if NEGATED.search(sentence) and (NEGATED.search(fact) or _DENIES.search(fact)):
+        return False
+    said, whole = _stems(sentence), _stems(fact)
+    things = _stems(claim.object) if claim is not None else {stem(name) for name in names(fact)}
+    if things and things <= said:
+        return ENDS.search(sentence) is not None
+    if things & said and ENDS.search(sentence):
+        return True
+    matter = whole - things - _stems(subject)
+    same = (matter & said).union(*(of & said for of in _matters() if of & (matter | things)))
+    if not same or bool(_EVENT.search(sentence)) is not bool(_EVENT.search(fact)):
+        return False
+    listed = {stem(word): word for word in told(sentence)}
+    if ENDS.search(sentence) and any(re.search(rf"\b(?:my|our|the) {word}\b", sentence, re.I) for word in _words(same, listed)):
+        return True  # "I lost my job", "we gave up the flat"
+    if not BRINGS.search(sentence):
+        return False
+    # What is new has a name, a number, or is the kind of word that the object is.
+    new = {stem(name) for name in names(f"- {sentence}")} | {word for word in said if any(map(str.isdigit, word))}
+    return bool(new - whole) or any(of & things and (of & said) - whole for of in _matters())
+
+
+def _words(stems: set[str], listed: dict[str, str]) -> list[str]:
+    return [re.escape(listed[one]) for one in stems if one in listed]
+
+
+def _stems(text: str) -> set[str]:
+    return set(map(stem, told(text)))

@@ -1,0 +1,184 @@
+"""The words of a text as a memory compares them: without their endings, what is denied, which time is spoken of, and whether
+the language is one that is known here.
+
+Words are brought to their stems by the stemmer of the text index, so what a search finds as one word is one word here too.
+Patterns are for English; of a text in another language only names and numbers are compared.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+
+import apsw
+
+from kilburn.search.dates import dates
+
+_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+"""Letters of scripts that put no space between words or between a word and its particles; two in a row count as a word."""
+_WORD = re.compile(rf"(?=([{_UNSPACED}]{{2}}))[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_WORDS_OF_NOTHING = (
+    "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
+    "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
+    "who which what when where there here about into than then so if also very really just now currently likes wants said says "
+    "called named new want like"
+)
+_COMMON = frozenset(_WORDS_OF_NOTHING.split())
+_COUNTED = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMBERS = _COUNTED.split()
+
+NEGATED = re.compile(
+    r"\b(?:not|no|never|longer|stopped|quit|ended|over|cancel\w*|former\w*|gave up|any ?more|sold|left|dropped)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+"""Words that say that something is not so, or not any more."""
+
+_SIGNS = (
+    "now, nowadays, these days, since last, since this, from now, from this, from here, new, moved, moving, relocated, "
+    "replaced, swapped, switched, traded, changed, became, become, turned, went, joined, started, starting, signed, "
+    "pushed, shifted, postponed, rescheduled, settled, divorced, married, converted, bump, bumped, raised, lowered, has "
+    "been, retired, finally, instead, rather than, sorry, i meant, oops, correction, scratch that, typo, mistake, wrong, "
+    "actually, again, used to"
+)
+BRINGS = re.compile(rf"\b(?:{_SIGNS.replace(', ', '|')})\b", re.IGNORECASE)
+"""Words that say that something is new, or that what was said was wrong."""
+
+_ENDS = (
+    "no, not, any more, anymore, any longer, no longer, instead, rather than, stopped, quit, quitting, gave up, given up, "
+    "giving up, sold, selling, left, lost, stolen, stole, broken, dead, cracked, totalled, scrapyard, replaced, swapped, "
+    "swap, switched, traded, changed, got rid, get rid, let go, let me go, let us go, let him go, let her go, laid off, "
+    "fired, resigned, handed in, canceled, cancelled, dropped, split, broke up, cut out, came off, threw, done with, "
+    "ditched, history, are over, is over, was over, parted, goodbye, bye, rip, never was, moved from, relocated from, "
+    "killed, hung up, packed up, gave me, gave the, went to, beats, last, typo, mistake, wrong, meant"
+)
+ENDS = re.compile(rf"\b(?:{_ENDS.replace(', ', '|')})\b|n['’]t\b", re.IGNORECASE)
+"""Words that say of what they speak that it is over, or was wrong."""
+
+RECURRING = re.compile(
+    r"\b(?:every|each|weekly|daily|monthly|usually|always|regular(?:ly)?|(?:mon|tues|wednes|thurs|fri|satur|sun)days)\b",
+    re.IGNORECASE,
+)
+"""Words with which "on Monday" is no single day."""
+
+_ENGLISH = (
+    "the my and that this it you with have for from to at they she your our are been just what when how us because until who "
+    "there then his her i'm i've i'd don't didn't can't it's is was were not but all a an on in no so be do should would every "
+    "of me we i more out over than had did got get into as by too after before if or about will back off up"
+)
+_ELSEWHERE = (
+    "der die das und ich wir nicht mit bei nach ein eine den dem ist bin habe hat zu im je tu il elle nous vous le la les un une "
+    "des du et est suis ai chez pas de que qui en el los las y no soy tengo con mi una ho sono abito ci siamo di che non per del "
+    "della il lo gli ik wij het een niet ben doe aan van met jag är och inte har med på det en em na os uma eu não moro para "
+    "meu minha jeg og ikke er til ja nie jest mam w z się na do"
+)
+_KNOWN = frozenset(_ENGLISH.split()) - frozenset(_ELSEWHERE.split())
+"""Words of English that are none of other languages of Europe."""
+_UNKNOWN = frozenset(_ELSEWHERE.split()) - frozenset(_ENGLISH.split())
+
+_TIMES = (
+    ("wish", re.compile(r"\b(?:wants?|wish(?:es)?|hopes?|would|might|may|could|should|considers?|thinking of)\b", re.IGNORECASE)),
+    ("to come", re.compile(r"\b(?:will|plans?|going to|intends?|is about to|'ll|won't)\b", re.IGNORECASE)),
+    ("past", re.compile(r"\b(?:was|were|had|used to|formerly|once)\b", re.IGNORECASE)),
+)
+
+
+def ending(text: str, said: float) -> float | None:
+    """Until when a statement says that it is true ("until March 2030"), in seconds since the epoch; None if it does not."""
+    ends = [dated.end for dated in dates(text, said) if _UNTIL.search(text[: dated.span[0]])]
+    return min(ends) if ends and min(ends) > said else None
+
+
+_UNTIL = re.compile(r"\b(?:until|till|through|up to)\s+(?:the\s+(?:end\s+of\s+)?)?\Z", re.IGNORECASE)
+
+
+def told(text: str) -> set[str]:
+    """The words of a text that say something, in lower case."""
+    words = {match[1] or match[0] for match in _WORD.finditer(text.casefold())}
+    return {word for word in words - _COMMON if len(word) > 1 or word.isdigit()}
+
+
+_lock = threading.Lock()
+_stemmer = apsw.Connection(":memory:").fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "0"])
+
+
+@lru_cache(16_384)
+def stem(word: str) -> str:
+    """A word in lower case without its ending: "lives", "living" and "lived" are alike; a number is its digits."""
+    if word in _NUMBERS:
+        return str(_NUMBERS.index(word))
+    if not word.isalpha() or not word.isascii():
+        return word
+    if word.endswith("oes"):
+        return word[:-2]
+    with _lock:
+        found = _stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False)
+    return str(found[0][0]) if found else word
+
+
+def matched(words: Iterable[str], others: Iterable[str]) -> set[str]:
+    """The words that are among others, whatever their endings."""
+    stems = {stem(other) for other in others}
+    return {word for word in words if stem(word) in stems}
+
+
+def covered(one: str, other: str) -> float:
+    """How much of a text another says in the same words, 0 to 1."""
+    words = told(one)
+    return len(matched(words, told(other))) / len(words) if words else 0.0
+
+
+def agreement(one: str, other: str) -> float:
+    """How much two texts say in the same words: of the text that has fewer."""
+    return covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
+
+
+def names(text: str) -> set[str]:
+    """The names in a sentence, in lower case: words with a capital that do not begin it."""
+    found = [(match[1] or match[0], match.start()) for match in _WORD.finditer(text)]
+    begins = {0} if found else set()
+    begins |= {start for (word, at), (_, start) in pairwise(found) if re.search(r"[.!?]\s", text[at + len(word) : start])}
+    return {word.casefold() for word, at in found if any(map(str.isupper, word)) and at not in begins and word != "I"}
+
+
+def is_english(text: str) -> bool:
+    """Whether a text is in the language whose words are known here, as far as its small words tell; one that has none of them
+    is not, unless it is very short."""
+    words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", text.casefold().replace("’", "'"))
+    here, there = ([word for word in words if word in listed] for listed in (_KNOWN, _UNKNOWN))
+    if sum(not word.isascii() for word in words) * 2 > len(words) or len(there) > len(here):
+        return False
+    return len(words) < 3 or bool(here)
+
+
+def is_sign(text: str) -> bool:
+    """Whether a message says that something changed, ended or was wrong; of a language that is not known here, it may."""
+    return any(words.search(text) for words in (NEGATED, ENDS, BRINGS)) or not is_english(text)
+
+
+def is_known(text: str, other: str, alike: float) -> bool:
+    """Whether another text says all that this one says: its words and numbers, its names in the same order ("Tom gave Ana 50" is
+    not "Ana gave Tom 50"), of the same time, and denying what this one denies."""
+    if (NEGATED.search(text) is None) is not (NEGATED.search(other) is None) or _time(text) != _time(other):
+        return False
+    numbers = {stem(word) for word in told(text) if stem(word).isdigit()}
+    if not numbers <= {stem(word) for word in told(other)} or covered(text, other) < alike:
+        return False
+    one, two = _people(text), _people(other)
+    both = set(one) & set(two)
+    return [name for name in one if name in both] == [name for name in two if name in both]
+
+
+def _people(text: str) -> list[str]:
+    """The words with a capital, in order, each once, without the days and months, which may stand anywhere."""
+    words = (match[0].casefold() for match in _WORD.finditer(text) if match[0][:1].isupper())
+    return [word for word in dict.fromkeys(words) if word not in _COMMON and not _CALENDAR.match(word)]
+
+
+_CALENDAR = re.compile(r"(?:\w+day|january|february|march|april|may|june|july|august|september|october|november|december)\Z")
+
+
+def _time(text: str) -> frozenset[str]:
+    return frozenset(name for name, words in _TIMES if words.search(text))

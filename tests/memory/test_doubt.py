@@ -1,0 +1,146 @@
+"""Doubt: what was said may make a fact untrue. The fact stays in force, and is brought marked, after what doubts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kilburn.budget import Budget
+from kilburn.kernel.store import Store
+from kilburn.memory.user_memory import UserMemory
+from kilburn.page import Place
+from kilburn.testing import FakeClock, MemoryBackend, check_laws
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4", clock=FakeClock()) as opened:
+        yield opened
+
+
+def told(store: Store, *texts: str) -> UserMemory:
+    """Say each in a session of its own, and learn from it without a model."""
+    for text in texts:
+        name = f"s{len(store.sessions())}"
+        store.session(name, user="ana").append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
+        store.memory("ana").learn(name)
+    return store.memory("ana")
+
+
+def marks(store: Store, query: str) -> list[tuple[str, bool]]:
+    """What a search over facts brings, in its order, and whether it is doubted."""
+    return [(hit.text, bool(hit.doubted)) for hit in store.search(query, where="facts", user="ana")]
+
+
+CHANGES = [
+    ("I drive a Volvo.", "I sold the Volvo.", "What does the user drive?"),
+    ("I drive a Volvo.", "traded the car in for a Skoda", "What does the user drive?"),
+    ("I live in Porto.", "so we gave up the flat, and home is Leeds", "Where does the user live?"),
+    ("I work at Siemens.", "handed in my notice at Siemens today", "Where does the user work?"),
+    ("I'm a vegetarian.", "I eat meat again, the vegetarian times are over", "Is the user a vegetarian?"),
+    (
+        "My budget for the kitchen is 500 euros.",
+        "500. Sorry, I meant 600 euros for the kitchen budget.",
+        "the budget for the kitchen",
+    ),
+    ("My sister lives in Dublin.", "my sister couldn't stand Dublin any longer", "Where does the user's sister live?"),
+]
+
+
+@pytest.mark.parametrize(("fact", "change", "question"), CHANGES)
+def test_a_message_doubts_the_fact_that_it_speaks_of(store: Store, fact: str, change: str, question: str) -> None:
+    memory = told(store, fact, change)
+    found = marks(store, question)
+    at = next(place for place, (_, doubted) in enumerate(found) if doubted)
+    assert found[at - 1][0].startswith("The user said: "), "what was said stands before it"
+    assert memory.read(-1)[1].at is Place.OUT, "nothing is retired"
+    check_laws(store.session("s1"))
+
+
+UNTOUCHED = [
+    ("I drive a Volvo.", "My neighbour Tom sold his Volvo."),
+    ("I drive a Volvo.", 'Translate: "I sold the Volvo and drive a Fiat now."'),
+    ("I drive a Volvo.", "The email reads: I sold my Volvo last week."),
+    ("I drive a Volvo.", "If I sold the Volvo, would a Fiat be cheaper?"),
+    ("I drive a Volvo.", "Write a story in which I sold the Volvo and drove a Fiat."),
+    ("I drive a Volvo.", "The Volvo needs new tyres now."),
+    ("I drive a Volvo.", "We moved the team meeting to Friday."),
+    ("I live in Porto.", "My sister moved to Leeds."),
+    ("My sister lives in Dublin.", "I moved to Leeds."),
+    ("I live in Porto.", "Porto is lovely now that it rains less."),
+    ("I work at Siemens.", "Explain how a heat pump works."),
+    ("I'm a vegetarian.", "Do not use onions, please."),
+]
+
+
+@pytest.mark.parametrize(("fact", "said"), UNTOUCHED)
+def test_what_is_about_something_else_doubts_nothing(store: Store, fact: str, said: str) -> None:
+    told(store, fact, said)
+    assert not [text for text, doubted in marks(store, fact) if doubted]
+
+
+def test_forgetting_the_message_removes_the_doubt(store: Store) -> None:
+    memory = told(store, "I drive a Volvo.", "I sold the Volvo.")
+    assert ("The user drives a Volvo.", True) in marks(store, "drives a Volvo")
+    store.forget(session="s1")
+    assert marks(store, "drives a Volvo") == [("The user drives a Volvo.", False)]
+    assert [memory.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
+
+
+def test_forgetting_the_fact_removes_the_doubt(store: Store) -> None:
+    memory = told(store, "I drive a Volvo.", "I sold the Volvo.")
+    memory.forget("f1")
+    assert not list(memory.pages(history=True))
+
+
+def test_what_is_said_again_is_doubted_no_longer(store: Store) -> None:
+    told(store, "I drive a Volvo.", "I sold the Volvo.", "I drive a Volvo.")
+    assert marks(store, "drives a Volvo") == [("The user drives a Volvo.", False)]
+
+
+def test_a_newer_doubt_takes_the_place_of_the_older(store: Store) -> None:
+    told(store, "I drive a Volvo.", "my car was stolen, and a Fiat replaced the Volvo", "I sold my car and lost the Volvo keys")
+    texts = [text for text, _ in marks(store, "drives a Volvo car")]
+    assert sum(text.startswith("The user said: ") for text in texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("I prefer dark mode", "I prefer light mode"),
+        ("Ana lives in Porto.", "Ana lives in Braga."),
+        ("Ana's favourite tea is chai.", "Ana's favourite tea is matcha."),
+    ],
+)
+def test_remembering_twice_on_one_matter_marks_the_older(store: Store, one: str, other: str) -> None:
+    memory = store.memory("ana")
+    first, second = memory.remember(one), memory.remember(other)
+    found = [(hit.address, hit.doubted) for hit in store.search(one, where="facts", user="ana")]
+    assert found[:2] == [(second, ()), (first, (f"@memory/ana {second}",))]
+    memory.update(first, other.replace("light", "grey"))
+    assert not [hit for hit in store.search(one, where="facts", user="ana") if hit.doubted]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Ana likes tea.", "Ana likes coffee."),
+        ("I prefer dark mode", "I prefer tea in the morning"),
+        ("Ana lives in Porto.", "Bruno lives in Braga."),
+        ("Ana lives in Porto.", "Ana lives in Porto, near the river."),
+    ],
+)
+def test_remembering_beside_each_other_marks_nothing(store: Store, one: str, other: str) -> None:
+    memory = store.memory("ana")
+    memory.remember(one)
+    memory.remember(other)
+    assert not [hit for hit in store.search(one, where="facts", user="ana") if hit.doubted]
+
+
+def test_a_doubt_is_found_only_from_when_it_was_said(store: Store) -> None:
+    told(store, "I drive a Volvo.")
+    before = store.clock()
+    told(store, "I sold the Volvo.")
+    hits = store.search("drives a Volvo", where="facts", user="ana", at=before)
+    assert [(hit.text, hit.doubted) for hit in hits] == [("The user drives a Volvo.", ())]
