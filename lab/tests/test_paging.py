@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,6 +82,14 @@ def test_wrong_input_exits_2(tmp_path: Path) -> None:
         assert "Traceback" not in said.err
 
 
+def flat(told: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The fields of a row, those of a field under its name and a point."""
+    found: dict[str, Any] = {}
+    for name, value in told.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return found
+
+
 def test_rows_are_written_as_csv_with_the_fields_of_the_json(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     said = kilburn(*WORDS, "--json", "--csv", file)
@@ -90,11 +99,9 @@ def test_rows_are_written_as_csv_with_the_fields_of_the_json(tmp_path: Path) -> 
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     for row, told in zip(rows, said.json["rows"], strict=True):
-        plain = {name: value for name, value in told.items() if not isinstance(value, dict)}
-        dicts = {name: value for name, value in told.items() if isinstance(value, dict)}
-        nested = {f"{name}.{key}": one for name, value in dicts.items() for key, one in value.items()}
-        assert row == {name: "" if value is None else str(value) for name, value in (plain | nested).items()} | dict.fromkeys(
-            row.keys() - plain.keys() - nested.keys(), ""
+        plain = flat(told)
+        assert row == {name: "" if value is None else str(value) for name, value in plain.items()} | dict.fromkeys(
+            row.keys() - plain.keys(), ""
         )
     again = kilburn(*WORDS, "--csv", file)
     assert (again.status, again.out) == (2, "")

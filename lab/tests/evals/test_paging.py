@@ -79,29 +79,6 @@ def test_a_line_counts_only_where_it_is_whole(tmp_path: Path) -> None:
     assert [(o.name, o.shown, o.line) for o in cut.outcomes] == [("first_name", False, False), ("second_name", True, True)]
 
 
-def test_what_is_read_again_is_what_stands_behind_an_edit() -> None:
-    cell = PolicyCounts(policy="p", window=10)
-    cell.ship("", "aaaabbbb", ["aaaa", "bbbb"])
-    assert (cell.shipped, cell.refilled) == (2, 0)
-    cell.ship("aaaabbbb", "aaaabbbbcccc", ["cccc"])
-    assert (cell.shipped, cell.refilled) == (5, 0)
-    assert cell.cached == 2
-    cell.ship("aaaabbbbcccc", "aaaaccccdddd", ["dddd"])
-    assert cell.cached == 3
-    assert (cell.shipped, cell.refilled, cell.overflow) == (8, 1, 0)
-    cell.ship("", "x" * 41, ["x" * 41])
-    assert cell.overflow == 1
-
-
-def test_what_is_not_shown_of_a_new_output_does_not_pay_for_an_edit() -> None:
-    """A new output of 400 characters of which one line is shown, while 40 old characters move."""
-    cell = PolicyCounts(policy="p", window=1000)
-    cell.ship("", "first\n" + "o" * 40, ["first", "o" * 40])
-    output = "telling line\n" + "x" * 400
-    cell.ship("first\n" + "o" * 40, "fold\n" + "o" * 40 + "\ntelling line\n", [output])
-    assert cell.refilled == (len("fold\n") + 40 + 1) // 4
-
-
 def test_two_workers_find_what_one_finds() -> None:
     one, two = (evaluate(made(7), [200], ["last3", "fifo"], workers=workers) for workers in (1, 2))
     assert timeless(one) == timeless(two)
@@ -110,11 +87,12 @@ def test_two_workers_find_what_one_finds() -> None:
 
 def test_parts_of_a_cell_join_to_the_whole() -> None:
     one, two = (
-        PolicyCounts(policy="p", window=10, calls=2, shipped=5),
-        PolicyCounts(policy="p", window=10, calls=1, shipped=4, asks=3),
+        PolicyCounts(policy="p", window=10, calls=2, shipped=5, read={"openai": 2}),
+        PolicyCounts(policy="p", window=10, calls=1, shipped=4, asks=3, read={"openai": 1, "anthropic": 4}),
     )
     whole = join_cells([one, two])
     assert (whole.calls, whole.shipped, whole.asks, one.calls) == (3, 9, 3, 2)
+    assert whole.read == {"openai": 3, "anthropic": 4}
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:

@@ -101,3 +101,27 @@ def test_the_front_holds_what_nothing_beats() -> None:
 def test_rows_are_json() -> None:
     for row in rows(cell("tail", "+.")):
         assert msgspec.json.decode(msgspec.json.encode(row), type=PagingRow) == row
+
+
+def copies(policy: str, *actions: str) -> PolicyCounts:
+    """`actions` have a letter for each line that they copy: + where it was shown; each action is of a run of its own."""
+    made = cell(policy, "")
+    made.outcomes = [
+        ReferenceOutcome(
+            run=str(run), step=3, name=str(at), policy=policy, window=100, shown=mark == "+", line=False, kind="copy"
+        )
+        for run, shown in enumerate(actions)
+        for at, mark in enumerate(shown)
+    ]
+    return made
+
+
+def test_an_action_counts_once_however_much_it_copies() -> None:
+    tail, good = rows(copies("tail", "+" * 26, ".", "."), copies("good", "+............" * 2, "+", "+"))
+    assert (tail.copied, good.copied) == (26 / 28, 4 / 28)
+    one, two = tail.by_action["copy"], good.by_action["copy"]
+    assert (one.actions, one.share, two.share) == (3, pytest.approx(1 / 3), pytest.approx((2 / 26 + 2) / 3))
+    assert (two.best, two.gain) == ("tail", pytest.approx(two.share - one.share))
+    assert two.gain_low <= two.gain <= two.gain_high
+    assert (one.gain_low, one.gain_high) == (0, 0)
+    assert "name" not in tail.by_action

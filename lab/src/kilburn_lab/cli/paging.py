@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, DATA, PLOT, PRICES, TOLD, Option, check_axis, saved_in, verb
+from kilburn_lab.cli.verbs import AXIS, DATA, PAUSE, PLOT, PRICES, TOLD, Option, check_axis, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.outcomes import PolicyCounts
@@ -79,7 +79,7 @@ verb(
     session=Option("Braid runs into sessions of about so many tokens, for large windows.", "TOKENS", least=1),
     model=Option("Score policies that can ask a model once more, with this one.", "SPEC"),
     prices=PRICES,
-    pause=Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS"),
+    pause=PAUSE,
     workers=Option("Sessions to spread the work over.", least=1),
     seed=Option("For made-up runs and for the intervals."),
     out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),

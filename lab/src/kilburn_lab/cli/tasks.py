@@ -16,14 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, PLOT, PRICES, WINDOWS, WRITER, Option, check_axis, policies_of, verb
+from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, WRITER, Option, check_axis, policies_of, verb
 from kilburn_lab.evals.acting import EVERYBODY, ActingReport, evaluate
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.pareto import REFILLED, draw
 
 
-def _measured(*, prices: Sequence[str] = (), plot: Path | None = None, axis: str = REFILLED, **options: Any) -> ActingReport:
-    rates = rates_of(prices)
+def _measured(
+    *,
+    prices: Sequence[str] = (),
+    pause: float | None = None,
+    plot: Path | None = None,
+    axis: str = REFILLED,
+    **options: Any,
+) -> ActingReport:
+    rates = rates_of(prices, pause)
     check_axis(plot, axis, rates)
     return evaluate(rates=rates, **options)
 
@@ -45,6 +52,7 @@ verb(
     writer=WRITER,
     sources=Option("Make the tasks from C headers, such as those of /usr/include.", "DIR"),
     prices=PRICES,
+    pause=PAUSE,
     plot=PLOT,
     axis=AXIS,
     seed=Option("Of the tasks and of the intervals."),

@@ -18,6 +18,7 @@ from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
 from kilburn_lab.evals.cost import Rates
 from kilburn_lab.evals.pareto import REFILLED
+from kilburn_lab.evals.providers import PROVIDERS
 from kilburn_lab.evals.report import EvalReport
 from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.saved import C, SavedCells
@@ -73,7 +74,10 @@ TOLD = Option("Tell actions and outputs as tool calls and results, for policies 
 WRITER = Option(
     "A model that answers the policies' questions; each that can ask has a second row.", "SPEC", "--writer", kind=str, default=""
 )
-PRICES = Option("hosted, automatic or local; may be given again. hosted and local by default.", "NAME")
+PRICES = Option(
+    f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be given again. hosted and local by default.", "NAME"
+)
+PAUSE = Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS")
 PLOT = Option("Draw worth against cost; .svg, .png or .pdf.", "FILE")
 AXIS = Option("The cost that is drawn: refilled, or a price table.", "NAME")
 

@@ -28,11 +28,12 @@ from kilburn.kernel.resolve import resolve
 from kilburn.model import Model
 from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
-from kilburn_lab.evals.cost import CostRow, Rates, cost_table, figures_of, rates_of, units_of
+from kilburn_lab.evals.cost import Bill, CostRow, Rates, bill_table, bills_of, cost_table, figures_of, rates_of, units_of
 from kilburn_lab.evals.intervals import mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, filled, name_of, spent_tables, total_of
 from kilburn_lab.evals.outcomes import Counted, PolicyCounts
+from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
 from kilburn_lab.evals.roster import entries
 from kilburn_lab.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
@@ -115,7 +116,7 @@ class ActingRow(CostRow, frozen=True, kw_only=True):
 class ActingReport(EvalReport, frozen=True, kw_only=True):
     """All rows. `search` says whether the agent might search its memory, `tools` how its work was told, `rates` how prompts were
     priced, `sources` from what folder of C headers the tasks are (None: from Python's library); `model` decides and `writer`
-    answers the policies, if any."""
+    answers the policies, if any. `bills` have what providers are paid for each solved task."""
 
     seed: int
     sources: str | None
@@ -125,6 +126,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
     writer: str
     rates: Rates
     rows: list[ActingRow]
+    bills: list[Bill]
     outcomes: list[TaskOutcome]
 
     def row(self, policy: str, window: int) -> ActingRow:
@@ -136,7 +138,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         text = (
             "window={window} | policy={policy} | solved={solved:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={gain:+.3f}  {gain_low:+.2f} {gain_high:+.2f} | "
-            f"{columns('kinds', KINDS, '.2f')} | shown={{shown:.3f}} | whole={{sections:.3f}} | steps={{steps:.2f}}"
+            f"{columns('kinds', KINDS, '.2f')} | shown={{shown:.3f}} | kept={{kept:.2f}} | again={{thousands:.1f}}"
         )
         where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
@@ -144,10 +146,12 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         who = self.model or "the agent"
         parts = [
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
-            best_words("share solved", self.rows),
-            table_of(self.rows, text),
-            f"{units_of(self.rates)};\nprompts over the window, plans of the policy that failed",
-            cost_table(self.rows, self.rates, "over={overflow} | failed={failed}"),
+            f"{best_words('share solved', self.rows)}\n{PREFIX_WORDS}",
+            table_of(self.rows, text, thousands=lambda row: row.refilled / 1000),
+            f"{units_of(self.rates)};\nshare of older outputs in whole sections; steps over those of the plan;\n"
+            "prompts over the window, plans of the policy that failed",
+            cost_table(self.rows, self.rates, "whole={sections:.3f} | steps={steps:.2f} | over={overflow} | failed={failed}"),
+            bill_table(self.bills, "solved"),
             *spent_tables((row.window, row.policy, {"agent": row.agent, "writer": row.writer}) for row in self.rows),
         ]
         return "\n\n".join(parts)
@@ -218,6 +222,7 @@ def evaluate(
         writer=name_of(writer),
         rates=rates,
         rows=_rows(done, rates, seed),
+        bills=bills_of([(cell, sum(one.solved for one in own)) for cell, own in done], rates.pause),
         outcomes=found,
     )
 

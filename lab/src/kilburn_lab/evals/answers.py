@@ -22,11 +22,15 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.model import Model
 from kilburn_lab.evals.acting import EVERYBODY
-from kilburn_lab.evals.baselines import CHARACTERS, compared
+from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
+from kilburn_lab.evals.cost import Bill, bill_table, bills_of
 from kilburn_lab.evals.intervals import mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, name_of, spent_tables
+from kilburn_lab.evals.outcomes import Counted, PolicyCounts, Shipping
+from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
+from kilburn_lab.evals.prefix import length_of, text_of
 from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, RunQuestion, interviews, normal
 from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
 from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
@@ -79,6 +83,9 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
             history's.
         best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
         gain: less the share of `best`, on the same questions.
+        kept: the share of the prefix kept, over the prompts of the sessions and of the questions (`kilburn_lab.evals.prefix`);
+            None if no prompt has one before it. again: tokens of these that were told before and are read again because of an
+            edit; edited, broken: prompts that do not begin with all, and with half, of the one before; prompts: all of them.
         calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
         overflow: prompts over the window. failed: plans in which the policy raised, or returned nonsense.
         writer: what was asked of the model that answers the policy, in all sessions.
@@ -96,6 +103,11 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     gain: float
     gain_low: float
     gain_high: float
+    kept: float | None
+    again: int
+    edited: int
+    broken: int
+    prompts: int
     calls: float
     shipped: float
     seconds: float
@@ -105,10 +117,11 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerReport(EvalReport, frozen=True, kw_only=True):
-    """All rows; `words` says what was asked of whom."""
+    """All rows; `words` says what was asked of whom. `bills` have what the prompts of the sessions and of the questions cost."""
 
     words: str
     rows: list[AnswerRow]
+    bills: list[Bill]
     outcomes: list[AnsweredQuestion]
 
     def row(self, policy: str, window: int) -> AnswerRow:
@@ -119,14 +132,22 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
         """Plain text: a line for each policy and window."""
         text = (
             "window={at} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
-            "to best, 95%={against.gain:+.3f}  {against.gain_low:+.2f} {against.gain_high:+.2f} | of full={reached:.3f} | "
-            f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | "
-            "calls={calls:.2f} | shipped={shipped:,.0f} | s={seconds:.2f} | over={overflow} | failed={failed}"
+            "to best, 95%={against.gain:+.3f}  {against.gain_low:+.2f} {against.gain_high:+.2f} | "
+            f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | kept={{kept:.2f}} | again={{thousands:.1f}} | "
+            "calls={calls:.2f} | shipped={shipped:,.0f}"
+            + " | s={seconds:.2f}" * any(row.seconds >= 0.01 for row in self.rows)
+            + " | over={overflow} | failed={failed}"
         )
-        rows = table_of(self.rows, text, at=lambda row: row.window or "-", against=lambda row: row if row.window else None)
+        rows = table_of(
+            self.rows,
+            text,
+            at=lambda row: row.window or "-",
+            against=lambda row: row if row.window else None,
+            thousands=lambda row: row.again / 1000,
+        )
         best = best_words("share of right answers", (row for row in self.rows if row.window))
         spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
-        return "\n\n".join([self.words, best, rows, *spent])
+        return "\n\n".join([self.words, f"{best}\n{PREFIX_WORDS}", rows, *spent, bill_table(self.bills, "right answers")])
 
 
 def evaluate(
@@ -143,6 +164,7 @@ def evaluate(
     logs: str | Path | None = None,
     tokens: int = TOKENS,
     half: str = "",
+    pause: float | None = None,
     seed: int = 0,
     progress: Progress = unwatched,
     saved: SavedCells[SavedReply] | None = None,
@@ -157,6 +179,7 @@ def evaluate(
         tools: whether the reader may call `recall` and `search_memory`, twice a question. Baselines have none.
         swap: ask each session the questions of the next one, so that only chance is left.
         writer: answers the policies' questions: a model or its spec. Policies that can ask then have a second row.
+        pause: seconds between two prompts, for what providers are paid; None if a cached prefix never expires.
         seed: of the sessions, the questions and the intervals.
         progress: called with the questions asked and their total.
         saved: where replies are kept, and taken from.
@@ -177,18 +200,23 @@ def evaluate(
     jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
     outcomes: list[AnsweredQuestion] = []
     writers: dict[tuple[str, int], Metered] = {}
+    cells: dict[tuple[str, int], PolicyCounts] = {}
     for entry, window in jobs:
+        cell = cells.setdefault((entry.label, window), PolicyCounts(policy=entry.label, window=window))
+        told: dict[str, Shipping] = {}
         # A session is told again for each question; what is written the same way again is not asked again.
         model = writers.setdefault((entry.label, window), Metered(writer)) if entry.model else None
         for one, question in asked:
-            outcomes.append(_ask(who, saved, one, question, entry.label, entry.at(window), window, model, tools=tools))
+            outcomes.append(_ask(who, saved, one, question, cell, entry.at(window), model, told, tools=tools))
             progress(len(outcomes), len(jobs) * len(asked))
     source = "made up" if data is None else f"of {Path(data).name}"
     words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
     words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
     words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
     spent = {cell: one.spent for cell, one in writers.items()}
-    return AnswerReport(words=words, rows=_rows(outcomes, spent, seed), outcomes=outcomes)
+    right = {at: sum(one.right for one in outcomes if (one.policy, one.window) == at) for at in cells}
+    bills = bills_of([(cell, right[at]) for at, cell in cells.items() if at[0] != ALONE], pause)
+    return AnswerReport(words=words, rows=_rows(outcomes, cells, spent, seed), bills=bills, outcomes=outcomes)
 
 
 def _ask(
@@ -196,47 +224,56 @@ def _ask(
     saved: SavedCells[SavedReply] | None,
     interview: Interview,
     question: RunQuestion,
-    policy: str,
+    cell: PolicyCounts,
     spec: str,
-    window: int,
     model: Metered | None,
+    told: dict[str, Shipping],
     *,
     tools: bool,
 ) -> AnsweredQuestion:
-    steps = () if policy == ALONE else interview.steps
-    room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
-    with contender_of(room, spec, model, tools=True) as own:
+    """Ask one question. The session's own prompts are counted with the first of its questions."""
+    steps = () if cell.policy == ALONE else interview.steps
+    lengths = (len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps)
+    with contender_of(cell.window or sum(lengths) + len(question.text), spec, model, tools=True) as own:
+        counted = Counted(own, cell) if interview.id not in told else None
+        teller: Contender = counted or own
         for step in steps:
             if step.user:
-                own.user(step.observation)
+                teller.user(step.observation)
             else:
-                own.reply(step.thought, step.action)
-                own.observation(step.observation)
-        own.user(question.text)
+                teller.prompt()
+                teller.reply(step.thought, step.action)
+                teller.observation(step.observation)
+        if counted is not None:
+            told[interview.id] = counted.shipping
+        asked = Counted(own, cell, told[interview.id].copy())
+        asked.user(question.text)
         memory = own if tools and isinstance(own, KilburnCandidate) else None
-        prompts: list[str] = []
+        prompts: list[int] = []
         results: list[str] = []
         seconds = 0.0
         while True:
-            prompts.append(own.prompt_text())
-            reply = _read(reader, saved, question, prompts[-1], results, tools=memory is not None and len(results) < CALLS)
+            prompt = asked.prompt()
+            prompts.append(-(-length_of(prompt) // CHARACTERS))
+            more = memory is not None and len(results) < CALLS
+            reply = _read(reader, saved, question, text_of(prompt), results, tools=more)
             seconds += reply.seconds
             if memory is None or reply.verb == ANSWER:
                 break
             results.append(memory.call(reply.verb, {ARGUMENTS[reply.verb]: reply.text}))
+            asked.shipping.tell(results[-1])
         failed = own.stats().policy_failures if isinstance(own, KilburnCandidate) else 0
-    lengths = [-(-len(prompt) // CHARACTERS) for prompt in prompts]
     return AnsweredQuestion(
         session=interview.id,
         kind=question.kind,
         question=question.text,
-        policy=policy,
-        window=window,
+        policy=cell.policy,
+        window=cell.window,
         said=reply.text,
         right=normal(reply.text) == normal(question.answer),
         calls=len(results),
-        shipped=sum(lengths),
-        peak=max(lengths),
+        shipped=sum(prompts),
+        peak=max(prompts),
         seconds=seconds,
         failed=failed,
     )
@@ -259,14 +296,20 @@ def _read(
     return asked_once(saved, (reader.name, question, prompt, results, tools), ask)
 
 
-def _rows(outcomes: Sequence[AnsweredQuestion], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
-    cells: dict[tuple[int, str], list[AnsweredQuestion]] = {}
+def _rows(
+    outcomes: Sequence[AnsweredQuestion],
+    cells: dict[tuple[str, int], PolicyCounts],
+    spent: dict[tuple[str, int], Spent],
+    seed: int,
+) -> list[AnswerRow]:
+    groups: dict[tuple[int, str], list[AnsweredQuestion]] = {}
     for one in outcomes:
-        cells.setdefault((one.window, one.policy), []).append(one)
-    rights = {cell: [float(one.right) for one in own] for cell, own in cells.items()}
+        groups.setdefault((one.window, one.policy), []).append(one)
+    rights = {group: [float(one.right) for one in own] for group, own in groups.items()}
     full = mean(rights.get((0, FULL), ())) or 1.0
     rows = []
-    for (window, policy), own in cells.items():
+    for (window, policy), own in groups.items():
+        cell = cells[policy, window]
         here = {label: values for (at, label), values in rights.items() if at == window}
         compares = compared(here, policy, [one.session for one in own], seed, "" if window else policy)
         known = {FAMILIES[one.kind] for one in own}
@@ -279,6 +322,11 @@ def _rows(outcomes: Sequence[AnsweredQuestion], spent: dict[tuple[str, int], Spe
                 **compares,
                 families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
                 reached=mean(here[policy]) / full,
+                kept=cell.kept,
+                again=cell.refilled,
+                edited=cell.edited,
+                broken=cell.broken,
+                prompts=cell.calls,
                 calls=mean(one.calls for one in own),
                 shipped=mean(one.shipped for one in own),
                 seconds=mean(one.seconds for one in own),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from kilburn_lab.evals.intervals import grouped, interval, mean
+from kilburn_lab.evals.prefix import Block, text_of
 
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
@@ -48,6 +49,10 @@ class Contender(Protocol):
         """The user says something."""
         ...
 
+    def prompt(self) -> list[Block]:
+        """The window."""
+        ...
+
     def prompt_text(self) -> str:
         """The window's text."""
         ...
@@ -58,38 +63,59 @@ class Tail:
 
     def __init__(self, window: int) -> None:
         self.room = window * CHARACTERS
-        self.events: list[str] = []
+        self.events: list[Block] = []
         self.outputs: list[int] = []
         self.latest = ""
-        """What the agent thought last: what passages are ranked by."""
+        """What was thought or said last: what passages are ranked by."""
+        self.everything = False
+        """Whether passages come from all messages, as in a chat, and not from outputs alone."""
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
         self.latest = text
-        self.events.append(text)
+        self.events.append(Block("assistant", "", text))
 
     def action(self, text: str) -> None:
         """The agent acts."""
-        self.events.append(text)
+        self.events.append(Block("assistant", "", text))
 
     def reply(self, thought: str, action: str) -> None:
         """The agent thinks and acts in one message."""
-        self.latest = f"{thought}\n{action}"
-        self.events.append(self.latest)
+        self.thought(f"{thought}\n{action}")
 
     def user(self, text: str) -> None:
         """The user says something."""
         self.latest = text
-        self.events.append(text)
+        self.events.append(Block("user", "", text))
 
     def observation(self, text: str) -> None:
         """The world answers."""
         self.outputs.append(len(self.events))
-        self.events.append(text)
+        self.events.append(Block("user", "", text))
+
+    def prompt(self) -> list[Block]:
+        """The last characters of the events."""
+        return self.newest(self.room)
 
     def prompt_text(self) -> str:
-        """The last characters of the events."""
-        return "\n".join(self.events)[-self.room :]
+        """Their text."""
+        return text_of(self.prompt())
+
+    def passages(self) -> Sequence[int]:
+        """The events that passages may come from."""
+        return range(len(self.events)) if self.everything else self.outputs
+
+    def newest(self, room: int) -> list[Block]:
+        """The last so many characters, a line break between events counted."""
+        kept: list[Block] = []
+        for event in reversed(self.events):
+            if room <= 0:
+                # Without a character left, only the line break behind this event is shown.
+                kept += [event._replace(text="")] if room == 0 else []
+                break
+            kept.append(event if len(event.text) <= room else event._replace(text=event.text[-room:]))
+            room -= len(event.text) + 1
+        return kept[::-1]
 
 
 class Truncated(Tail):
@@ -108,19 +134,19 @@ class LastOutputs(Tail):
         """An output comes; old outputs are lost."""
         super().observation(text)
         if len(self.outputs) > OUTPUTS:
-            self.events[self.outputs[-OUTPUTS - 1]] = ""
+            at = self.outputs[-OUTPUTS - 1]
+            self.events[at] = self.events[at]._replace(text="")
 
 
 class Paged(Tail):
     """One half the tail, the other half whole chunks of 800 characters of the outputs, ranked by the last thought."""
 
-    def prompt_text(self) -> str:
+    def prompt(self) -> list[Block]:
         """Chunks in their own order, then the tail; everything, while it fits. A chunk may also be in the tail."""
-        text = "\n".join(self.events)
-        if len(text) <= self.room:
-            return text
+        if len(text_of(self.events)) <= self.room:
+            return list(self.events)
         half = self.room // 2
-        outputs = [self.events[at] for at in self.outputs]
+        outputs = [self.events[at].text for at in self.passages()]
         chunks = [output[at : at + CHUNK] for output in outputs for at in range(0, len(output), CHUNK)]
         scores = bm25(self.latest, chunks)
         room = self.room - half
@@ -129,7 +155,7 @@ class Paged(Tail):
             if len(chunks[index]) < room:
                 chosen.append(index)
                 room -= len(chunks[index]) + 1
-        return "\n".join([*(chunks[index] for index in sorted(chosen)), text[-half:]])
+        return [*(Block("user", "", chunks[index]) for index in sorted(chosen)), *self.newest(half)]
 
 
 class PagedOlder(Tail):
@@ -138,19 +164,17 @@ class PagedOlder(Tail):
     The stronger form of the same idea: nothing is shown twice.
     """
 
-    def prompt_text(self) -> str:
+    def prompt(self) -> list[Block]:
         """Chunks in their own order, then the tail; everything, while it fits."""
-        text = "\n".join(self.events)
-        if len(text) <= self.room:
-            return text
+        length = len(text_of(self.events))
+        if length <= self.room:
+            return list(self.events)
         half = self.room // 2
         starts = [0]
         for event in self.events:
-            starts.append(starts[-1] + len(event) + 1)
-        outputs = [(starts[at], self.events[at]) for at in self.outputs if starts[at] < len(text) - half]
-        places = [
-            (output, at) for start, output in outputs for at in range(0, len(output), CHUNK) if start + at < len(text) - half
-        ]
+            starts.append(starts[-1] + len(event.text) + 1)
+        outputs = [(starts[at], self.events[at].text) for at in self.passages() if starts[at] < length - half]
+        places = [(output, at) for start, output in outputs for at in range(0, len(output), CHUNK) if start + at < length - half]
         chunks = [output[at : at + CHUNK] for output, at in places]
         scores = bm25(self.latest, chunks)
         room = self.room - half
@@ -160,7 +184,7 @@ class PagedOlder(Tail):
                 break
             chosen.append((index, chunks[index][: room - 1]))
             room -= len(chosen[-1][1]) + 1
-        return "\n".join([*(chunk for _, chunk in sorted(chosen)), text[-half:]])
+        return [*(Block("user", "", chunk) for _, chunk in sorted(chosen)), *self.newest(half)]
 
 
 def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -> list[float]:

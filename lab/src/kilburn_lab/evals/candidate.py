@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from kilburn.policy import Policy, View
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender
 from kilburn_lab.evals.future import future_of
+from kilburn_lab.evals.prefix import Block, blocks_of, text_of
 from kilburn_lab.evals.references import KINDS, Reference
 from kilburn_lab.evals.roster import BELADY
 from kilburn_lab.evals.trajectories import shell_call
@@ -50,7 +51,6 @@ class KilburnCandidate:
         self._outputs: list[str] = []
         self._tools = tools
         self._calls = 0
-        self.seams = 0
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
@@ -82,11 +82,13 @@ class KilburnCandidate:
             said = {"role": "user", "content": text}
         self._outputs.append(append_and_wait(self._session, said))
 
+    def prompt(self) -> list[Block]:
+        """The rendered prompt."""
+        return list(blocks_of(self._session.render(format="chat")))
+
     def prompt_text(self) -> str:
-        """The text of the rendered prompt, a line break between messages."""
-        texts = list(_texts(self._session.render(format="chat")))
-        self.seams = max(0, len(texts) - 1)
-        return "\n".join(texts)
+        """The text of the rendered prompt."""
+        return text_of(self.prompt())
 
     def search(self, query: str, tokens: int) -> str:
         """What one search of the session's past brings."""
@@ -165,18 +167,6 @@ class _Timed:
         if moves:
             self.plans.append((time.thread_time() - started - asked) * 1000)
         return moves
-
-
-def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for message in prompt:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
-        for call in message.get("tool_calls") or ():
-            arguments = json.loads(call["function"]["arguments"])
-            yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
 
 
 def append_and_wait(session: Session, message: dict[str, Any] | Message) -> str:

@@ -32,7 +32,9 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.drift_report import DriftReport, Probe, Trial
 from kilburn_lab.evals.measure import Progress, unwatched
+from kilburn_lab.evals.outcomes import PolicyCounts, Shipping
 from kilburn_lab.evals.plants import ARMS, Garden, garden, work
+from kilburn_lab.evals.prefix import blocks_of
 from kilburn_lab.evals.roster import MODEL, can_ask
 from kilburn_lab.evals.trajectories import read
 
@@ -142,6 +144,7 @@ class _Stream:
         self.session, self.trial = session, trial
         self.appended: list[dict[str, Any]] = []
         self._last = 0
+        self._cell, self._shipping = PolicyCounts(policy=trial.policy, window=trial.window), Shipping()
         addresses = []
         for number, message in enumerate(planted.messages):
             addresses.append(self._append(message))
@@ -159,9 +162,11 @@ class _Stream:
         trial.prompts += 1
         trial.shipped += session.use
         trial.pinned += sum(window.cost(page) for page in window.pins)
+        prompt = session.render()
+        self._shipping.ship(list(blocks_of(prompt)), self._cell)
+        trial.later, trial.cached, trial.again = self._cell.later, self._cell.cached, self._cell.refilled
         if not self._something_left():
             return False
-        prompt = session.render()
         shown = "\n".join(texts_of(list(prompt)))
         trial.overflow += prompt.tokens > session.capacity
         trial.seen.append(window.seen)
@@ -171,6 +176,7 @@ class _Stream:
 
     def _append(self, message: dict[str, Any]) -> str:
         self.appended.append(message)
+        self._shipping.tell(*texts_of(message))
         return append_and_wait(self.session, message)
 
     def _something_left(self) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import grouped, interval, mean
+from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["DriftReport"]
@@ -42,6 +43,8 @@ class Trial(msgspec.Struct, kw_only=True):
     Args:
         curve: after each compaction, which facts the prompt showed; `seen` the tokens seen by then.
         prompts: steps of work; `shipped` and `pinned` are the tokens of all their prompts and of the pins in them.
+        later, cached: tokens of the prompts that have one before them, and those of its beginning that they kept; again:
+            tokens read again after an edit (see `kilburn_lab.evals.prefix`).
         changed: bytes of pinned texts that a prompt did not show as they were.
         folds, resolved: derived pages, and those of which every source is an original that is there.
         depth: the deepest of them.
@@ -60,6 +63,9 @@ class Trial(msgspec.Struct, kw_only=True):
     prompts: int = 0
     shipped: int = 0
     pinned: int = 0
+    later: int = 0
+    cached: int = 0
+    again: int = 0
     changed: int = 0
     folds: int = 0
     resolved: int = 0
@@ -102,6 +108,8 @@ class Decline(msgspec.Struct, frozen=True, kw_only=True):
             only from summaries.
         curve: the share shown after 1, 2, 3 ... compactions.
         compound: what would be left at the end if each compaction lost `rate` and nothing came back.
+        kept: the share of the prefix kept, over all prompts of all streams; None if there are none. again: tokens read again
+            after an edit.
     """
 
     policy: str
@@ -111,6 +119,8 @@ class Decline(msgspec.Struct, frozen=True, kw_only=True):
     back: float
     curve: list[float]
     compound: float
+    kept: float | None
+    again: int
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,8 +208,14 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
             shares([row for row in self.shares if row.kind == "fact"]),
             "Rules, verbatim, by where they stand",
             shares([row for row in self.shares if row.kind == "rule"]),
-            f"Facts lost and regained from one compaction to the next, over {max(self.passes)}",
-            table_of(self.losses, _LOSSES, words, last=lambda row: row.curve[-1] if row.curve else None),
+            f"Facts lost and regained from one compaction to the next, over {max(self.passes)}; {PREFIX_WORDS}",
+            table_of(
+                self.losses,
+                _LOSSES,
+                words,
+                last=lambda row: row.curve[-1] if row.curve else None,
+                thousands=lambda row: row.again / 1000,
+            ),
             "What must hold: summaries that resolve to originals 1.000, pinned bytes changed 0, over 0, plans failed 0, lost 0",
             table_of(self.health, _HEALTH, words, said=_outcomes_of),
         ]
@@ -254,8 +270,17 @@ def _decline(trials: Sequence[Trial], seed: int) -> Decline:
     ]
     low, high = interval(list(groups.values()), seed)
     rate = mean(value for group in groups.values() for value in group)
+    later = sum(trial.later for trial in trials)
     return Decline(
-        policy=trials[0].policy, rate=rate, low=low, high=high, back=mean(returns), curve=curve, compound=(1 - rate) ** longest
+        policy=trials[0].policy,
+        rate=rate,
+        low=low,
+        high=high,
+        back=mean(returns),
+        curve=curve,
+        compound=(1 - rate) ** longest,
+        kept=sum(trial.cached for trial in trials) / later if later else None,
+        again=sum(trial.again for trial in trials),
     )
 
 
@@ -294,7 +319,8 @@ _SHARES = (
 )
 _LOSSES = (
     "policy={policy} | lost a pass={rate:.3f} | 95%={low:.3f}-{high:.3f} | back a pass={back:.3f} | "
-    "left after 1={curve[0]:.3f} | 5={curve[4]:.3f} | 20={curve[19]:.3f} | last={last:.3f} | compound={compound:.3f}"
+    "left after 1={curve[0]:.3f} | 5={curve[4]:.3f} | 20={curve[19]:.3f} | last={last:.3f} | compound={compound:.3f} | "
+    "kept={kept:.2f} | again={thousands:.1f}"
 )
 _HEALTH = (
     "policy={policy} | rules in={arm} | depth={depth} | summaries={folds} | resolve={resolved:.3f} | changed={changed} | "

@@ -29,6 +29,8 @@ from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, Tail
 from kilburn_lab.evals.candidate import contender_of, policy_for, prompts
 from kilburn_lab.evals.intervals import grouped, interval, mean, resampled
 from kilburn_lab.evals.measure import Progress, unwatched
+from kilburn_lab.evals.outcomes import Counted, PolicyCounts
+from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.references import Reference
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
 from kilburn_lab.evals.roster import Entrant, entries
@@ -110,6 +112,8 @@ class EquivalenceRow(msgspec.Struct, frozen=True, kw_only=True):
         best: whether it is the best plain baseline of this window, which is chosen on these same steps.
         gain: nats a dependent token below the best plain baseline; to_tail: below the tail.
         gap: share of the distance from the best plain baseline to full history that is closed; None where there is none.
+        kept, again: the share of the prefix kept, and tokens read again because of an edit, over all prompts of the runs up to
+            the steps (`kilburn_lab.evals.prefix`); None where no policy took part.
     """
 
     policy: str
@@ -130,6 +134,8 @@ class EquivalenceRow(msgspec.Struct, frozen=True, kw_only=True):
     to_tail_low: float
     to_tail_high: float
     gap: float | None
+    kept: float | None
+    again: int | None
 
 
 class Separation(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +191,7 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
                 "Nats a token of what the agent wrote next, each step alike; share of the way from the task alone to full"
                 " history;\nnats below the best plain baseline (it is chosen here, on the same steps) and below the tail;"
                 "\nshare of the way from the best plain baseline to full history. One token of a window is"
-                f" {CHARACTERS} characters",
+                f" {CHARACTERS} characters.\n{PREFIX_WORDS}",
                 self._rows_table(),
             ]
         )
@@ -195,7 +201,7 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
             "window={at} | policy={policy} | steps={steps} | nats={dependent:.3f} | closed={closed:+.2f} | "
             "95%={closed_low:+.2f} {closed_high:+.2f} | to best={to_best} | 95%={below.gain_low:+.2f} {below.gain_high:+.2f} | "
             "gap={below.gap:+.2f} | to tail={to_tail:+.2f} | 95%={to_tail_low:+.2f} {to_tail_high:+.2f} | all={all:.3f} | "
-            "closed={closed_all:+.2f}"
+            "closed={closed_all:+.2f} | kept={kept:.2f} | again={thousands:.1f}"
         )
         return table_of(
             self.rows,
@@ -203,6 +209,7 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
             at=lambda row: row.window or "",
             to_best=lambda row: "best" if row.best else f"{row.gain:+.2f}",
             below=lambda row: None if row.best else row,
+            thousands=lambda row: None if row.again is None else row.again / 1000,
         )
 
 
@@ -218,6 +225,9 @@ class _Moment(NamedTuple):
     """The task, and before an action its thought."""
     history: str
 
+
+_Shipped = dict[tuple[str, int], PolicyCounts]
+"""What was counted of the prompts, by policy and window."""
 
 _Cell = dict[tuple[str, int], StepOutcome]
 """The outcomes of one view, by run and step."""
@@ -266,10 +276,11 @@ def evaluate(
     if not drawn:
         raise SpecError("no step fits", advice="give runs with references to older outputs, smaller windows, or more context")
     forecasts: list[tuple[_Moment, dict[tuple[str, int], Forecast]]] = []
+    shipped: _Shipped = {}
     total = sum(2 + sum(len(one.history) > window * CHARACTERS for window, _ in entrants) for one in drawn)
     done = 0
     for at, moment in enumerate(drawn):
-        views = sorted(_views(moment, drawn[at + 1 :] + drawn[:at], entrants, sample), key=lambda view: view.prompt)
+        views = sorted(_views(moment, drawn[at + 1 :] + drawn[:at], entrants, sample, shipped), key=lambda view: view.prompt)
         found: dict[tuple[str, int], Forecast] = {}
         for prompt, same in groupby(views, key=lambda view: view.prompt):
             forecast = _read(forecaster, prompt, moment.text, saved)
@@ -278,7 +289,7 @@ def evaluate(
         done += len(found) - sum(policy == STRANGER for policy, _ in found)
         progress(done, total)
     labels = [TASK, FULL, STRANGER, *(entry.label for _, entry in entrants)]
-    return _report(sample, forecasts, list(dict.fromkeys(labels)), model or forecaster.name)
+    return _report(sample, forecasts, list(dict.fromkeys(labels)), model or forecaster.name, shipped)
 
 
 def _draw(sample: Sample, forecaster: Forecaster, shortest: int, steps: int, context: int) -> list[_Moment]:
@@ -320,7 +331,9 @@ def _depends(moment: _Moment, start: int, stop: int) -> bool:
     return any(start < end and stop > begin for begin, end in moment.spans)
 
 
-def _views(moment: _Moment, others: Sequence[_Moment], entrants: list[tuple[int, Entrant]], sample: Sample) -> Iterator[_View]:
+def _views(
+    moment: _Moment, others: Sequence[_Moment], entrants: list[tuple[int, Entrant]], sample: Sample, shipped: _Shipped
+) -> Iterator[_View]:
     """What the model is given before the text: by label and window."""
     run, step = moment.run, moment.run.steps[moment.step]
     begin = moment.head + "\n\n"
@@ -335,13 +348,14 @@ def _views(moment: _Moment, others: Sequence[_Moment], entrants: list[tuple[int,
             own = "" if sample.reply else f"{step.thought}\n"
             yield _View(STRANGER, window, f"{begin}{foreign[len(own) - window * CHARACTERS :]}\n{own}")
         for _, entry in (each for each in entrants if each[0] == window):
-            yield _View(entry.label, window, f"{begin}{_shown(moment, entry, window, sample)}\n")
+            yield _View(entry.label, window, f"{begin}{_shown(moment, entry, window, sample, shipped)}\n")
 
 
-def _shown(moment: _Moment, entry: Entrant, window: int, sample: Sample) -> str:
+def _shown(moment: _Moment, entry: Entrant, window: int, sample: Sample, shipped: _Shipped) -> str:
     policy = policy_for(moment.run, moment.wanted, entry.at(window), reply=sample.reply, tools=sample.tools)
+    cell = shipped.setdefault((entry.label, window), PolicyCounts(policy=entry.label, window=window))
     with contender_of(window, policy, tools=sample.tools) as contender:
-        return _before(moment.run, moment.step, contender, reply=sample.reply)
+        return _before(moment.run, moment.step, Counted(contender, cell), reply=sample.reply)
 
 
 def _before(run: Trajectory, step: int, contender: Contender, *, reply: bool) -> str:
@@ -356,7 +370,11 @@ def _read(forecaster: Forecaster, prompt: str, text: str, saved: SavedCells[Fore
 
 
 def _report(
-    sample: Sample, forecasts: list[tuple[_Moment, dict[tuple[str, int], Forecast]]], order: list[str], model: str
+    sample: Sample,
+    forecasts: list[tuple[_Moment, dict[tuple[str, int], Forecast]]],
+    order: list[str],
+    model: str,
+    shipped: _Shipped,
 ) -> EquivalenceReport:
     outcomes = [
         StepOutcome(
@@ -385,12 +403,12 @@ def _report(
         tokens=sum(len(one.losses) for _, one in taken),
         dependent=_separation(task, full, sample.seed),
         all=_separation(task, full, sample.seed, "all"),
-        rows=_rows(cells, sample.seed),
+        rows=_rows(cells, shipped, sample.seed),
         outcomes=outcomes,
     )
 
 
-def _rows(cells: dict[tuple[str, int], _Cell], seed: int) -> list[EquivalenceRow]:
+def _rows(cells: dict[tuple[str, int], _Cell], shipped: _Shipped, seed: int) -> list[EquivalenceRow]:
     rows = []
     for window in sorted({window for _, window in cells if window}):
         found = {label: cells[label, of] for label, of in cells if of in (0, window)}
@@ -405,6 +423,7 @@ def _rows(cells: dict[tuple[str, int], _Cell], seed: int) -> list[EquivalenceRow
             own = {at: found[label][at] for at in tail if at in found[label]}
             gain = _separation(found[best], own, seed)
             to_tail = _separation(tail, own, seed)
+            counts = shipped.get((label, window))
             closed, low, high = _closed(found[TASK], own, found[FULL], "dependent", seed)
             rows.append(
                 EquivalenceRow(
@@ -426,6 +445,8 @@ def _rows(cells: dict[tuple[str, int], _Cell], seed: int) -> list[EquivalenceRow
                     to_tail_low=to_tail.low,
                     to_tail_high=to_tail.high,
                     gap=_closed(found[best], own, found[FULL], "dependent", seed)[0],
+                    kept=counts.kept if counts is not None else None,
+                    again=counts.refilled if counts is not None else None,
                 )
             )
     return rows

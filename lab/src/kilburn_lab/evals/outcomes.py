@@ -1,4 +1,5 @@
-"""What `kilburn_lab.evals.paging` counts: an outcome a reference, a cell a policy and window."""
+"""What measures count of a policy at a window: the prompts of its sessions, and in `kilburn_lab.evals.paging` an outcome for
+each reference."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from operator import add
+from typing import Any
 
 import msgspec
 
 from kilburn_lab.evals.baselines import CHARACTERS, Contender
 from kilburn_lab.evals.candidate import KilburnCandidate
+from kilburn_lab.evals.prefix import Block, behind, common, length_of, text_of
+from kilburn_lab.evals.providers import PROVIDERS, PromptCache, chain_of
 from kilburn_lab.evals.structure import Sections
 
 
@@ -38,8 +41,11 @@ class PolicyCounts:
     Args:
         policy: its label; `spec` is what it was made from, `model` answered its questions.
         calls: prompts. overflow: those longer than the window.
-        shipped: tokens of all prompts. cached: those in the prefix shared with the previous prompt.
-        refilled: tokens re-prefilled only because of an edit.
+        shipped: tokens of all prompts. later: of those that have a prompt of the same session before them.
+        cached: tokens of these that are the same as the beginning of the prompt before (see `kilburn_lab.evals.prefix`).
+        edited: prompts that do not begin with all of the prompt before. broken: with less than half of it.
+        refilled: tokens behind the first difference that were told before the last prompt.
+        read, written: by provider, what its cache reads and what it writes (see `kilburn_lab.evals.providers`).
         told: characters of outputs in the prompts that could not hold all of the run. whole: those in whole sections
             (see `kilburn_lab.evals.structure`).
         plans: milliseconds of the processor for each plan that moved something; of a baseline, for each prompt that could
@@ -60,8 +66,13 @@ class PolicyCounts:
     calls: int = 0
     overflow: int = 0
     shipped: int = 0
+    later: int = 0
     cached: int = 0
+    edited: int = 0
+    broken: int = 0
     refilled: int = 0
+    read: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
     told: int = 0
     whole: int = 0
     acts: int = 0
@@ -77,32 +88,69 @@ class PolicyCounts:
         """What tells it from the other cells of a sample."""
         return self.policy, self.spec, self.model, self.window
 
+    @property
+    def kept(self) -> float | None:
+        """The share of the prefix kept; None if no prompt has one before it."""
+        return self.cached / self.later if self.later else None
+
     def outcomes_of(self, kind: str) -> list[ReferenceOutcome]:
         """The outcomes of one kind of reference."""
         return [one for one in self.outcomes if one.kind == kind]
 
-    def ship(self, before: str, shown: str, fresh: Sequence[str], seams: int = 0) -> None:
-        """Count one prompt: `before` is the last one, `fresh` the texts of the events since then,
-        `seams` those line breaks in `shown` that only stand between messages."""
-        tokens = -(-(len(shown) - seams) // CHARACTERS)
-        same = _common_prefix(before, shown)
-        self.calls += 1
-        self.overflow += tokens > self.window
-        self.shipped += tokens
-        # The seams are assumed to be spread evenly, which is wrong by a few characters.
-        self.cached += (same - seams * same // max(1, len(shown))) // CHARACTERS
-        self.refilled += max(0, len(shown) - same - _count_new(fresh, shown[same:])) // CHARACTERS
+
+class Shipping:
+    """The prompts of one session, one after another: each is compared with the one before, and given to the caches."""
+
+    def __init__(self) -> None:
+        self._before: list[Block] = []
+        self._fresh: list[str] = []
+        self._caches = {name: PromptCache(provider) for name, provider in PROVIDERS.items()}
+
+    def copy(self) -> Shipping:
+        """The state of now; the copy goes on by itself, as a question that is asked of the session does."""
+        made = Shipping()
+        made._before, made._fresh = self._before, list(self._fresh)
+        made._caches = {name: cache.copy() for name, cache in self._caches.items()}
+        return made
+
+    def tell(self, *texts: str) -> None:
+        """What is new since the last prompt."""
+        self._fresh += texts
+
+    def ship(self, prompt: Sequence[Block], cell: PolicyCounts) -> None:
+        """Count one prompt in a cell."""
+        length, before = length_of(prompt), length_of(self._before)
+        tokens = -(-length // CHARACTERS)
+        blocks, same = common(self._before, prompt)
+        cell.calls += 1
+        cell.overflow += tokens > cell.window
+        cell.shipped += tokens
+        if self._before:
+            cell.later += tokens
+            cell.edited += same < before
+            cell.broken += 2 * same < before
+        cell.cached += same // CHARACTERS
+        cell.refilled += max(0, length - same - _count_new(self._fresh, behind(prompt, blocks, same))) // CHARACTERS
+        chain = chain_of(prompt)
+        for name, cache in self._caches.items():
+            read, written = cache.ship(prompt, chain)
+            cell.read[name] = cell.read.get(name, 0) + read
+            cell.written[name] = cell.written.get(name, 0) + written
+        self._before, self._fresh = list(prompt), []
 
 
 class Counted:
-    """A contender whose prompts are counted in a cell."""
+    """A contender whose prompts are counted in a cell.
 
-    def __init__(self, contender: Contender, cell: PolicyCounts) -> None:
+    Args:
+        shipping: what was shipped of the session before; None if nothing was.
+    """
+
+    def __init__(self, contender: Contender, cell: PolicyCounts, shipping: Shipping | None = None) -> None:
         self._contender, self._cell = contender, cell
         self._sections = Sections()
-        self._before = ""
-        self._fresh: list[str] = []
         self._length = 0
+        self.shipping = shipping or Shipping()
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
@@ -131,35 +179,42 @@ class Counted:
         self._tell(text)
         self._sections.add(text)
 
-    def prompt_text(self) -> str:
-        """The window's text, which is counted."""
+    def prompt(self) -> list[Block]:
+        """The window, which is counted."""
         full = self._length > self._cell.window * CHARACTERS
         started = time.thread_time()
-        shown = self._contender.prompt_text()
-        seams = 0
+        shown = self._contender.prompt()
         if isinstance(self._contender, KilburnCandidate):
-            seams = self._contender.seams
             self._cell.plans += self._contender.plans
             self._contender.plans.clear()
         elif full:
             self._cell.plans.append((time.thread_time() - started) * 1000)
-        self._cell.ship(self._before, shown, self._fresh, seams)
+        self.shipping.ship(shown, self._cell)
         if full:
-            whole, told = self._sections.count(shown)
+            whole, told = self._sections.count(text_of(shown))
             self._cell.whole += whole
             self._cell.told += told
-        self._before, self._fresh = shown, []
         return shown
 
+    def prompt_text(self) -> str:
+        """The window's text, which is counted."""
+        return text_of(self.prompt())
+
     def _tell(self, *texts: str) -> None:
-        self._fresh += texts
+        self.shipping.tell(*texts)
         self._length += sum(map(len, texts))
 
 
 def join_cells(parts: Sequence[PolicyCounts]) -> PolicyCounts:
     """One cell, joined from parts that were measured separately, in their order."""
     counts = [each.name for each in fields(PolicyCounts) if each.name not in ("policy", "window", "spec", "model")]
-    return replace(parts[0], **{name: reduce(add, (getattr(part, name) for part in parts)) for name in counts})
+    return replace(parts[0], **{name: reduce(_joined, (getattr(part, name) for part in parts)) for name in counts})
+
+
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+    return one + other
 
 
 def _count_new(fresh: Sequence[str], new: str) -> int:
@@ -171,15 +226,3 @@ def _count_new(fresh: Sequence[str], new: str) -> int:
         whole = text in new
         total += len(text) if whole else sum(len(line) + 1 for line in text.split("\n") if line.rstrip() in lines)
     return min(total, len(new))
-
-
-def _common_prefix(one: str, other: str) -> int:
-    """Length of the common prefix, found by bisection."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

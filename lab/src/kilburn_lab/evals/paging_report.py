@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+from typing import NamedTuple
+
 import msgspec
 
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.cost import Rates, cost_table, units_of
 from kilburn_lab.evals.outcomes import ReferenceOutcome
-from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
+from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
+from kilburn_lab.evals.report import WIDTH, EvalReport, best_named, best_words, columns, row_of, table_of
 from kilburn_lab.evals.rows import BaselineMargins, ModelDifference, PagingRow
+
+
+class _Best(NamedTuple):
+    window: int
+    best: str
 
 
 class PagingReport(EvalReport, frozen=True, kw_only=True):
@@ -41,8 +50,10 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         taken = f"{self.references} references and {self.copies} copies in {self.runs} runs"
         parts = [
             f"{taken}; one token is {CHARACTERS} characters\nruns: {self.sample}",
-            "What the next action names, or copies, and an older output had: shares of the references that the prompt showed;\n"
-            + best_words("survival", self.rows),
+            "What the next action names, or copies, and an older output had. Each action counts once, with the share of what\n"
+            f"it needs that the prompt showed. {PREFIX_WORDS}\n{self._best_by_action()}",
+            self._action_table(),
+            "The same, each name and each copied line or value counting once;\n" + best_words("survival", self.rows),
             self._survival_table(),
             f"{units_of(self.rates)};\n{self._further_costs()}",
             self._cost_table(),
@@ -56,6 +67,31 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
                 self._verdict_table(),
             ]
         return "\n\n".join(parts)
+
+    def _best_by_action(self) -> str:
+        """Which baselines the columns by action compare with."""
+        words = []
+        for kind, what in (("name", "names"), ("copy", "copies")):
+            shares = [(row.window, row.by_action[kind]) for row in self.rows if kind in row.by_action]
+            if shares:
+                named = best_named(_Best(window, share.best) for window, share in shares)
+                words.append(f"{what} of {shares[0][1].actions} actions, the best baseline {named}")
+        return fill(f"to best: less the share of the best baseline; {'; '.join(words)}", WIDTH)
+
+    def _action_table(self) -> str:
+        shares = " | ".join(
+            f"{what}={{{kind}.share:.3f}} | 95%={{{kind}.low:.2f}}-{{{kind}.high:.2f}} | "
+            f"to best, 95%={{{kind}.gain:+.3f}} {{{kind}.gain_low:+.2f}} {{{kind}.gain_high:+.2f}}"
+            for kind, what in (("name", "names"), ("copy", "copies"))
+        )
+        text = f"window={{window}} | policy={{policy}} | {shares} | kept={{kept:.2f}} | again={{thousands:.1f}}"
+        return table_of(
+            self.rows,
+            text,
+            thousands=lambda row: row.refilled / 1000,
+            name=lambda row: row.by_action.get("name"),
+            copy=lambda row: row.by_action.get("copy"),
+        )
 
     def _survival_table(self) -> str:
         regret = any(row.regret is not None for row in self.rows)

@@ -89,13 +89,17 @@ class _Compared(Protocol):
     def best(self) -> str: ...
 
 
-def best_words(worth: str, rows: Iterable[_Compared]) -> str:
-    """A sentence on the columns that compare with the best baseline, and which that is at which window."""
+def best_named(rows: Iterable[_Compared]) -> str:
+    """Which baseline is the best one at which window."""
     windows: dict[str, dict[str, None]] = {}
     for row in rows:
         windows.setdefault(row.best, {})[str(row.window)] = None
-    named = "; ".join(f"{best} at {', '.join(at)}" for best, at in windows.items())
-    return fill(f"to best: {worth} less that of the best baseline ({named})", WIDTH)
+    return "; ".join(f"{best} at {', '.join(at)}" for best, at in windows.items())
+
+
+def best_words(worth: str, rows: Iterable[_Compared]) -> str:
+    """A sentence on the columns that compare with the best baseline, and which that is at which window."""
+    return fill(f"to best: {worth} less that of the best baseline ({best_named(rows)})", WIDTH)
 
 
 class _Cell(Formatter):

@@ -28,6 +28,7 @@ SPECS: dict[str, str] = {
     "compact": "compact(trigger=None)",
     "free+hybrid": "chain(free, hybrid)",
     "memento": "memento(pairs=True)",
+    "summarize80": "summarize(trigger={80%})",
 }
 """Specs by label: of policies that need arguments to act here, where `{50%}` is a share of the window, and of
 combinations that take part too."""

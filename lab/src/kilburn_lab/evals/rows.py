@@ -11,7 +11,29 @@ from kilburn_lab.evals.baselines import BASELINES, best_of, compared
 from kilburn_lab.evals.cost import CostRow, Rates, costs_of, figures_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.outcomes import PolicyCounts, ReferenceOutcome
+from kilburn_lab.evals.references import KINDS
 from kilburn_lab.evals.roster import BELADY, MODEL
+
+
+class ActionShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy shows of what actions need, each action counting once: one that copies 26 lines is no more than one that
+    copies a value. Intervals are of 95%, resampled by run.
+
+    Args:
+        actions: that need something of this kind.
+        share: the mean over the actions of the share of what each needs that the prompt showed.
+        best: of the baselines that were measured at this window, the one whose share is largest.
+        gain: less the share of `best`, on the same actions.
+    """
+
+    actions: int
+    share: float
+    low: float
+    high: float
+    best: str
+    gain: float
+    gain_low: float
+    gain_high: float
 
 
 class PagingRow(CostRow, frozen=True, kw_only=True):
@@ -21,6 +43,8 @@ class PagingRow(CostRow, frozen=True, kw_only=True):
         policy: its label; `spec` is what it was made from, `model` who answered its questions.
         best: of the baselines that were measured at this window, the one that shows most.
         gain: survival minus that of `best` on the same references; `gain_low` and `gain_high` bound it.
+        by_action: by kind of reference, "name" and "copy", with each action counting once; kinds that no action needs are left
+            out. The other shares count each name, line and value.
         line: share present in a whole line of an older output.
         copied: share of the copied lines and values that the prompt showed, with its interval; None where there are none.
         searched, reachable: after one search; after one search or one recall. None if there is no store.
@@ -41,6 +65,7 @@ class PagingRow(CostRow, frozen=True, kw_only=True):
     gain: float
     gain_low: float
     gain_high: float
+    by_action: dict[str, ActionShare]
     line: float
     copied: float | None
     copied_low: float | None
@@ -95,10 +120,40 @@ def rows_of(done: Sequence[PolicyCounts], rates: Rates, seed: int) -> list[Pagin
         window: best_of({label: _survival(cell) for (at, label), cell in known.items() if at == window})
         for window in {cell.window for cell in done}
     }
-    return [_row(cell, known[cell.window, best[cell.window]], optimum.get(cell.window), rates, seed) for cell in done]
+    shares = {window: _by_action([cell for cell in done if cell.window == window], seed) for window in best}
+    return [
+        _row(cell, known[cell.window, best[cell.window]], optimum.get(cell.window), shares[cell.window][cell.policy], rates, seed)
+        for cell in done
+    ]
 
 
-def _row(cell: PolicyCounts, rival: PolicyCounts, best: PolicyCounts | None, rates: Rates, seed: int) -> PagingRow:
+def _by_action(cells: Sequence[PolicyCounts], seed: int) -> dict[str, dict[str, ActionShare]]:
+    """By policy and kind, of all cells of one window. Their outcomes are of the same references."""
+    found: dict[str, dict[str, ActionShare]] = {cell.policy: {} for cell in cells}
+    for kind in KINDS:
+        worth: dict[str, list[float]] = {}
+        runs: list[str] = []
+        for cell in cells:
+            actions: dict[tuple[str, int], list[bool]] = {}
+            for one in cell.outcomes_of(kind):
+                actions.setdefault((one.run, one.step), []).append(one.shown)
+            worth[cell.policy] = [mean(shown) for shown in actions.values()]
+            runs = [run for run, _ in actions]
+        for cell in cells if runs else ():
+            own = worth[cell.policy]
+            compares = compared(worth, cell.policy, runs, seed)
+            found[cell.policy][kind] = ActionShare(actions=len(own), share=mean(own), **compares)
+    return found
+
+
+def _row(
+    cell: PolicyCounts,
+    rival: PolicyCounts,
+    best: PolicyCounts | None,
+    by_action: dict[str, ActionShare],
+    rates: Rates,
+    seed: int,
+) -> PagingRow:
     outcomes, copies = cell.outcomes_of("name"), cell.outcomes_of("copy")
     worth = {one.policy: [float(each.shown) for each in one.outcomes_of("name")] for one in (cell, rival)}
     compares = compared(worth, cell.policy, [own.run for own in outcomes], seed, rival.policy)
@@ -111,6 +166,7 @@ def _row(cell: PolicyCounts, rival: PolicyCounts, best: PolicyCounts | None, rat
         references=len(outcomes),
         survival=survival,
         **compares | {"gain": survival - _survival(rival)},
+        by_action=by_action,
         line=mean([o.line for o in outcomes]),
         copied=mean([o.shown for o in copies]) if copies else None,
         copied_low=copied_low,

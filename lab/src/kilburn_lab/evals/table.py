@@ -33,6 +33,8 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.drift import texts_of
 from kilburn_lab.evals.measure import Progress, unwatched
+from kilburn_lab.evals.outcomes import PolicyCounts, Shipping
+from kilburn_lab.evals.prefix import blocks_of
 from kilburn_lab.evals.roster import BELADY, SPECS, Entrant
 from kilburn_lab.evals.sessions import Interaction, UserSession, sessions
 from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
@@ -208,6 +210,7 @@ class _Stream:
         self.store, self.session, self.clock = store, session, clock
         self.opened = store.session(session.name, user=session.user)
         self.found = Streamed(policy=policy, session=session.name)
+        self.cell, self.shipping = PolicyCounts(policy=policy, window=self.opened.capacity), Shipping()
         self.last = {page: at for at, one in enumerate(session.interactions) for page in one.uses}
         """Which interaction is the last that needs a page."""
         self.derived: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
@@ -223,6 +226,7 @@ class _Stream:
         found.alone = "kernel" in moved
         found.acts = sum(policy != "kernel" for policy in moved)
         found.refused, found.failed, found.asks = stats.refused_moves, stats.policy_failures, stats.asks
+        found.later, found.cached, found.again = self.cell.later, self.cell.cached, self.cell.refilled
         found.seconds = time.perf_counter() - began
         return found
 
@@ -232,6 +236,8 @@ class _Stream:
         address = append_and_wait(session, interaction.said)
         prompt = session.render()
         spent = time.perf_counter() - began
+        self.shipping.tell(*texts_of(interaction.said))
+        self.shipping.ship(list(blocks_of(prompt)), self.cell)
         found.prompts += 1
         found.shipped += prompt.tokens
         found.overflow += prompt.tokens > session.capacity
@@ -260,6 +266,7 @@ class _Stream:
             session.rate(address)
         for message in interaction.done:
             append_and_wait(session, message)
+            self.shipping.tell(*texts_of(message))
 
     def _used_later(self, page: Page, at: int) -> float:
         """The tokens of a resident page that this interaction or a later one needs; of a derived page, those of the

@@ -28,6 +28,8 @@ TERMS = {
     "+search": "the same, or one search of the session at the time of asking found it. It is what an agent gets that searches.",
     "earlier": "share of the questions about earlier sessions of this user that were answered by the prompt or one search of "
     "the session (off), or also by one search over all sessions of this user (on).",
+    "kept": "share of the prefix kept: of the tokens of a prompt, those that are the same as the beginning of the prompt before.",
+    "again": "thousands of tokens that were told before and are read again, because the prompt was edited before them.",
     "latency": "milliseconds from a question to its prompt and the hits of one search, over SQLite in memory: the append, with "
     " the policy's plan, the rendering, and the search. The middle one, and the 95th of 100.",
     "alone": "share of the sessions whose prompt would have exceeded the window if the policy had been alone: the kernel had "
@@ -74,6 +76,8 @@ class Streamed(msgspec.Struct, kw_only=True):
 
     Args:
         prompts, shipped: prompts and their tokens.
+        later, cached: tokens of the prompts that have one before them, and those of its beginning that they kept; again:
+            tokens read again after an edit (see `kilburn_lab.evals.prefix`).
         full, used: prompts since the window was full for the first time, and the sum of their utilisations.
         overflow: prompts over the window.
         alone: whether the kernel had to make room.
@@ -86,6 +90,9 @@ class Streamed(msgspec.Struct, kw_only=True):
     questions: list[QuestionOutcome] = []
     prompts: int = 0
     shipped: int = 0
+    later: int = 0
+    cached: int = 0
+    again: int = 0
     full: int = 0
     used: float = 0.0
     overflow: int = 0
@@ -99,7 +106,7 @@ class Streamed(msgspec.Struct, kw_only=True):
 
 class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy. See `TERMS`; `_low` and `_high` bound 95%, resampled by session. A figure is None where nothing was
-    counted: no question, or no window that was full."""
+    counted: no question, or no window that was full. `again` is in tokens of four characters."""
 
     policy: str
     sessions: int
@@ -115,6 +122,8 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     searched: float | None
     earlier_off: float | None
     earlier_on: float | None
+    kept: float | None
+    again: int
     alone: float
     alone_low: float
     alone_high: float
@@ -204,7 +213,9 @@ class TableReport(EvalReport, frozen=True, kw_only=True):
         parts = [
             f"{self.sessions} sessions of {self.interactions} interactions, seed {self.seed}; a window of {self.window:,} "
             f"tokens of {CHARACTERS} characters; {self.seconds:.0f} s",
-            table_of(sorted(self.rows, key=lambda row: -(row.accuracy or 0)), _ROWS, none="-"),
+            table_of(
+                sorted(self.rows, key=lambda row: -(row.accuracy or 0)), _ROWS, none="-", thousands=lambda row: row.again / 1000
+            ),
             f"Brief 002's figures (its method is unpublished), and ours; its hybrid is {TIERS!r}, the hybrid that ships is not",
             table_of((*BRIEF, "hybrid"), _BESIDE, none="-", policy=lambda name: name, theirs=self.published.get, ours=known.get),
             "The ordering: how far each strategy is ahead of the one before it",
@@ -236,6 +247,8 @@ def _row(policy: str, done: Sequence[Streamed], seed: int) -> TableRow:
         searched=_mean([question.found for question in here]),
         earlier_off=_mean([question.found for question in before]),
         earlier_on=_mean([question.recalled for question in before]),
+        kept=sum(one.cached for one in done) / later if (later := sum(one.later for one in done)) else None,
+        again=sum(one.again for one in done),
         alone=_mean([one.alone for one in done]) or 0.0,
         alone_low=bounds["alone"][0],
         alone_high=bounds["alone"][1],
@@ -269,7 +282,8 @@ def _mean(values: Sequence[float]) -> float | None:
 _ROWS = (
     "policy={policy} | utilisation={utilisation:.1%} | 95%={utilisation_low:.1%}-{utilisation_high:.1%} | "
     "latency={latency:.1f} ms | p95={latency_95:.1f} ms | accuracy={accuracy:.1%} | 95%={accuracy_low:.1%}-{accuracy_high:.1%} | "
-    "+search={searched:.1%} | earlier off={earlier_off:.1%} | on={earlier_on:.1%} | alone={alone:.1%} | "
+    "+search={searched:.1%} | earlier off={earlier_off:.1%} | on={earlier_on:.1%} | kept={kept:.2f} | again={thousands:.1f} | "
+    "alone={alone:.1%} | "
     "overflow={overflow:.1%} | moves={acts:,} | refused={refused} | failed={failed} | s={seconds:.0f}"
 )
 _BESIDE = (
