@@ -1,9 +1,10 @@
-"""What one more turn costs: `append` (durable) and `render`, in a short session and in a long one.
+"""What one more turn costs: `append` (durable) and `render`, in sessions of many sizes.
 
 Baselines of the same run: a bare synced SQLite insert of the same bytes, and what an agent without
 Kilburn does: keep a list, cut it to the window, and serialise it. Rounds of all are interleaved, so
-that a noisy moment hits all of them.
+that a noisy moment hits all of them. The goals are ratios to the bare insert's median.
 
+With `--embedder` each session is measured once more, with an embedder at work on what it has.
 With `--calls` it counts instead what one append with room enters: functions of Kilburn, and their files.
 """
 
@@ -21,8 +22,15 @@ import apsw
 
 import kilburn
 from append import entered
-from corpus import SIZE, Turn, fill, open_store, turns
+from corpus import SIZE, Turn, fill, turns
 from figures import Row, emit, parser, quantile
+
+OWN = 1000
+"""Pages of a session that come under the policy that is measured, at least; the others under `fifo`, in large batches."""
+WARM = 20
+"""Turns before what is measured: they read what was not in memory."""
+SIZES = [100, 10_000, 100_000]
+BARE = "bare SQLite insert, synced"
 
 
 class Bare:
@@ -59,81 +67,85 @@ class Naive:
 
 
 class Session:
-    """A Kilburn session of so many pages."""
+    """A Kilburn session of so many pages, the last thousand of them under its own policy."""
 
-    def __init__(self, path: Path, pages: int, window: int, policy: str, tokenizer: str, calls: int) -> None:
-        self.store = open_store(str(path), window, policy, tokenizer)
-        self.session = self.store.session("s")
+    def __init__(self, path: Path, pages: int, window: int, policy: str, tokenizer: str, embedder: str | None = None) -> None:
         self.source = turns(SIZE)
+        if pages > 2 * OWN:
+            with kilburn.open(path, window=window, policy="fifo", tokenizer=tokenizer, embedder=None) as store:
+                fill(store.session("s"), self.source, pages - OWN, batch=OWN)
+        self.store = kilburn.open(path, window=window, policy=policy, tokenizer=tokenizer, embedder=embedder)
+        self.session = self.store.session("s")
         fill(self.session, self.source, pages)
-        self.calls = calls
+        if embedder is not None:
+            # From the first search on the background embeds what waits.
+            self.session.search("anything")
 
     def turn(self, turn: Turn) -> None:
-        if self.calls == 1:
-            self.session.append(*turn)
-        else:
-            for message in turn:
-                self.session.append(message)
+        self.session.append(*turn)
         self.session.render()
 
 
-def _rounds(subjects: dict[str, Callable[[Turn], None]], source: Iterator[Turn], rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in subjects}
-    for turn in islice(source, rounds):
+def _rounds(
+    subjects: dict[str, Callable[[Turn], None]], source: Iterator[Turn], rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """For each subject and round the seconds, and those of the processor that its thread took."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+    for at, turn in enumerate(islice(source, WARM + rounds)):
         for name, work in subjects.items():
-            start = time.perf_counter()
+            start, begun = time.perf_counter(), time.thread_time()
             work(turn)
-            found[name].append(time.perf_counter() - start)
+            if at >= WARM:
+                found[name].append((time.perf_counter() - start, time.thread_time() - begun))
     return found
 
 
-def measure(policy: str, short: int, long: int, window: int, tokenizer: str, rounds: int) -> list[Row]:
-    """Rows for one policy; the baseline of the ratios is the short session with one append a turn."""
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        place = Path(folder)
+def measure(
+    policy: str, sizes: list[int], window: int, tokenizer: str, rounds: int, folder: str, embedder: str | None
+) -> list[Row]:
+    """Rows for one policy; the baseline of the ratios is the bare insert."""
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        place = Path(made)
         sessions = {
-            f"{policy}, {pages} pages, {calls} append{'s' * (calls - 1)}": Session(
-                place / f"{pages}-{calls}.db", pages, window, policy, tokenizer, calls
-            )
-            for pages in (short, long)
-            for calls in (1, 2)
+            f"{policy}, {pages:,} pages": Session(place / f"{pages}.db", pages, window, policy, tokenizer, embedder)
+            for pages in sizes
         }
         bare = Bare(place / "bare.db")
         subjects: dict[str, Callable[[Turn], None]] = {name: session.turn for name, session in sessions.items()}
-        subjects |= {"bare SQLite insert, synced": bare.turn, "naive list, not stored": Naive(window, turns(), long).turn}
+        subjects |= {BARE: bare.turn, "naive list, not stored": Naive(window, turns(), min(max(sizes), 10_000)).turn}
         times = _rounds(subjects, turns(SIZE, start=10_000_000), rounds)
         stored = [session.session.stats() for session in sessions.values()]
         assert not any(stats.overflow for stats in stored)
         for session in sessions.values():
             session.store.close()
         bare.db.close()
-    base = quantile(next(iter(times.values())), 0.5)
-    synced = quantile(times["bare SQLite insert, synced"], 0.5)
-    return [
-        {
-            "one more turn": name,
-            "p50 ms": quantile(values, 0.5) * 1e3,
-            "p95 ms": quantile(values, 0.95) * 1e3,
-            "max ms": max(values) * 1e3,
-            "x short": quantile(values, 0.5) / base,
-            "x bare insert": quantile(values, 0.5) / synced,
-        }
-        for name, values in times.items()
-    ]
+    base = {at: quantile([one[at] for one in times[BARE]], 0.5) for at in (0, 1)}
+    rows: list[Row] = []
+    for name, values in times.items():
+        middle, high = (quantile([seconds for seconds, _ in values], share) for share in (0.5, 0.95))
+        own, most = (quantile([cpu for _, cpu in values], share) for share in (0.5, 0.95))
+        row: Row = {"one more turn": name + (f", {embedder} at work" if embedder and name in sessions else "")}
+        row |= {"p50 ms": middle * 1e3, "x bare": middle / base[0], "goal": "3" if name in sessions else ""}
+        row |= {"p95 ms": high * 1e3, "x bare ": high / base[0], "goal ": "8" if name in sessions else ""}
+        row |= {"processor p50 ms": own * 1e3, "p95": most * 1e3, "x bare  ": own / base[1]}
+        rows.append(row)
+    return rows
 
 
 def count_calls(policy: str, pages: int) -> list[Row]:
     """Rows: what one append with room enters, in a session that has been used for a while."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        session = Session(Path(folder) / "calls.db", pages, 100_000_000, policy, "auto", 2)
-        for turn in islice(session.source, 3):
-            session.turn(turn)
+        session = Session(Path(folder) / "calls.db", pages, 100_000_000, policy, "auto")
+        for call, result in islice(session.source, 3):
+            session.session.append(call)
+            session.session.append(result)
+            session.session.render()
         call, result = next(session.source)
         for name, message in (("a call", call), ("its result", result), ("words", {"role": "user", "content": "Go on, please."})):
             found = entered(lambda message=message: session.session.append(message))  # type: ignore[misc]
             rows.append({"policy": policy, "append of": name, "functions": len(found), "files": len({file for file, _ in found})})
-            for area in ("kernel", "stores", "wire", "tokens", "policies"):
+            for area in ("kernel", "backends", "wire", "tokens", "policies"):
                 rows[-1][area] = sum(file.startswith(area) for file, _ in found)
         session.store.close()
     return rows
@@ -143,20 +155,23 @@ def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--calls", action="store_true", help="count the functions that an append enters")
     options.add_argument("--policy", action="append", help="may be given several times; hybrid where none is")
-    options.add_argument("--short", type=int, default=200, help="pages of the short session")
-    options.add_argument("--long", type=int, default=10_000, help="pages of the long session")
+    options.add_argument("--pages", type=int, action="append", help=f"may be given several times; {SIZES} where none is given")
+    options.add_argument("--embedder", help="measure again with this embedder at work in the background, such as minilm")
+    options.add_argument("--folder", default=".", help="where the files are")
     options.add_argument("--window", type=int, default=8000)
     options.add_argument("--tokenizer", default="auto")
     options.add_argument("--rounds", type=int, default=400)
     asked = options.parse_args()
+    sizes = asked.pages or SIZES
     if asked.calls:
-        counted = [row for policy in asked.policy or ["hybrid"] for row in count_calls(policy, asked.short)]
+        counted = [row for policy in asked.policy or ["hybrid"] for row in count_calls(policy, min(sizes))]
         emit("turn", counted, asked.json, f"What one append with room enters; Kilburn {kilburn.__version__}.")
         return
     rows = [
         row
         for policy in asked.policy or ["hybrid"]
-        for row in measure(policy, asked.short, asked.long, asked.window, asked.tokenizer, asked.rounds)
+        for embedder in ([None, asked.embedder] if asked.embedder else [None])
+        for row in measure(policy, sizes, asked.window, asked.tokenizer, asked.rounds, asked.folder, embedder)
     ]
     note = f"A turn is a call and its result, {SIZE} characters each, then render(); Kilburn {kilburn.__version__}."
     emit("turn", rows, asked.json, note)

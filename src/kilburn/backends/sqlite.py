@@ -519,11 +519,10 @@ class Sqlite:
             if not self._owns(segment):
                 return {}
             wanted = list(among)
+            plain = msgspec.json.encode([call for call in wanted if "\0" not in call]).decode()
             # One question for thousands. SQLite ends a text of JSON at NUL.
-            inside = f"{select} IN (SELECT value FROM json_each(?)) ORDER BY id"
-            found = dict(
-                rows(self._db, inside, segment, msgspec.json.encode([call for call in wanted if "\0" not in call]).decode())
-            )
+            inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON process = ?1 AND call = value"
+            found = dict(rows(self._db, inside, segment, plain))
             odd = [(segment, call) for call in wanted if "\0" in call]
             return found | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else found
 

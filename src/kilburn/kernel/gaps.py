@@ -9,8 +9,9 @@ own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 
+from kilburn.kernel.sheets import sheets_of
 from kilburn.page import span_of
 
 Key = tuple[int, int, int]
@@ -41,7 +42,7 @@ class Gaps:
     def __init__(self, cost_of: Callable[[str], int], walls: Sequence[Key]) -> None:
         self._cost_of = cost_of
         self._walls = walls
-        self._out: dict[int, int] = {}
+        self._out: MutableMapping[int, int] = {}
         self._starts: list[int] = []
         self._gaps: dict[int, Gap] = {}
         self._costs: dict[int, int] = {}
@@ -52,7 +53,8 @@ class Gaps:
     def copy(self, walls: Sequence[Key]) -> Gaps:
         """The same gaps, between the same walls in another list."""
         made = Gaps(self._cost_of, walls)
-        made._out, made._starts, made._gaps = self._out.copy(), self._starts.copy(), self._gaps.copy()
+        self._out = sheets = sheets_of(self._out)
+        made._out, made._starts, made._gaps = sheets.copy(), self._starts.copy(), self._gaps.copy()
         made._costs, made._sum, made._unpriced = self._costs.copy(), self._sum, self._unpriced.copy()
         return made
 

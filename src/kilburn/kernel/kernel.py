@@ -68,8 +68,8 @@ LONG, SHARE = 512, 32
 """Work of a replay (see `work_of`) after which there is a checkpoint: so much, or in a long session this share of its pages, so
 that what checkpoints cost does not grow with the session."""
 
-SHORT = 64
-"""The same when the session is released, or a branch begins from it."""
+SHORT, BRANCHED = 64, 256
+"""The same when the session is released, or a branch begins from it; then too, in a long session, this share of its pages."""
 
 NAMED = 5
 """Pages that an error names."""
@@ -630,8 +630,8 @@ class Kernel:
 
     @property
     def is_long(self) -> bool:
-        """Whether reading this session again would replay more than a little."""
-        return self._work >= SHORT
+        """Whether reading this session again, for a branch, would replay more than a little."""
+        return self._work >= max(SHORT, (self.window.last - self.window.last_derived) // BRANCHED)
 
     # The ledger
 

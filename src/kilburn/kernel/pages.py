@@ -58,10 +58,11 @@ class PagesById(MutableMapping[int, Page]):
         # The ids that the store has: all from the one to the other, but 0.
         self._first = self._last = 0
 
-    def copy(self) -> PagesById:
-        """The same, to be changed by itself."""
+    def part(self, pages: Iterable[int]) -> PagesById:
+        """The same, to be changed by itself, with these in memory. Where there is no store to read from, with all."""
         made = PagesById(self.read)
-        made._here, made._first, made._last = self._here.copy(), self._first, self._last
+        made._here = {page: self[page] for page in pages} if self.read is not None else self._here.copy()
+        made._first, made._last = self._first, self._last
         return made
 
     def settle(self, first: int, last: int) -> None:
@@ -159,9 +160,9 @@ class Calls(Mapping[str, int]):
         self._here: dict[str, int] = {}
 
     def copy(self) -> Calls:
-        """The same, to be changed by itself."""
+        """The same, to be changed by itself. What the store knows is left to it; nothing may wait to be written."""
         made = Calls(self.find)
-        made._here = self._here.copy()
+        made._here = {} if self.find is not None else self._here.copy()
         return made
 
     def __getitem__(self, call: str) -> int:

@@ -922,7 +922,7 @@ class Branches:
             if call is not None and asked not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
             if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
-                kernel.flush(closing=True)
+                kernel.flush(closing=kernel.is_long)
             fork = Fork(
                 forked=session.number,
                 inherit=inherit,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
 from kilburn.kernel.gaps import Gap, Gaps, Key
 from kilburn.kernel.pages import Calls, PagesById
+from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, tombstone_of
@@ -75,15 +76,17 @@ class WindowState:
     def __init__(self, counter: Counter, pages: PagesById | None = None, calls: Calls | None = None) -> None:
         self.counter = counter
         self.pages = PagesById() if pages is None else pages
-        self.states: dict[int, State] = {}
+        self.states: MutableMapping[int, State] = {}
         # By the counter of this session, which need not be that of the pages' own tokens; see `cost`.
-        self.costs: dict[int, int] = {}
+        self.costs: MutableMapping[int, int] = {}
         self.stand_ins = StandIns()
         # The same as `states`, by place: a fold of thousands of pages is checked set against set.
         self.shown: set[int] = set()
         self.folded: set[int] = set()
         self.gone: set[int] = set()
-        self.groups: dict[int, list[int]] = {}
+        self.groups: MutableMapping[int, list[int]] = {}
+        # Those of which a branch has the same list, unless it is among these.
+        self._own_groups: set[int] | None = None
         # The same as tuples, of those that were asked for since they last changed.
         self._together: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
@@ -115,17 +118,23 @@ class WindowState:
 
     def copy(self) -> WindowState:
         """The same window, to be changed by itself. The pages are shared; nothing may be waiting in the journal."""
+        # What has an entry for each page that there ever was is shared too, until one of the two changes it.
+        for name in ("states", "costs", "groups"):
+            setattr(self, name, sheets_of(getattr(self, name)))
         made = copy.copy(self)
-        for name in ("pages", "states", "costs", "shown", "folded", "gone", "pins", "importance", "open", "calls", "request"):
+        for name in ("states", "costs", "groups", "shown", "folded", "gone", "pins", "importance", "open", "calls", "request"):
             setattr(made, name, getattr(self, name).copy())
-        made.groups, made._together = {group: members.copy() for group, members in self.groups.items()}, {}
+        made.pages = self.pages.part([*self.shown, *self.open, *self.request])
+        self._own_groups, made._own_groups, made._together = set(), set(), {}
         made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
         made._spoken, made._waiting = self._spoken.copy(), None
         made.gaps, made._journal, made._before = self.gaps.copy(made._order), [], {}
         made._resident = self._resident and self._resident.copy()
         return made
 
-    def adopt(self, states: dict[int, State], folds: Mapping[int, set[int]], stubs: dict[int, int], gaps: Sequence[Gap]) -> None:
+    def adopt(
+        self, states: MutableMapping[int, State], folds: Mapping[int, set[int]], stubs: dict[int, int], gaps: Sequence[Gap]
+    ) -> None:
         """Take the states of all pages, and what follows from them, in place of none.
 
         Args:
@@ -347,11 +356,19 @@ class WindowState:
             else:
                 self.last_derived = min(self.last_derived, page.id)
             if page.group:
-                self.groups.setdefault(page.group, []).append(page.id)
-                self._together.pop(page.group, None)
+                self._group_to_change(page.group).append(page.id)
             answered = self._note_call(page) if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0 else None
             added.append((page, answered))
             self._put(page.id, None, state)
+
+    def _group_to_change(self, group: int) -> list[int]:
+        """The members of a group, as a list that no branch has."""
+        self._together.pop(group, None)
+        members = self.groups.setdefault(group, [])
+        if self._own_groups is not None and group not in self._own_groups:
+            members = self.groups[group] = members.copy()
+            self._own_groups.add(group)
+        return members
 
     def _take_note_of(self, page: Page) -> None:
         """Update who spoke last, from a new original."""
@@ -404,8 +421,7 @@ class WindowState:
                 self._open_again(page.answers, answered)
             self._put(page.id, self.states[page.id], None)
             if page.group:
-                self.groups[page.group].pop()
-                self._together.pop(page.group, None)
+                self._group_to_change(page.group).pop()
                 if not self.groups[page.group]:
                     del self.groups[page.group]
             del self.pages[page.id], self.costs[page.id]
