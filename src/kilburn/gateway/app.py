@@ -56,8 +56,11 @@ log = logging.getLogger("kilburn.gateway")
 
 FAIL = ("closed", "open")
 
-LARGE = 1 << 18
+LARGE = 1 << 20
 """Bytes of a body that is read by a thread, so that nobody else waits for it."""
+
+SEARCHED = 1 << 16
+"""Bytes of a body that is searched for what it names; of a longer one it is asked first whether there is anything to name."""
 
 READ = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Paths whose bodies become sessions."""
@@ -336,7 +339,7 @@ class _Endpoint:
         """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
         provider keeps of the answer is its user's too."""
         gateway = self._gateway
-        if len(body) <= LARGE and names_nothing(scope["method"], scope["path"], body, key):
+        if len(body) <= SEARCHED and names_nothing(scope["method"], scope["path"], body, key):
             return tell
         check = gateway.kept_check(scope["method"], scope["path"], body, key, lent=is_lent(headers))
         if not await in_thread(check):
