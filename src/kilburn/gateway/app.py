@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
@@ -13,7 +14,6 @@ from urllib.parse import quote, unquote
 
 import anyio
 import msgspec
-from anyio.to_thread import run_sync
 
 import kilburn
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
@@ -35,6 +35,7 @@ from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.gateway.spans import spans
 from kilburn.gateway.status import Trouble, routes
+from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
 from kilburn.kernel.resolve import resolve
@@ -55,8 +56,11 @@ log = logging.getLogger("kilburn.gateway")
 
 FAIL = ("closed", "open")
 
-LARGE = 1 << 18
+LARGE = 1 << 20
 """Bytes of a body that is read by a thread, so that nobody else waits for it."""
+
+SEARCHED = 1 << 16
+"""Bytes of a body that is searched for what it names; of a longer one it is asked first whether there is anything to name."""
 
 READ = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Paths whose bodies become sessions."""
@@ -265,10 +269,10 @@ class Gateway:
     async def close(self) -> None:
         """Write what waits, and close everything."""
         await self.upstream.close()
-        await run_sync(self._learners.close)
+        await in_thread(self._learners.close)
         for store in self._stores:
-            await run_sync(store.close)
-        await run_sync(self._trouble.close)
+            await in_thread(store.close)
+        await in_thread(self._trouble.close)
 
 
 class _Endpoint:
@@ -288,16 +292,6 @@ class _Endpoint:
         if scope["method"] not in METHODS:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
         _check_path(scope)
-        done = anyio.Event()
-
-        async def watch() -> None:
-            if flow is not None:
-                await flow.over.wait()
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            if not done.is_set():
-                group.cancel_scope.cancel()
-
         began = False
 
         async def tell(message: dict[str, Any]) -> None:
@@ -315,7 +309,7 @@ class _Endpoint:
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         try:
-            user = await run_sync(told, headers, body, key) if len(body) > LARGE else told(headers, body, key)
+            user = await in_thread(told, headers, body, key) if len(body) > LARGE else told(headers, body, key)
         except KilburnError as error:
             exchange.problem = type(error).__name__
             await fail(shape, error, send)
@@ -329,8 +323,7 @@ class _Endpoint:
                 exchange.problem = type(error).__name__
                 await fail(shape, error, send)
                 return
-            async with anyio.create_task_group() as group:
-                group.start_soon(watch)
+            async with _UnlessLeft(receive, None if flow is None else flow.over):
                 try:
                     if flow is None:
                         await self._answer(scope, body, headers, key, answering, lambda: began)
@@ -341,18 +334,15 @@ class _Endpoint:
                         raise
                     exchange.problem = type(error).__name__
                     await fail(shape, error, send)
-                finally:
-                    done.set()
-                group.cancel_scope.cancel()
 
     async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
         """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
         provider keeps of the answer is its user's too."""
         gateway = self._gateway
-        if len(body) <= LARGE and names_nothing(scope["method"], scope["path"], body, key):
+        if len(body) <= SEARCHED and names_nothing(scope["method"], scope["path"], body, key):
             return tell
         check = gateway.kept_check(scope["method"], scope["path"], body, key, lent=is_lent(headers))
-        if not await run_sync(check):
+        if not await in_thread(check):
             return tell
         ids, reads, writes = Ids(), False, True
 
@@ -363,7 +353,7 @@ class _Endpoint:
                 reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
             elif reads and (found := ids.feed(message.get("body", b""))):
                 try:
-                    await run_sync(gateway.claim, found, key, writes)
+                    await in_thread(gateway.claim, found, key, writes)
                 except StoreError as error:
                     # It holds as long as the gateway runs, and is written with the next one.
                     writes = False
@@ -386,9 +376,9 @@ class _Endpoint:
             gateway.check_rested()
             relay = gateway.opened(key.tenant)
             if relay is None:
-                relay = await run_sync(gateway.relay, key.tenant)
+                relay = await in_thread(gateway.relay, key.tenant)
             empty = form.empty(body)
-            if empty or (form.unread(body) and not await run_sync(relay.histories.has, form, body, headers, key.user)):
+            if empty or (form.unread(body) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
                 if not gateway.upstream.speaks(form):
                     kept = "goes on from what a provider keeps, and this upstream keeps nothing"
                     what = f"the request {'has no conversation' if empty else kept}"
@@ -442,6 +432,39 @@ class _Endpoint:
 
         if await forward(upstream, scope["method"], path, body, headers, send) >= 400:
             scope["state"]["exchange"].problem = "upstream_error"
+
+
+class _UnlessLeft:
+    """What is done inside ends, without an error, when the client goes away.
+
+    Args:
+        over: set when the client's body is over, if that is read inside.
+    """
+
+    def __init__(self, receive: Receive, over: anyio.Event | None) -> None:
+        self._receive, self._over = receive, over
+        self._done = self._left = False
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        if self._over is not None:
+            await self._over.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._done and self._task is not None:
+            self._left = True
+            self._task.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._done = True
+        if self._left and self._task is not None:
+            self._task.uncancel()
+            return kind is asyncio.CancelledError
+        self._watching.cancel()
+        return False
 
 
 class _Flow:
@@ -542,7 +565,7 @@ def build(settings: Settings) -> App:
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        await run_sync(gateway.prepare)
+        await in_thread(gateway.prepare)
         try:
             yield
         finally:

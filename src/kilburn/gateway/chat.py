@@ -6,7 +6,7 @@ import operator
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -28,6 +28,32 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
 THOUGHTS = ("reasoning_content", "reasoning")
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Said(msgspec.Struct, forbid_unknown_fields=True):
+    """A piece of text, and nothing else."""
+
+    content: str
+    role: Literal["assistant"] | None = None
+    refusal: None = None
+
+
+class _Choice(msgspec.Struct, forbid_unknown_fields=True):
+    delta: _Said
+    index: Literal[0] = 0
+    finish_reason: None = None
+    logprobs: Any = None
+
+
+class _Piece(msgspec.Struct):
+    """A chunk as nearly all of them are: nothing of it is ours to take out, or to count."""
+
+    choices: tuple[_Choice]
+    usage: None = None
+    error: None = None
+
+
+_piece = msgspec.json.Decoder(_Piece).decode
 _role = msgspec.json.Decoder(msgspec.defstruct("_Role", [("role", Any, None)])).decode
 
 
@@ -146,6 +172,8 @@ class ChatReading(Reading):
 
     def _begin(self) -> None:
         self._assembly = Assembly("the upstream", whole=True)
+        self._plain = True
+        """Whether there were only pieces of text so far."""
         self._last: dict[str, Any] | None = None
         self._told = False
 
@@ -155,6 +183,14 @@ class ChatReading(Reading):
         if event.data.strip() == b"[DONE]":
             self.ended = self._ends = True
             return b"" if self.changed else event.raw
+        if self._plain and not self.faults:
+            try:
+                self.deltas = self._assembly.feed_text(_piece(event.data).choices[0].delta.content)
+            except msgspec.DecodeError:
+                self._plain = False
+            else:
+                self.spoke = True
+                return event.raw
         chunk = _object(event.data)
         if chunk.get("error"):
             self.failed = chunk

@@ -81,6 +81,8 @@ class Events:
 
 
 def _event_of(raw: bytes) -> ServerEvent:
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
+        return ServerEvent(raw, "", raw[6:-2])
     name, data = "", []
     for line in _lines(raw.removeprefix(MARK)):
         if line.startswith(b"data:"):

@@ -85,6 +85,7 @@ class Metrics:
         self._rows: OrderedDict[tuple[str, str], SessionTotals] = OrderedDict()
         self._users: dict[tuple[str, str], str] = {}
         """Whose each of them is; who watches is not told."""
+        self._series: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
@@ -123,18 +124,25 @@ class Metrics:
         tenant = exchange.key.tenant if exchange.key is not None else ""
         route = exchange.path if exchange.path in ROUTES else "other"
         with self._lock:
-            self._requests.labels(tenant, route, str(exchange.status)).inc()
+            self._of(self._requests, tenant, route, str(exchange.status)).inc()
             if exchange.problem:
                 self._problems.labels(tenant, exchange.problem).inc()
             if exchange.unread:
                 self._unread.labels(tenant, exchange.unread).inc()
-            self._seconds.labels(tenant, route).observe(exchange.seconds)
+            self._of(self._seconds, tenant, route).observe(exchange.seconds)
             if exchange.added is not None:
-                self._added.labels(tenant).observe(exchange.added)
+                self._of(self._added, tenant).observe(exchange.added)
             if exchange.rounds:
-                self._calls.labels(tenant).inc(exchange.rounds)
+                self._of(self._calls, tenant).inc(exchange.rounds)
             if exchange.session:
                 self._count(tenant, exchange)
+
+    def _of(self, family: Any, *labels: str) -> Any:
+        """The series of these labels. prometheus_client looks longer for it than a request has time for."""
+        known = self._series.get((family, labels))
+        if known is None:
+            known = self._series[family, labels] = family.labels(*labels)
+        return known
 
     def _count(self, tenant: str, exchange: Exchange) -> None:
         row = self._row(tenant, exchange.session)
@@ -148,12 +156,12 @@ class Metrics:
         for name, more in grown.items():
             setattr(row, name, getattr(row, name) + more)
         for kind in ("sent", "new", "shipped", "cached", "written", "replied", "reprefilled"):
-            self._tokens.labels(tenant, kind).inc(grown.get(kind, 0))
-        self._hits.labels(tenant).inc(grown.get("hits", 0))
-        self._faults.labels(tenant).inc(grown.get("faults", 0))
+            _add(self._of(self._tokens, tenant, kind), grown.get(kind, 0))
+        _add(self._of(self._hits, tenant), grown.get("hits", 0))
+        _add(self._of(self._faults, tenant), grown.get("faults", 0))
         money = saved(self.prices, exchange)
         row.saved += money
-        self._saved.labels(tenant).inc(money)
+        _add(self._of(self._saved, tenant), money)
         if exchange.after is not None:
             self._look(row, exchange.after)
 
@@ -205,6 +213,11 @@ class _Of(Collector):
             if kept:
                 family.samples = kept
                 yield family
+
+
+def _add(series: Any, more: float) -> None:
+    if more:
+        series.inc(more)
 
 
 def _growth(before: Stats | None, after: Stats | None) -> dict[str, int]:

@@ -6,16 +6,16 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 
 import anyio
 import msgspec
-from anyio.to_thread import run_sync
 
 from kilburn.agents.loop import made_of, shrink
 from kilburn.budget import Budget
@@ -44,6 +44,7 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import reason_of, words_of
+from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
@@ -116,13 +117,12 @@ class Relay:
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        conversation, work = await run_sync(self._begin, form, body, headers, key, exchange)
+        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange)
         turn = _Turn(self, conversation, work, path, headers, exchange, send)
         try:
             await turn.run()
         finally:
-            with anyio.CancelScope(shield=True):
-                await turn.give()
+            await turn.give()
 
     def _begin(
         self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange
@@ -324,7 +324,7 @@ class _Turn:
         """Let other requests have the session, once, when the reply is durable. This comes before the client reads the end of
         the reply, because the client may go on at once."""
         if not self._given:
-            await run_sync(self._give)
+            await in_thread(self._give)
 
     def _give(self) -> None:
         self._given = True
@@ -352,9 +352,9 @@ class _Turn:
         # A provider would answer a further question under this key with its first answer.
         headers = self._headers if exchange.rounds == 1 else {n: v for n, v in self._headers.items() if n != "idempotency-key"}
         asking = self._relay.upstream.ask("POST", self._path, work.body, headers, work.form)
-        async with AsyncExitStack() as stack:
+        async with _Waited(asking, exchange) as waited:
             try:
-                answer = await stack.enter_async_context(_waited(asking, exchange))
+                answer = await waited.answer()
             except (Overlong, ToolsRefused) as error:
                 if await self._mended(error):
                     return True
@@ -397,7 +397,7 @@ class _Turn:
             ends = shape is Shape.WHOLE or reading.ended or not reading.changed
             await self._finish(reading.end() if ends else b"", answer)
             return False
-        if await run_sync(self._goes_on, reply, reading):
+        if await in_thread(self._goes_on, reply, reading):
             reading.again()
             return True
         await self._finish(reading.end(), answer)
@@ -529,13 +529,13 @@ class _Turn:
         """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
         if isinstance(error, ToolsRefused) and self._work.refuses:
             self._without = True
-            await run_sync(self._work.without)
+            await in_thread(self._work.without)
             return True
         if not isinstance(error, Overlong) or self._retried:
             return False
         self._retried = True
         try:
-            await run_sync(self._work.shrink, error)
+            await in_thread(self._work.shrink, error)
         except Overlong:
             return False
         return True
@@ -557,25 +557,31 @@ class _Turn:
         """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
         said that the prompt was too long or had tools, and that is mended now."""
         events, over, failed = Events(), False, b""
-        with anyio.move_on_after(math.inf) as patience:
-            async for piece in _with_end(answer.pieces):
-                out = b""
-                for event in events.end() if piece is None else events.feed(piece):
-                    seen = reading.feed(event)
-                    if reading.failed is None:
-                        out += seen
-                    elif not over and not reading.spoke and await self._unsaid(reading, reading.failed):
-                        return None
-                    else:
-                        failed += seen
-                    over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
-                if not self._started:
-                    kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-                    await self._start(answer.status, {**kind, **answer.headers})
-                if out:
-                    await self._send({"type": "http.response.body", "body": out, "more_body": True})
-                if over:
-                    patience.deadline = min(patience.deadline, anyio.current_time() + LINGER)
+        patience = asyncio.timeout(None)
+        try:
+            async with patience:
+                piece: bytes | None = b""
+                while piece is not None:
+                    piece, out = await anext(answer.pieces, None), b""
+                    for event in events.end() if piece is None else events.feed(piece):
+                        seen = reading.feed(event)
+                        if reading.failed is None:
+                            out += seen
+                        elif not over and not reading.spoke and await self._unsaid(reading, reading.failed):
+                            return None
+                        else:
+                            failed += seen
+                        over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
+                    if not self._started:
+                        kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+                        await self._start(answer.status, {**kind, **answer.headers})
+                    if out:
+                        await self._send({"type": "http.response.body", "body": out, "more_body": True})
+                    if over and patience.when() is None:
+                        patience.reschedule(asyncio.get_running_loop().time() + LINGER)
+        except TimeoutError:
+            if not patience.expired():
+                raise
         return reading.left() + failed
 
     async def _finish(self, last: bytes, answer: Response) -> None:
@@ -606,38 +612,44 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": last})
 
 
-@asynccontextmanager
-async def _waited(asking: AbstractAsyncContextManager[Response], exchange: Exchange) -> AsyncIterator[Response]:
-    """An answer; how long it is waited for is counted, until the client has its first byte."""
+class _Waited:
+    """An answer, inside of which the upstream works for it; how long it is waited for is counted, until the client has its first
+    byte."""
 
-    @contextmanager
-    def waiting() -> Iterator[None]:
+    def __init__(self, asking: AbstractAsyncContextManager[Response], exchange: Exchange) -> None:
+        self._asking, self._exchange = asking, exchange
+        self._answers = False
+
+    async def __aenter__(self) -> _Waited:
+        return self
+
+    async def answer(self) -> Response:
+        """The answer."""
         began = time.perf_counter()
         try:
-            yield
+            answer = await self._asking.__aenter__()
         finally:
-            if exchange.first is None:
-                exchange.waited = (exchange.waited or 0.0) + time.perf_counter() - began
+            self._count(began)
+        self._answers = True
+        return answer._replace(pieces=self._pieces(answer.pieces))
 
-    async def pieces(answer: Response) -> AsyncIterator[bytes]:
+    async def _pieces(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         while True:
-            with waiting():
-                piece = await anext(answer.pieces, None)
+            began = time.perf_counter()
+            try:
+                piece = await anext(pieces, None)
+            finally:
+                self._count(began)
             if piece is None:
                 return
             yield piece
 
-    async with AsyncExitStack() as stack:
-        with waiting():
-            answer = await stack.enter_async_context(asking)
-        yield answer._replace(pieces=pieces(answer))
+    def _count(self, began: float) -> None:
+        if self._exchange.first is None:
+            self._exchange.waited = (self._exchange.waited or 0.0) + time.perf_counter() - began
 
-
-async def _with_end(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
-    """The pieces, and None when there are no more."""
-    async for piece in pieces:
-        yield piece
-    yield None
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
+        return await self._asking.__aexit__(kind, error, trace) if self._answers else None
 
 
 async def start(send: Send, status: int, headers: Mapping[str, str], length: int | None = None) -> None:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Protocol
 
 import anyio
 import msgspec
-from anyio.to_thread import run_sync
 
 from kilburn.errors import (
     KilburnError,
@@ -36,6 +35,7 @@ from kilburn.gateway.chat import ChatForm as ChatForm
 from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
 from kilburn.gateway.form import Form
 from kilburn.gateway.messages import MessagesForm as MessagesForm
+from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.models.chat import fields as chat_fields
 from kilburn.models.messages import arguments as messages_fields
@@ -213,9 +213,13 @@ class Endpoint:
         sent = self._headers(headers)
         if whole is not body and "content-length" in headers:
             sent["content-length"] = headers["content-length"]
+        if form is None or form.name != "responses":
+            async with self._sent(method, path, body, sent, through=form is None) as answer:
+                yield answer
+            return
         async with AsyncExitStack() as stack:
-            answer = await stack.enter_async_context(self._sent(method, path, body, sent, through=form is None))
-            if form is not None and form.name == "responses" and answer.status in ABSENT:
+            answer = await stack.enter_async_context(self._sent(method, path, body, sent))
+            if answer.status in ABSENT:
                 with suppress(Refused):  # then it is the model that is not there
                     other = await stack.enter_async_context(self._translated(whole, headers, form))
                     if other.status < 400:
@@ -333,7 +337,7 @@ class Endpoint:
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         said = False
         try:
-            async for piece in response.content.iter_any():
+            while piece := await response.content.readany():
                 said = True
                 yield piece
             if not said and response.headers.get("content-encoding"):
@@ -398,7 +402,7 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
         return _Asked(request, str(more.model), bool(more.stream))
 
-    return await run_sync(read) if len(body) > LARGE else read()
+    return await in_thread(read) if len(body) > LARGE else read()
 
 
 async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, asked: _Asked, headers: Mapping[str, str]) -> Response:
@@ -538,7 +542,7 @@ class InProcess:
         self._pool.shutdown(wait=False, cancel_futures=True)
         close: Callable[[], None] | None = getattr(self.model, "close", None)
         if close is not None:
-            await run_sync(close)
+            await in_thread(close)
 
 
 class _Thread:
@@ -591,7 +595,7 @@ class _Thread:
         self._left = True
         if not self._ended and self._lock.acquire(blocking=False):
             try:
-                await run_sync(self._end)
+                await in_thread(self._end)
             finally:
                 self._lock.release()
 

@@ -130,6 +130,14 @@ class Assembly:
                     self._texts[key].append(text)
                     yield Delta(text, key in _THOUGHTS)
 
+    def feed_text(self, text: str) -> list[Delta]:
+        """The same for a chunk with a piece of the answer's text, and nothing else."""
+        text = self._halves.join("content", text)
+        if not text:
+            return []
+        self._texts["content"].append(text)
+        return [Delta(text, reasoning=False)]
+
     def _feed_call(self, piece: dict[str, Any]) -> None:
         index, given = piece.get("index"), piece.get("id")
         if isinstance(index, str) and index.isdigit():

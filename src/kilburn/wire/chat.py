@@ -262,6 +262,9 @@ def render(messages: Sequence[Message], *, apart: bool = False) -> list[dict[str
     images: list[dict[str, Any]] = []
     queue = map(_without_foreign, turns(messages))
     for turn in chain.from_iterable(map(_items, queue)) if apart else queue:
+        if _is_plain(turn) and not images:
+            out.append({"role": turn.role.value, "content": turn.parts[0].text})
+            continue
         if turn.result is not None:
             out.append(_render_result(turn, images))
             continue
@@ -274,6 +277,13 @@ def render(messages: Sequence[Message], *, apart: bool = False) -> list[dict[str
     if images:
         out.append({"role": "user", "content": images})
     return out
+
+
+def _is_plain(turn: Turn) -> bool:
+    """Whether a turn is one text and nothing else, as most are: everything below makes the same of it, and takes longer."""
+    part = turn.parts[0]
+    bare = len(turn.parts) == 1 and part.extra is None and len(turn.extra) <= ("form" in turn.extra)
+    return bare and part.kind in PROSE and turn.role is not Role.TOOL
 
 
 def _without_foreign(turn: Turn) -> Turn:
