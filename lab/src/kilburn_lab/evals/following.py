@@ -8,8 +8,8 @@ Talk (`kilburn_lab.evals.talks`) goes through one store, session by session, and
   lost by the memory's guards and its search;
 - `careless`: the same with one that misses facts, invents some, believes traps, turns negations round and decides at random.
 
-Each question is asked over facts, over sessions, and over all. Nothing depends on a clock or on a thread: the store's clock
-is the talk's, and vectors are made only where an embedder is named.
+Each question is asked over facts, over sessions, over all, and of what is brought beside a prompt. Nothing depends on a clock
+or on a thread: the store's clock is the talk's, and vectors are made only where an embedder is named.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
+from kilburn.memory.account import quotation
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
 from kilburn.page import Page, Place
@@ -38,7 +39,7 @@ from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.talks import TOPICS_OF, Asked, Known, Talk, Turn, talk
 
 EXTRACTORS = ("none", "rules", "perfect", "careless")
-PLACES = ("facts", "sessions", "all")
+PLACES = ("facts", "sessions", "all", "brought")
 TOKENS = 300
 """Budget of an answer."""
 
@@ -222,7 +223,10 @@ def embed(store: Store) -> None:
 
 
 def _answered(store: Store, told: Talk, extractor: str, question: Asked, where: str, tokens: int) -> FollowAnswer:
-    hits = list(store.search(question.text, tokens, None, where=where, user=USER))
+    if where == "brought":
+        hits = quotation(store, question.text, tokens, USER)[1]
+    else:
+        hits = list(store.search(question.text, tokens, None, where=where, user=USER))
     ends = [place for place, hit in enumerate(hits) if _ends(hit.text, question)]
     right = [place for place, hit in enumerate(hits) if question.value and _has(hit.text, question.value)] or ends
     old = [place for place, hit in enumerate(hits) if _is_stale(hit, question)]
