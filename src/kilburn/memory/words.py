@@ -135,6 +135,16 @@ def agreement(one: str, other: str) -> float:
     return covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
 
 
+def is_said(text: str, said: str) -> bool:
+    """Whether a sentence says what was said, in whatever words: its names, its numbers and most of its words were, and it denies
+    nothing of which no sign was."""
+    words = told(text)
+    left = words - matched(words, told(said))
+    if not words or left & names(text) or any(stem(word).isdigit() for word in left) or len(left) > len(words) / 2:
+        return False
+    return NEGATED.search(text) is None or is_sign(said)
+
+
 def names(text: str) -> set[str]:
     """The names in a sentence, in lower case: words with a capital that do not begin it."""
     found = [(match[1] or match[0], match.start()) for match in _WORD.finditer(text)]
