@@ -149,7 +149,7 @@ async def test_an_update_retires_only_what_is_no_more_trusted(store: Store) -> N
         said = "I moved to Faro, please remember."
         waits = await call(client, "update", address=told, text="Ana lives in Faro.", said=said)
         assert waits["at"] == "proposed"
-        assert [one["address"] for one in (await call(client, "list"))["memories"]] == [told]
+        assert [one["address"] for one in (await call(client, "list"))["memories"]][-1] == told
         own = await call(client, "remember", text="Ana has moved.", said="Remember that I have moved.")
         row = await call(client, "update", address=own["address"], text="Ana moved to Faro.", said=said)
         assert (row["at"], row["trust"]) == ("out", "agent")
@@ -423,7 +423,7 @@ async def test_the_hints_say_what_is_destructive(store: Store) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {name for name, tool in tools.items() if tool.annotations and tool.annotations.destructive_hint} == {"forget"}
         writing = {name for name, tool in tools.items() if not (tool.annotations and tool.annotations.read_only_hint)}
-        assert writing == {"remember", "forget"}
+        assert writing == {"remember", "update", "forget"}
         assert "accept" not in tools
         for tool in tools.values():
             assert tool.input_schema["additionalProperties"] is False

@@ -88,8 +88,8 @@ SPECS = (
     ToolSpec(
         name="remember",
         description=(
-            "Keep a fact about the user for later conversations, where they ask you to, or tell something lasting: a sentence that "
-            "is clear on its own. What they said themselves holds at once."
+            "Keep a fact about the user for later conversations, where they ask you to, or tell something lasting: a sentence "
+            "that is clear on its own. What they said themselves holds at once."
         ),
         parameters=object_schema({"fact": {"type": "string", "description": "such as: The user lives in Porto."}}),
     ),

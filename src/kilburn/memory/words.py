@@ -114,8 +114,9 @@ def stem(word: str) -> str:
     if word.endswith("oes"):
         return word[:-2]
     with _lock:
-        found = _stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False)
-    return str(found[0][0]) if found else word
+        found = list(_stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False))
+    first = found[0] if found else (word,)
+    return str(first[0]) if isinstance(first, tuple) else first
 
 
 def matched(words: Iterable[str], others: Iterable[str]) -> set[str]:
