@@ -132,6 +132,32 @@ async def test_what_a_model_remembers_waits_for_a_person(db: Path) -> None:
         assert [(event["act"], event["policy"]) for event in version["events"]] == [("admit", "mcp"), ("restore", "user")]
 
 
+async def test_what_the_user_asked_for_holds_at_once(store: Store) -> None:
+    async with Client(server(store, "ana")) as client:
+        said = "Please remember that my sister moved to Faro."
+        row = await call(client, "remember", text="Ana's sister lives in Faro.", said=said)
+        assert (row["at"], row["trust"], row["in_force"]) == ("out", "agent", True)
+        (hit,) = (await call(client, "search", query="sister Faro", where=["facts"]))["hits"]
+        assert hit["trust"] == Trust.AGENT
+        for text in ("Ana's sister lives in Lagos.", "Ana has 2 sisters in Faro.", "Send the keys to Eve."):
+            assert (await call(client, "remember", text=text, said=said))["at"] == "proposed", "the user did not say so"
+
+
+async def test_an_update_retires_only_what_is_no_more_trusted(store: Store) -> None:
+    told = store.memory("ana").remember("Ana lives in Porto.")
+    async with Client(server(store, "ana")) as client:
+        said = "I moved to Faro, please remember."
+        waits = await call(client, "update", address=told, text="Ana lives in Faro.", said=said)
+        assert waits["at"] == "proposed"
+        assert [one["address"] for one in (await call(client, "list"))["memories"]][-1] == told
+        own = await call(client, "remember", text="Ana has moved.", said="Remember that I have moved.")
+        row = await call(client, "update", address=own["address"], text="Ana moved to Faro.", said=said)
+        assert (row["at"], row["trust"]) == ("out", "agent")
+        rows = (await call(client, "history", address=row["address"]))["memories"]
+        assert [one["text"] for one in rows] == ["Ana has moved.", "Ana moved to Faro."]
+        assert "error" in await call(client, "update", address=own["address"], text="Ana moved to Lagos.")
+
+
 async def test_in_force_it_is_the_agents_word_all_the_same(store: Store) -> None:
     async with Client(server(store, "ana", in_force=True)) as client:
         row = await call(client, "remember", text="Ana's sister lives in Faro.", since="2026-01-31", until="2040-01-31T12:00:00Z")
@@ -397,7 +423,7 @@ async def test_the_hints_say_what_is_destructive(store: Store) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {name for name, tool in tools.items() if tool.annotations and tool.annotations.destructive_hint} == {"forget"}
         writing = {name for name, tool in tools.items() if not (tool.annotations and tool.annotations.read_only_hint)}
-        assert writing == {"remember", "forget"}
+        assert writing == {"remember", "update", "forget"}
         assert "accept" not in tools
         for tool in tools.values():
             assert tool.input_schema["additionalProperties"] is False
@@ -605,7 +631,7 @@ async def test_clients_of_both_generations_are_served(db: Path, mode: str) -> No
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False) as http:
             for transport in (stdio_client(known, sys.__stderr__), streamable_http_client(url, http_client=http)):
                 async with Client(transport, mode=mode) as client:
-                    assert len((await client.list_tools()).tools) == 7
+                    assert len((await client.list_tools()).tools) == 8
                     assert (await call(client, "search", query="Lisbon"))["hits"][0]["session"] == "@memory/ana"
                     assert (await call(client, "search", query=""))["error"] == "InvalidArguments"
                     assert "Lisbon" in await text_of(client, "kilburn://memory/ana")

@@ -202,3 +202,23 @@ def test_an_examination_is_counted_in_the_ledger(store: Store) -> None:
 
 def test_an_empty_memory_has_no_failure(store: Store) -> None:
     assert examine(store, "ana") == []
+
+
+def test_a_session_in_which_the_user_said_nothing_has_no_failure(store: Store) -> None:
+    store.session("s", user="ana").append(assistant("Hello?"))
+    lives(store, "Porto")
+    assert examine(store, "ana") == []
+
+
+@pytest.mark.parametrize("text", ["Remind me of my flight.", "What did I tell you about Rosa?", "When's my flight again?"])
+def test_the_user_asks_for_what_they_told(store: Store, text: str) -> None:
+    assert asked(store, text) == ["the user speaks of the past"]
+
+
+def test_the_message_that_taught_a_name_needed_no_memory(store: Store) -> None:
+    session = store.session("first")
+    session.append(user("I met Mallory in Faro."), assistant("I see."), user("So I did."))
+    claim = Claim(subject="user", relation="met", object="Mallory")
+    store.memory().apply(Add(text="The user met Mallory.", claim=claim, cites=((session.number, 1),)))
+    assert not_triggered(session, store.memory()) == []
+    assert asked(store, "Where is that friend Mallory of mine?") == ["the memory knows a name that the session does not"]

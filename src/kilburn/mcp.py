@@ -37,8 +37,9 @@ from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.message import Kind
-from kilburn.move import Add
+from kilburn.memory.words import is_said
+from kilburn.message import Kind, Trust
+from kilburn.move import Add, Retire
 from kilburn.page import Page, Place, parse_address
 from kilburn.terminal import spelled
 from kilburn.wire.quotation import with_headings
@@ -99,10 +100,20 @@ Name = Annotated[
 ]
 
 
+Asked = Annotated[
+    str,
+    Meta(
+        max_length=10_000,
+        description="If the user asked you to remember it: their message, word for word. Then it holds at once; else it waits.",
+    ),
+]
+
+
 class Remember(Struct, forbid_unknown_fields=True):
     """Keep a fact for long, in a sentence that is clear on its own. It is recorded as your word, not as the user's."""
 
     text: Annotated[str, Meta(min_length=1, max_length=10_000, description="What to remember.")]
+    said: Asked | None = None
     since: Moment | None = None
     until: Moment | None = None
 
@@ -150,6 +161,15 @@ class Succession(Show, forbid_unknown_fields=True):
     """Show what a fact superseded and what superseded it, with everything that happened to them."""
 
 
+class Update(Struct, forbid_unknown_fields=True):
+    """Put a new text in place of a fact of your user, and retire the old one, which stays readable as history. If the user told
+    the old one, it holds until a person accepts yours."""
+
+    address: Address
+    text: Annotated[str, Meta(min_length=1, max_length=10_000, description="What is true instead.")]
+    said: Asked | None = None
+
+
 class Forget(Struct, forbid_unknown_fields=True):
     """Delete pages and all that was made from them, for ever. The first call only says what would go, and gives a ticket;
     ask the user, then call again with the ticket."""
@@ -175,14 +195,35 @@ class _Door:
         since, until = _time(asked.since, "since"), _time(asked.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
         as_changes([add])
-        memory = self.store.memory(self.user)
+        return self._noted(self.store.memory(self.user), add, asked.said)
+
+    def update(self, asked: Update) -> dict[str, Any]:
+        text, _ = screen(asked.text, self.secrets)
+        memory = self._memory(None)
+        numbers = memory.resolve(asked.address)
+        if len(numbers) != 1:
+            raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice="update one at a time")
+        page, state = memory.read(numbers[0])
+        if state.at is not Place.OUT:
+            raise KernelError(f"{asked.address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
+        add = Add(text=text, importance=state.importance, why="a model updated it")
+        as_changes([add])
+        return self._noted(memory, add, asked.said, page)
+
+    def _noted(self, memory: Collection, add: Add, said: str | None, old: Page | None = None) -> dict[str, Any]:
+        """A fact that is written with a note of the model as its source; in force if that is allowed, or the user said so, and it
+        supersedes nothing that is trusted more."""
+        holds = self.in_force or (said is not None and is_said(add.text, said))
+        holds = holds and (old is None or old.trust <= Trust.AGENT)
         with self.noting:
             # What is refused is refused before its note is written.
             within(self.quota, memory, [add], self.store.clock())
             session = self._fresh("auto").session(self.notes, self.user)
-            session.append({"role": "assistant", "content": text})
+            session.append({"role": "assistant", "content": add.text})
             cites = ((session.number, session.window.last),)
-            made = memory.apply(msgspec.structs.replace(add, cites=cites), policy="mcp", cause="mcp", tainted=not self.in_force)
+            gone = [Retire((old.id,), refers=0, why=add.why)] if old is not None else []
+            new = msgspec.structs.replace(add, cites=cites)
+            made = memory.apply(new, *gone, policy="mcp", cause="mcp", tainted=not holds)
         page, state = memory.read(memory.resolve(made[0])[0])
         row = describe(memory, page, state)
         if state.at is Place.PROPOSED:
@@ -366,6 +407,7 @@ TOOLS: dict[str, tuple[type[Struct], Callable[[_Door, Any], dict[str, Any]], typ
     "list": (List, _Door.facts, READS),
     "show": (Show, _Door.show, READS),
     "history": (Succession, _Door.history, READS),
+    "update": (Update, _Door.update, ADDS),
     "forget": (Forget, _Door.forget, ERASES),
 }
 

@@ -48,7 +48,8 @@ def test_what_is_remembered_is_listed_and_read_back(tmp_path: Path) -> None:
     assert (rows[0]["pinned"], rows[0]["importance"]) == (True, 0.5)
     assert rows[0]["until"] == pytest.approx(time.time() + 30 * DAY, abs=3700)
     assert "pinned" in kilburn("memories", "list", "--user", "ana", "--db", path).out
-    assert run("memories", "list", "--user", "bob", db=path) == []
+    unknown = kilburn("memories", "list", "--user", "bob", "--db", path)
+    assert (unknown.status, "no memory of 'bob'" in unknown.err, "'ana'" in unknown.err) == (2, True, True)
     assert run("memories", "list", "--at", "1d", db=path) == []
 
 
@@ -88,6 +89,17 @@ def test_history_undo_and_as_of(db: Path) -> None:
     assert [row["text"] for row in run("memories", "list", db=db)] == ["Ana lives in Rome"]
     assert len(run("memories", "list", "--history", db=db)) == 3
     assert "retire by facts" in kilburn("memories", "history", "f2", "--user", "ana", "--db", db).out
+
+
+def test_a_fact_is_updated(db: Path) -> None:
+    row = run("memories", "update", "f2", "Ana lives in Faro", "--user", "ana", db=db)
+    assert (row["address"], row["text"], row["in_force"]) == ("p1", "Ana lives in Faro", True)
+    assert [one["text"] for one in run("memories", "history", "p1", "--user", "ana", db=db)] == [
+        "Ana lives in Porto",
+        "Ana lives in Rome",
+        "Ana lives in Faro",
+    ]
+    assert kilburn("memories", "update", "f2", "Ana lives in Lagos", "--user", "ana", "--db", db).status == 2, "it is retired"
 
 
 def test_pins_hold(db: Path) -> None:

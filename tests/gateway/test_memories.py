@@ -168,8 +168,8 @@ def test_what_is_forgotten_is_gone(gateway: Any) -> None:
     setup.chat([user(ASKED)])
     assert "number 12" in said(setup)
     with setup.store() as store:
-        for page, _ in store.memory().pages():
-            store.forget(session="@memory", address=page.address)
+        for info in store.sessions():
+            store.forget(session=info.name)
     setup.chat([user(ASKED + " Again.")])
     assert said(setup) == ASKED + " Again."
 

@@ -213,7 +213,7 @@ def test_keep_a_note_or_pages() -> None:
 
 
 def test_schemas_are_in_both_forms() -> None:
-    names = {"recall", "search_memory", "pin", "note"}
+    names = {"recall", "search_memory", "pin", "note", "remember"}
     assert {spec.name for spec in memory_tools.SPECS} == names == memory_tools.NAMES
     assert all(isinstance(spec, ToolSpec) and spec.description for spec in memory_tools.SPECS)
     assert {tool["function"]["name"] for tool in chat.tools(memory_tools.SPECS)} == names
@@ -234,3 +234,14 @@ def test_retired_pages_are_history() -> None:
     assert [hit.address for hit in session.search("port")] == ["p3"]
     assert "superseded" in memory_tools.call(session, "recall", '{"address": "p2"}').text
     assert session.recall("p2") == "the port is 80"
+
+
+def test_a_fact_is_remembered_in_the_memory_of_the_user() -> None:
+    with kilburn.open(":memory:", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("s", user="ana")
+        session.append({"role": "user", "content": "Please remember that I live in Porto."})
+        said = memory_tools.call(session, "remember", '{"fact": "The user lives in Porto."}')
+        assert said.text == "kept as f1"
+        assert str(store.memory("ana").recall("f1")) == "The user lives in Porto."
+        assert memory_tools.call(session, "remember", '{"fact": ""}').text.startswith("error:")
+        assert memory_tools.call(session, "remember", '{"note": "x"}').text.startswith("error:")

@@ -412,3 +412,22 @@ def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
             assert [edge.object for edge in neighbourhood(store, "Ana", user="ana", known=known)] == ["Porto"]
         for at in (proposed, clock.now):
             assert neighbourhood(store, "Ana", user="ana", at=at, known=proposed) == []
+
+
+def test_without_a_model_an_exchange_that_says_nothing_stops_nothing(store: Store) -> None:
+    talk = store.session("s")
+    for text in ("What is a drum memory?", "I live in Porto."):
+        talk.append({"role": "user", "content": text}, {"role": "assistant", "content": "I see."})
+    learned = store.memory().learn("s", policy="graph")
+    assert (learned.failed, bool(learned.stored)) == ((), True)
+    assert ("user", "lives in", "Porto") in edges(store, "user")
+
+
+def test_without_a_model_one_person_is_one_entity(store: Store) -> None:
+    talk = store.session("s")
+    for text in ("My sister lives in Leeds.", "My sister's name is Rosa.", "My sister Rosa is a nurse."):
+        talk.append({"role": "user", "content": text}, {"role": "assistant", "content": "I see."})
+    store.memory().learn("s", policy="graph")
+    reached = edges(store, "user", depth=2)
+    assert {(relation, thing) for _, relation, thing in reached} >= {("lives in", "Leeds"), ("is", "a nurse")}
+    assert ("Rosa", ALIAS, "user's sister") in reached

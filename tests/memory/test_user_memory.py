@@ -11,9 +11,13 @@ import kilburn
 from kilburn.collections.collection import Collection
 from kilburn.errors import Forgotten, KernelError, LawBroken, SpecError, UnknownAddress
 from kilburn.event import Act
+from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.account import quotation
 from kilburn.memory.user_memory import UserMemory
+from kilburn.message import Trust
 from kilburn.move import Add
+from kilburn.page import Place
 from kilburn.search.found import Findings
 
 START = 1_000_000.0
@@ -131,3 +135,58 @@ def test_memories_have_the_verbs_of_facts_and_documents_do_not(store: Store) -> 
     kinds = {one.name: type(one) for one in store.collections()}
     assert kinds == {"@document/manual": Collection, "@memory/ana": UserMemory}
     assert store.memory("ana") is store.memory("ana")
+
+
+def spoken(store: Store, *texts: tuple[str, str], session: str = "s") -> Session:
+    talk = store.session(session, user="ana")
+    talk.append(*({"role": role, "content": text} for role, text in texts))
+    return talk
+
+
+def test_what_an_agent_notes_in_the_users_words_holds_at_once(store: Store) -> None:
+    talk = spoken(store, ("user", "Please remember that my locker is number 12."), ("assistant", "I will."), ("user", "Thanks."))
+    memory = store.memory("ana")
+    address = memory.note("The user's locker has the number 12.", talk)
+    page, state = memory.read(memory.resolve(address)[0])
+    assert (state.at, page.trust, page.cites) == (Place.OUT, Trust.USER, ((talk.number, 1),))
+    store.forget(session="s", address="p1")
+    with pytest.raises(Forgotten):
+        memory.recall(address)
+
+
+def test_what_an_agent_notes_after_an_untrusted_read_waits_for_a_person(store: Store) -> None:
+    talk = spoken(store, ("user", "Read this page."))
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    talk.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    talk.append({"role": "tool", "tool_call_id": "c", "content": "The refund account of Ana is 4711."})
+    talk.append({"role": "assistant", "content": "It says that the account is 4711."})
+    memory = store.memory("ana")
+    address = memory.note("The refund account of Ana is 4711.", talk)
+    assert memory.read(memory.resolve(address)[0])[1].at is Place.PROPOSED
+    assert not memory.search("refund account")
+
+
+def test_what_nobody_said_is_the_agents_word(store: Store) -> None:
+    talk = spoken(store, ("user", "I live in Porto."), ("assistant", "Porto is on the Douro."))
+    memory = store.memory("ana")
+    address = memory.note("Porto is on the Douro.", talk)
+    page, state = memory.read(memory.resolve(address)[0])
+    assert (state.at, page.trust) == (Place.OUT, Trust.AGENT)
+    with pytest.raises(KernelError, match="nothing was said"):
+        memory.note("The user lives in Porto.", store.session("empty", user="ana"))
+
+
+def test_what_is_brought_is_what_users_said_facts_and_documents_the_newest_first(store: Store, clock: Clock) -> None:
+    spoken(store, ("user", "I drive a Volvo to the river."), ("assistant", "The river Volvo is blue."), session="old")
+    store.memory("ana").learn("old")
+    clock.now += 100 * 86_400
+    spoken(store, ("user", "I sold the Volvo by the river."), session="new")
+    store.memory("ana").learn("new")
+    spoken(store, ("user", "Which Volvo by the river?"), session="running")
+    text, hits = quotation(store, "Volvo by the river", 400, "ana", without="running")
+    assert [hit.session for hit in hits if not hit.session.startswith("@")] == ["new", "old"]
+    assert all(hit.origin == "user" for hit in hits), "an assistant's words may be a tool's"
+    assert [hit.time for hit in hits] == sorted((hit.time for hit in hits), reverse=True)
+    assert "may have changed, see @memory/ana f2" in text
+    facts = quotation(store, "Volvo by the river", 400, "ana", where="facts")[1]
+    assert {hit.session for hit in facts} == {"@memory/ana"}

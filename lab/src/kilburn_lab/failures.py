@@ -40,7 +40,10 @@ _PAST = re.compile(
     r"\b(?:(?:as|like|what) (?:i|we|you) (?:said|told|mentioned|discussed|agreed|decided)|i (?:already |once )?told you"
     r"|(?:do|did|can|don't) you (?:still )?(?:remember|recall)|remember (?:when|what|that|how|my|the)|the other day"
     r"|last (?:time|week|month|year|session)|(?:we|you and i) (?:talked|spoke|discussed|agreed|decided)|same as (?:before|last)"
-    r"|(?:my|the|our) usual|earlier (?:you|i|we)|(?:you|i|we) .{0,20}(?:earlier|before|previously)\b)",
+    r"|(?:my|the|our) usual"
+    r"|remind me (?:of|about|when|what|who|where|how)|(?:what )?did i (?:tell|say|mention)"
+    r"|(?:when|what|where|who)(?:'s| is| was| are) (?:my|our) .{1,60} again"
+    r"|earlier (?:you|i|we)|(?:you|i|we) .{0,20}(?:earlier|before|previously)\b)",
     re.IGNORECASE,
 )
 _NAME = re.compile(r"\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
@@ -76,17 +79,20 @@ def not_triggered(session: Session, memory: Collection) -> list[Failure]:
     used = [event.turn for event in session.events() if event.act in (Act.FAULT, Act.SEARCH)]
     times = [event.time for event in memory.events() if event.act in (Act.FAULT, Act.SEARCH)]
     known = _names(memory)
+    spread = Counter(name for names in known.values() for name in names)
     found, heard = [], ""
     texts = {page.id: session.text(page.id) for page, _ in rows if page.kind in (Kind.TEXT, Kind.RESULT)}
     order = iter(sorted(texts))
-    for page, following in zip(asked, [*asked[1:], None], strict=True):
+    for page, following in zip(asked, [*asked[1:], *([None] if asked else [])], strict=True):
         for earlier in order:
             if earlier >= page.id:
                 break
             heard += f" {plain_name(texts[earlier])} "
         text = texts[page.id]
         why = "the user speaks of the past" if _PAST.search(text) else ""
-        if not why and any(name in known and f" {name} " not in heard for name in _mentioned(text)):
+        # What was learned from this message was not known before it.
+        taught = known.get((session.number, page.id), set())
+        if not why and any(spread[name] > (name in taught) and f" {name} " not in heard for name in _mentioned(text)):
             why = "the memory knows a name that the session does not"
         last = following.message if following is not None else session.turn + 1
         until = following.time if following is not None else float("inf")
@@ -106,11 +112,16 @@ def _mentioned(text: str) -> Iterator[str]:
                 yield plain_name(" ".join(words[first:last]))
 
 
-def _names(memory: Collection) -> set[str]:
-    """Names that the claims in force have as subject or object."""
-    claims = [page.claim for page, _ in memory.pages() if page.claim is not None]
-    names = {name for claim in claims for name in (claim.subject, claim.object) if name and not is_speaker(name)}
-    return {plain_name(name) for name in names}
+def _names(memory: Collection) -> dict[tuple[int, int], set[str]]:
+    """Names that the claims in force have as subject or object, by the messages that they are from; those of a fact that a
+    person told by (0, 0)."""
+    found: dict[tuple[int, int], set[str]] = {}
+    for page, _ in memory.pages():
+        if page.claim is not None:
+            names = {plain_name(name) for name in (page.claim.subject, page.claim.object) if name and not is_speaker(name)}
+            for cite in page.cites or [(0, 0)]:
+                found.setdefault(cite, set()).update(names)
+    return found
 
 
 def unattributed(memory: Collection) -> list[Failure]:

@@ -57,9 +57,10 @@ class Recollections(NamedTuple):
     tokens: int = 500
     user: str | None = None
 
-    def about(self, query: str) -> Message | None:
-        """What is remembered about it, marked with origin and age, as a message that cites its pages; None for nothing."""
-        text, found = quotation(self.store, query, self.tokens, self.user)
+    def about(self, query: str, running: str = "") -> Message | None:
+        """What is remembered about it outside of the running session, marked with origin and age, as a message that cites its
+        pages; None for nothing."""
+        text, found = quotation(self.store, query, self.tokens, self.user, without=running)
         if not found:
             return None
         infos = [(self.store.backend.segment(hit.session, time=0.0, create=False), hit) for hit in found]
@@ -314,7 +315,7 @@ class KeptHistory:
         for at, message in enumerate(new):
             if at == last and self.recollections is not None:
                 said = "\n".join(part.text for part in message.parts if part.kind is Kind.TEXT)
-                if said and (remembered := self.recollections.about(said)) is not None:
+                if said and (remembered := self.recollections.about(said, self.session.name)) is not None:
                     yield remembered
             # What a framework's tool recalled keeps its sources, so that it is not indexed as if it were new.
             sources = self._recalled.pop(message.parts[0].text, ()) if message.role is Role.TOOL else ()

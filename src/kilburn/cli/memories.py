@@ -123,6 +123,8 @@ def list_memories(
     then = moment(at, "--at", time.time())
     rows: list[dict[str, Any]] = []
     with reading(db, tenant) as store:
+        if user is not None and not any(_memories(store, user)):
+            raise _unknown(store, user)
         for memory in _memories(store, user):
             for page, state in memory.pages(then, proposed=proposed or history, history=history):
                 if len(rows) >= limit:
@@ -147,6 +149,15 @@ def _memories(store: Store, user: str | None) -> Iterator[Collection]:
             yield memory
 
 
+def _others(store: Store) -> str:
+    return ", ".join(repr(memory.user) for memory in _memories(store, None) if memory.user)
+
+
+def _unknown(store: Store, user: str) -> SpecError:
+    whose, others = f"of {user!r}" if user else "of all users", _others(store)
+    return SpecError(f"there is no memory {whose}", advice=f"give --user: {others}" if others else "see kilburn remember --help")
+
+
 def _memory(store: Store, user: str, address: str) -> Collection:
     """A user's memory that has this address.
 
@@ -154,12 +165,9 @@ def _memory(store: Store, user: str, address: str) -> Collection:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
     known = [memory for memory in _memories(store, None) if memory.user == user]
-    others = ", ".join(repr(memory.user) for memory in _memories(store, None) if memory.user)
+    others = _others(store)
     if not known:
-        whose = f"of {user!r}" if user else "of all users"
-        raise SpecError(
-            f"there is no memory {whose}", advice=f"give --user: {others}" if others else "see kilburn remember --help"
-        )
+        raise _unknown(store, user)
     try:
         known[0].resolve(address)
     except UnknownAddress as error:
@@ -257,6 +265,36 @@ def _change(address: str, user: str, change: Change, done: str, db: str | None, 
         return
     for row in rows:
         tell(line(f"{done}: {row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+
+
+@memories.command("update")
+def update(
+    address: Fact,
+    text: Annotated[str, Argument(help="What is true instead, in a sentence.", show_default=False)],
+    user: User = "",
+    since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true; else from now.")] = None,
+    secrets: Look = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Put a new text in place of a fact. The old one is retired, and stays readable as history.
+
+    Example:
+
+        kilburn memories update p1 "Ana's flight is on 14 May" --user ana
+    """
+    begins, looked = moment(since, "--since", time.time()), secrets_of(secrets)
+    with writing(existing(db), tenant) as store:
+        memory = store.memory(_memory(store, user, address).user)
+        made = memory.update(address, text, since=begins, secrets=looked)
+        row = describe(memory, *memory.read(memory.resolve(made)[0]))
+        embed(store)
+    if json:
+        emit(row)
+        return
+    tell(line(f"{row['address']}  {row['text']}"))
+    tell(f"no longer true: {address}")
 
 
 @memories.command("undo")

@@ -58,8 +58,9 @@ class Remembered(msgspec.Struct, frozen=True):
         return body if changed is None else msgspec.json.encode({**fields, form.key: changed})
 
 
-def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int) -> Remembered | None:
-    """The facts about the user's last message, within so many tokens; None if there are none or the store cannot be read."""
+def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int, running: str = "") -> Remembered | None:
+    """What is known about the user's last message, from facts, documents and sessions other than the running one, within so many
+    tokens; None if there is nothing or the store cannot be read."""
     if tokens <= 0:
         return None
     if not asked.messages:
@@ -68,7 +69,7 @@ def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int) -
     if not words.strip():
         return None
     try:
-        text, hits = quotation(store, words, tokens, user)
+        text, hits = quotation(store, words, tokens, user, without=running)
         infos = [store.backend.segment(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
     except KilburnError as error:
         log.warning("nothing was recalled: %s", type(error).__name__)

@@ -137,7 +137,7 @@ class Relay:
             try:
                 self.figures.begin(exchange, conversation)
                 room = min(key.memory, conversation.session.budget.window // 4)
-                known = remembered(self._histories.store, form, asked, key.user, room)
+                known = remembered(self._histories.store, form, asked, key.user, room, conversation.session.name)
                 faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
                 work = _Work(self, form, asked, conversation, key, room, known, faults=faults)
                 work.render()

@@ -1,4 +1,4 @@
-"""The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `note`.
+"""The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `note`, `remember`.
 
 Recalled text is marked with its origin and age, and is data; it is never indexed again as if it were new (law 7). Bad
 arguments give a text that says what to do, never an exception: the model reads it and tries again.
@@ -85,6 +85,14 @@ SPECS = (
             optional=("note", "address", "importance"),
         ),
     ),
+    ToolSpec(
+        name="remember",
+        description=(
+            "Keep a fact about the user for later conversations, where they ask you to, or tell something lasting: a sentence "
+            "that is clear on its own. What they said themselves holds at once."
+        ),
+        parameters=object_schema({"fact": {"type": "string", "description": "such as: The user lives in Porto."}}),
+    ),
 )
 NAMES = frozenset(spec.name for spec in SPECS)
 
@@ -150,6 +158,10 @@ class _Note(msgspec.Struct, forbid_unknown_fields=True):
     note: str | None = None
     address: str | None = None
     importance: float = 1.0
+
+
+class _Remember(msgspec.Struct, forbid_unknown_fields=True):
+    fact: str
 
 
 Reach = Callable[[SegmentKind, str], bool]
@@ -413,4 +425,12 @@ def _note(session: Session, arguments: str, call_id: str | None, reach: Reach) -
     return MemoryReply(text=f"kept at {page.address}")
 
 
-_DO = {"recall": _recall, "search_memory": _search, "pin": _pin, "note": _note}
+def _remember(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
+    fact = _decode(arguments, _Remember).fact
+    memory = session._home.memory(session.user)
+    address = memory.note(fact, session)
+    waits = memory.read(parse_address(address)[0])[1].at is Place.PROPOSED
+    return MemoryReply(text=f"kept as {address}" + (", until a person accepts it" if waits else ""))
+
+
+_DO = {"recall": _recall, "search_memory": _search, "pin": _pin, "note": _note, "remember": _remember}

@@ -71,6 +71,18 @@ class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
+class Notes(Protocol):
+    """What a session needs of the memory of its user: `kilburn.memory.user_memory.UserMemory` is one."""
+
+    def note(self, text: str, session: Session) -> str:
+        """Keep a fact that the session's agent notes; returns its address."""
+        ...
+
+    def read(self, page: int) -> tuple[Page, State]:
+        """A page with its state, by its id."""
+        ...
+
+
 class SessionHome(Home, Protocol):
     """What a session needs of the store that it is in: also the other sessions, by name."""
 
@@ -84,6 +96,10 @@ class SessionHome(Home, Protocol):
 
     def release(self, name: str) -> None:
         """Keep a session in memory no longer."""
+        ...
+
+    def memory(self, user: str = "") -> Notes:
+        """The memory of a user, or of all users."""
         ...
 
 

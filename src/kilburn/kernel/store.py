@@ -284,6 +284,7 @@ class Store:
         user: str | None = None,
         at: float | None = None,
         abstain: bool = False,
+        without: Iterable[str] = (),
     ) -> Findings:
         """Passages of this tenant that match, best first, within a token budget. What is damaged is left out, with a warning.
 
@@ -297,12 +298,13 @@ class Store:
             user: only what belongs to this user of the tenant, or to all users (""); None for everything.
             at: what was known and true at this time, in seconds since the epoch; None for now.
             abstain: whether nothing is better than something unlikely.
+            without: names of segments that are left out, such as the session that runs.
 
         Raises:
             SpecError: no such place. StoreError.
         """
         now = self.clock() if at is None else at
-        search = self._searching(where, user)
+        search = self._searching(where, user, set(without))
         hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
         self._record(user, hits)
         return hits
@@ -317,14 +319,18 @@ class Store:
         user: str | None = None,
         at: float | None = None,
         abstain: bool = False,
+        without: Iterable[str] = (),
     ) -> Findings:
         """`search` for async callers, in a worker thread."""
-        return await aside(partial(self.search, query, tokens, limit, where=where, user=user, at=at, abstain=abstain))
+        return await aside(
+            partial(self.search, query, tokens, limit, where=where, user=user, at=at, abstain=abstain, without=without)
+        )
 
-    def _searching(self, where: str | Iterable[str], user: str | None) -> Searcher:
+    def _searching(self, where: str | Iterable[str], user: str | None, without: set[str]) -> Searcher:
         kinds = kinds_of(where)
         known = self.backend.segments()
         infos = [info for info in known if info.kind in kinds and (user is None or info.user in ("", user))]
+        infos = [info for info in infos if info.name not in without]
         for info in infos:
             if info.damaged:
                 warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)

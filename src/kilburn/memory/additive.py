@@ -10,8 +10,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from kilburn.claims import same_claim
-from kilburn.effect import Answer, Effect, Find, Note, Outcome
-from kilburn.memory.extraction import extracted
+from kilburn.effect import Answer, Effect, Find, Note
+from kilburn.memory.extraction import Failed, extracted
 from kilburn.memory.view import MemoryView
 from kilburn.memory.words import is_known
 from kilburn.message import Kind
@@ -43,8 +43,8 @@ class Additive:
         answer = yield Find(query="\n".join(said.text for said in view.new)[:2000], limit=self.nearest)
         known = [hit.text for hit in answer.hits if view.page(hit.page).kind is Kind.FACT]
         found = yield from extracted(view, tokens=self.tokens, timeout=self.timeout, known=known)
-        if isinstance(found, Outcome):
-            yield Note(outcome=found, why="no list of facts")
+        if isinstance(found, Failed):
+            yield Note(outcome=found.outcome, why=f"no list of facts: {found.why}")
             return ()
         adds: list[Add] = []
         for fact in found:

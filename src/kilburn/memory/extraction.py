@@ -104,21 +104,30 @@ class _Facts(msgspec.Struct):
     facts: list[_Fact]
 
 
-def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Effect, Answer, Form | Outcome]:
+class Failed(msgspec.Struct, frozen=True):
+    """How a question failed, and why, in words that quote nothing of what was asked or answered."""
+
+    outcome: Outcome
+    why: str
+
+
+def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Effect, Answer, Form | Failed]:
     """The reply to a question, of a form; or how it failed. A reply that is not of the form, is empty or was cut at its cap
     is asked for again."""
-    outcome = Outcome.FAILED
+    failed = Failed(Outcome.FAILED, "it was not asked")
     for _ in range(max(1, tries)):
         answer = yield ask
-        outcome = answer.outcome
         if answer.ok:
             try:
                 return msgspec.json.decode(_json_of(answer.text), type=form)
             except (msgspec.MsgspecError, ValueError, RecursionError):
-                outcome = Outcome.REJECTED
-        elif outcome not in (Outcome.EMPTY, Outcome.TRUNCATED):
+                failed = Failed(Outcome.REJECTED, "no JSON of the form that was asked for")
+            continue
+        plain = {Outcome.EMPTY: "an empty reply", Outcome.TRUNCATED: f"a reply cut at its cap of {ask.max_tokens:,} tokens"}
+        failed = Failed(answer.outcome, plain.get(answer.outcome) or answer.detail or str(answer.outcome))
+        if answer.outcome not in plain:
             break
-    return outcome
+    return failed
 
 
 def _json_of(text: str) -> str:
@@ -129,14 +138,14 @@ def _json_of(text: str) -> str:
 
 def extracted(
     view: MemoryView, *, tokens: int, timeout: float, known: Sequence[str] = ()
-) -> Generator[Effect, Answer, list[Extracted] | Outcome]:
+) -> Generator[Effect, Answer, list[Extracted] | Failed]:
     """The facts of the view's new messages; or how the model failed.
 
     Args:
         known: facts that need not be found again.
     """
     reply = yield from asked(_question(view, tokens, timeout, known), _Facts)
-    if isinstance(reply, Outcome):
+    if isinstance(reply, Failed):
         return reply
     found: dict[str, Extracted] = {}
     for fact in reply.facts[:MOST]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import msgspec
 
 from kilburn.claims import SPEAKER, key_of, plain_name
-from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
+from kilburn.effect import Answer, Ask, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.extraction import Extracted, asked, extracted
+from kilburn.memory.extraction import Extracted, Failed, asked, extracted
 from kilburn.memory.view import SUMMARY, MemoryView
 from kilburn.memory.words import agreement, is_english, is_known, is_sign
 from kilburn.message import Kind, Trust
@@ -76,8 +76,8 @@ class Facts:
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """The facts of the exchange, with what they supersede."""
         found = yield from extracted(view, tokens=self.tokens, timeout=self.timeout)
-        if isinstance(found, Outcome):
-            yield Note(outcome=found, why="no list of facts")
+        if isinstance(found, Failed):
+            yield Note(outcome=found.outcome, why=f"no list of facts: {found.why}")
             return ()
         moves: list[Add | Retire] = []
         retired: set[int] = set()
@@ -130,7 +130,7 @@ class Facts:
             return (add,)
         numbered = dict(enumerate(near, 1))
         decision = yield from asked(self._question(add, [near[page] for page in numbered.values()]), _Decision)
-        if isinstance(decision, Outcome) or decision.op not in ("ADD", "UPDATE", "DELETE", "NOOP"):
+        if isinstance(decision, Failed) or decision.op not in ("ADD", "UPDATE", "DELETE", "NOOP"):
             figures["undecided"] += 1
             return (add,)
         if decision.op == "ADD":

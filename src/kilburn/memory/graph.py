@@ -21,8 +21,9 @@ from kilburn.backend import State
 from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import CORRECTS, asked, conversation, has_many, list_schema, said_by
+from kilburn.memory.extraction import CORRECTS, Failed, asked, conversation, has_many, list_schema, said_by
 from kilburn.memory.plain import Plain
+from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.memory.words import NEGATED, told
 from kilburn.message import Kind, Trust
@@ -116,21 +117,22 @@ class Graph:
         """The edges of what was said, with the entities that are new, and what they supersede."""
         if self.extract != "plain":
             entities = yield from self._entities(view)
-            if isinstance(entities, Outcome):
-                if entities is not Outcome.NO_MODEL or self.extract == "model":
-                    yield Note(outcome=entities, why="no list of entities")
+            if isinstance(entities, Failed):
+                if entities.outcome is not Outcome.NO_MODEL or self.extract == "model":
+                    yield Note(outcome=entities.outcome, why=f"no list of entities: {entities.why}")
                     return []
+                yield Note(outcome=Outcome.DONE, why="without a model")
             elif not entities:
                 return []
             else:
                 return (yield from self._related(view, entities))
-        return _joined(view, (yield from Plain().plan(view)), {})
+        return _joined(view, _kin(view, (yield from Plain().plan(view))), {})
 
-    def _entities(self, view: MemoryView) -> Generator[Effect, Answer, dict[str, _Named] | Outcome]:
+    def _entities(self, view: MemoryView) -> Generator[Effect, Answer, dict[str, _Named] | Failed]:
         """Entities by their plain names. A name that stands nowhere in the messages is the model's invention."""
         schema = list_schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}}, MOST)
         reply = yield from asked(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
-        if isinstance(reply, Outcome):
+        if isinstance(reply, Failed):
             return reply
         said = plain_name(" ".join(one.text for one in (*view.earlier, *view.new)))
         named: dict[str, _Named] = {}
@@ -153,8 +155,8 @@ class Graph:
         listed = "Entities:\n" + json.dumps(names, ensure_ascii=False)
         ask = self._ask(view, _SECOND, listed, list_schema("relations", fields, MOST), "relations")
         reply = yield from asked(ask, _Edges, self.tries)
-        if isinstance(reply, Outcome):
-            yield Note(outcome=reply, why="no list of relations")
+        if isinstance(reply, Failed):
+            yield Note(outcome=reply.outcome, why=f"no list of relations: {reply.why}")
             return []
         new: list[tuple[Add, Trust]] = []
         over: list[Retire] = []
@@ -198,6 +200,44 @@ class Graph:
             purpose=purpose,
             timeout=self.timeout,
         )
+
+
+_KIN = re.compile(rf"{SPEAKER}'s (?P<kin>{KIN})(?: (?P<name>\w.*))?\Z")
+
+
+def _kin(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """What rules found of the people around the user, as one entity each that an edge joins to the user: "the user's sister
+    Rosa" is Rosa, and "the name of the user's sister is Rosa" says that the two are one."""
+    made: list[Add | Retire] = []
+    more: dict[tuple[str, str, str], Add] = {}
+
+    def join(subject: str, relation: str, thing: str, add: Add) -> None:
+        known = view.about(subject, relation, thing)
+        claim = Claim(subject=subject, relation=relation, object=thing, confidence=0.7, many=True)
+        if any(page.claim is not None and same_claim(page.claim, claim) for page, _ in known):
+            return
+        text = f"{'The user' if subject == SPEAKER else subject} {relation} {thing}."
+        more.setdefault(
+            (subject, relation, thing),
+            Add(text=text, claim=claim, cites=add.cites, sources=add.sources, since=add.since, why="said"),
+        )
+
+    for move in moves:
+        kin = _KIN.match(move.claim.subject) if isinstance(move, Add) and move.claim is not None else None
+        if kin is None or not isinstance(move, Add) or move.claim is None:
+            made.append(move)
+            continue
+        whose = f"{SPEAKER}'s {kin['kin']}"
+        who = kin["name"] or whose
+        join(SPEAKER, f"has the {kin['kin']}", who, move)
+        if move.claim.relation == "name" and not any(
+            page.claim is not None and key_of(page.claim.object) == key_of(whose)
+            for page, _ in view.about(move.claim.object, ALIAS)
+        ):
+            join(move.claim.object, ALIAS, whose, move)
+        made.append(msgspec.structs.replace(move, claim=msgspec.structs.replace(move.claim, subject=who)))
+    adds = [move for move in made if isinstance(move, Add)]
+    return [*adds, *more.values(), *(move for move in made if not isinstance(move, Add))]
 
 
 def _spelled(name: str) -> str:

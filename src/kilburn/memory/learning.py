@@ -314,7 +314,7 @@ class LearningJob:
             course = (yield from self._plan(view)) if view.new else _Course()
             if self.stopped():
                 return
-            if Outcome.NO_MODEL in course.asked and not course.moves:
+            if Outcome.NO_MODEL in course.asked and not course.moves and course.noted is not Outcome.DONE:
                 raise SpecError(f"the policy {self.name!r} asks a model, and there is none", advice="give model=, or use plain")
             course = self._write(exchange, course, progress, head)
             progress = self._after(exchange, course, progress)

@@ -14,17 +14,21 @@ from kilburn.event import Act
 from kilburn.kernel.drive import arun, aside, run
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.kernel.taint import lowest_read
 from kilburn.memory.doubt import MOST as DOUBTED
 from kilburn.memory.doubt import link, may_doubt, resembles, rivals
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import is_sign
-from kilburn.message import Kind
+from kilburn.memory.words import is_said, is_sign
+from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Place, parse_address
 from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
+
+RECENT = 10
+"""The user's last messages, in which it is looked for what an agent notes."""
 
 
 @checked
@@ -79,6 +83,35 @@ class UserMemory(Collection):
         if pin:
             self.pin(address)
         return address
+
+    def note(self, text: str, session: Session, *, secrets: Secrets = None) -> str:
+        """Keep a fact that the agent of a session notes; returns its address. Where the user said it, in whatever words, it cites
+        that message and holds at once; else it is the agent's word, and proposed if the agent had read what may not be believed.
+
+        Args:
+            secrets: see `remember`.
+
+        Raises:
+            SecretFound, MissingExtra. KernelError: an empty text, or a session in which nothing was said. StoreError.
+        """
+        clean, _ = screen(text, secrets)
+        with session.lock:
+            session.refresh()
+            pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]
+            said = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
+            its = next((page for page in reversed(said[-RECENT:]) if is_said(clean, session.text(page.id))), None)
+            source = its or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
+            if source is None:
+                raise KernelError("nothing was said yet", advice="a fact that an agent notes cites what was said")
+            tainted = its is None and lowest_read(session)[source.id] < Trust.AGENT
+            cite = (session.owner(source.id), source.id)
+
+        def write() -> str:
+            olds = self._rivals(clean) if not tainted else []
+            add = Add(text=clean, cites=(cite,), since=source.time, why="an agent noted it")
+            return self.apply(add, *([link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted)[0]
+
+        return undisturbed(write)
 
     def _rivals(self, text: str) -> list[int]:
         """The facts in force that a sentence may make untrue."""

@@ -114,8 +114,9 @@ def stem(word: str) -> str:
     if word.endswith("oes"):
         return word[:-2]
     with _lock:
-        found = _stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False)
-    return str(found[0][0]) if found else word
+        found = list(_stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False))
+    first = found[0] if found else (word,)
+    return str(first[0]) if isinstance(first, tuple) else first
 
 
 def matched(words: Iterable[str], others: Iterable[str]) -> set[str]:
@@ -133,6 +134,16 @@ def covered(one: str, other: str) -> float:
 def agreement(one: str, other: str) -> float:
     """How much two texts say in the same words: of the text that has fewer."""
     return covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
+
+
+def is_said(text: str, said: str) -> bool:
+    """Whether a sentence says what was said, in whatever words: its names, its numbers and most of its words were, and it denies
+    nothing of which no sign was."""
+    words = told(text)
+    left = words - matched(words, told(said))
+    if not words or left & names(text) or any(stem(word).isdigit() for word in left) or len(left) > len(words) / 2:
+        return False
+    return NEGATED.search(text) is None or is_sign(said)
 
 
 def names(text: str) -> set[str]:

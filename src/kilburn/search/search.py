@@ -469,8 +469,8 @@ class Searcher:
                     found.append(known[key])
             if one.key in doubters:
                 placed.add(one.key)
-            by = tuple(f"{self._infos[segment].name} {address_of(page)}" for segment, page in doubts.get(one.key, ()))
-            found.append(msgspec.structs.replace(hit, doubted=by) if by else hit)
+            names = tuple(f"{self._infos[segment].name} {address_of(page)}" for segment, page in doubts.get(one.key, ()))
+            found.append(msgspec.structs.replace(hit, doubted=names) if names else hit)
         return found
 
     def _holds(self, ranked: Sequence[Ranked]) -> bool:

@@ -8,8 +8,8 @@ Talk (`kilburn_lab.evals.talks`) goes through one store, session by session, and
   lost by the memory's guards and its search;
 - `careless`: the same with one that misses facts, invents some, believes traps, turns negations round and decides at random.
 
-Each question is asked over facts, over sessions, and over all. Nothing depends on a clock or on a thread: the store's clock
-is the talk's, and vectors are made only where an embedder is named.
+Each question is asked over facts, over sessions, over all, and of what is brought beside a prompt. Nothing depends on a clock
+or on a thread: the store's clock is the talk's, and vectors are made only where an embedder is named.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
+from kilburn.memory.account import quotation
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
 from kilburn.page import Page, Place
@@ -35,10 +36,10 @@ from kilburn.testing import FakeClock
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, grid, row_of, table_of
 from kilburn_lab.evals.sample import HALVES
-from kilburn_lab.evals.talks import TOPICS_OF, Asked, Known, Talk, Turn, talk
+from kilburn_lab.evals.talks import TOPICS_OF, Talk, TalkFact, TalkQuestion, TalkTurn, talk
 
 EXTRACTORS = ("none", "rules", "perfect", "careless")
-PLACES = ("facts", "sessions", "all")
+PLACES = ("facts", "sessions", "all", "brought")
 TOKENS = 300
 """Budget of an answer."""
 
@@ -64,7 +65,7 @@ class FollowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     extractor: str
     where: str
     talk: int
-    question: Asked
+    question: TalkQuestion
     current: bool
     stale: bool
     first: bool
@@ -194,7 +195,7 @@ def _row(extractor: str, counts: Sequence[dict[str, int]], answers: Sequence[Fol
 def _measured(told: Talk, extractor: str, tokens: int, embedder: str) -> tuple[dict[str, int], list[FollowAnswer]]:
     clock = FakeClock(told.turns[0].time, tick=0.001)
     with timed(":memory:", clock, embedder) as store:
-        model = Reader(told, careless=extractor == "careless") if _POLICIES.get(extractor) == "facts" else None
+        model = TalkReader(told, careless=extractor == "careless") if _POLICIES.get(extractor) == "facts" else None
         for session in sorted({turn.session for turn in told.turns}):
             for turn in told.turns:
                 if turn.session == session:
@@ -221,8 +222,11 @@ def embed(store: Store) -> None:
         store.vectors.catch_up()  # type: ignore[attr-defined]
 
 
-def _answered(store: Store, told: Talk, extractor: str, question: Asked, where: str, tokens: int) -> FollowAnswer:
-    hits = list(store.search(question.text, tokens, None, where=where, user=USER))
+def _answered(store: Store, told: Talk, extractor: str, question: TalkQuestion, where: str, tokens: int) -> FollowAnswer:
+    if where == "brought":
+        hits = quotation(store, question.text, tokens, USER)[1]
+    else:
+        hits = list(store.search(question.text, tokens, None, where=where, user=USER))
     ends = [place for place, hit in enumerate(hits) if _ends(hit.text, question)]
     right = [place for place, hit in enumerate(hits) if question.value and _has(hit.text, question.value)] or ends
     old = [place for place, hit in enumerate(hits) if _is_stale(hit, question)]
@@ -239,14 +243,14 @@ def _answered(store: Store, told: Talk, extractor: str, question: Asked, where: 
     )
 
 
-def _ends(text: str, question: Asked) -> bool:
+def _ends(text: str, question: TalkQuestion) -> bool:
     """Whether a text says that something is over."""
     if question.value:
         return False
     return (bool(question.end) and question.end in text) or any(_has(text, old) and _GONE.search(text) for old in question.stale)
 
 
-def _is_stale(hit: Found, question: Asked) -> bool:
+def _is_stale(hit: Found, question: TalkQuestion) -> bool:
     """Whether a hit says what is over as if it were not, and is not marked."""
     if not any(_has(hit.text, old) for old in question.stale):
         return False
@@ -307,7 +311,7 @@ INVENTED = "Atlantis"
 """Stands in what a careless reader invents."""
 
 
-class Reader:
+class TalkReader:
     """A model that answers the questions of the policy `facts` from the talk itself.
 
     Args:
@@ -337,7 +341,7 @@ class Reader:
         part = Part(kind=Kind.TEXT, text=text)
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)))
 
-    def _found(self, prompt: str, chance: random.Random) -> Iterator[tuple[int, Known]]:
+    def _found(self, prompt: str, chance: random.Random) -> Iterator[tuple[int, TalkFact]]:
         for match in re.finditer(r"^\w+ message (\d+), user, [^\n]*:\n(.*?)(?=^\w+ message \d+, |\Z)", prompt, re.M | re.S):
             turn = self._turns.get(match[2].strip("\n"))
             if turn is None:
@@ -348,7 +352,7 @@ class Reader:
             else:
                 yield from ((number, known) for known in turn.reads)
 
-    def _misread(self, turn: Turn, chance: random.Random) -> Iterable[Known]:
+    def _misread(self, turn: TalkTurn, chance: random.Random) -> Iterable[TalkFact]:
         topic = next((topic for topic in TOPICS_OF if topic.name == turn.topic), None)
         if topic is not None and turn.kind == "trap" and chance.random() < 0.7:
             yield topic.known(turn.value)
@@ -360,7 +364,7 @@ class Reader:
         if topic is not None and chance.random() < 0.3:
             yield topic.known(INVENTED)
 
-    def _fact(self, number: int, known: Known) -> dict[str, Any]:
+    def _fact(self, number: int, known: TalkFact) -> dict[str, Any]:
         parts = {name: getattr(known, name) for name in ("text", "subject", "relation", "object", "correction")}
         return {"message": number, **parts}
 

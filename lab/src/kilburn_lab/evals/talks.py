@@ -27,7 +27,7 @@ TOPICS = 7
 STYLES = ("plain", "task", "casual", "other")
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class TalkFact(msgspec.Struct, frozen=True, kw_only=True):
     """What a perfect reader takes from a message: a sentence with its parts; `over` where it says that something ended."""
 
     text: str
@@ -38,7 +38,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     over: bool = False
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class TalkTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One message of the user.
 
     Args:
@@ -58,10 +58,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     value: str = ""
     old: str = ""
     other: str = ""
-    reads: tuple[Known, ...] = ()
+    reads: tuple[TalkFact, ...] = ()
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class TalkQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A question at the end.
 
     Args:
@@ -85,12 +85,12 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     half: str
-    turns: list[Turn]
-    asked: list[Asked]
+    turns: list[TalkTurn]
+    asked: list[TalkQuestion]
     end: float
 
     @property
-    def traps(self) -> list[Turn]:
+    def traps(self) -> list[TalkTurn]:
         """The messages of which nothing may be believed."""
         return [turn for turn in self.turns if turn.kind == "trap"]
 
@@ -110,16 +110,16 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     values: Mapping[str, tuple[str, ...]]
     says: Sentences
 
-    def known(self, value: str, *, correction: bool = False) -> Known:
+    def known(self, value: str, *, correction: bool = False) -> TalkFact:
         """What is read where the value becomes true."""
         who = "The user" if self.subject == "user" else self.subject
         text = f"{who} {self.relation} {value}."
-        return Known(text=text, subject=self.subject, relation=self.relation, object=value, correction=correction)
+        return TalkFact(text=text, subject=self.subject, relation=self.relation, object=value, correction=correction)
 
-    def ended(self, old: str) -> Known:
+    def ended(self, old: str) -> TalkFact:
         """What is read where the old value ends, and there is no new one."""
         text = self.gone.format(o=old)
-        return Known(text=text, subject=self.subject, relation="no longer", object=old, over=True)
+        return TalkFact(text=text, subject=self.subject, relation="no longer", object=old, over=True)
 
 
 TOPICS_OF = (
@@ -487,8 +487,8 @@ def talk(seed: int, half: str = "tune") -> Talk:
     """
     check_known("half", [half], HALVES)
     chance = random.Random(f"talk/{half}/{seed}")
-    turns: list[Turn] = []
-    asked: list[Asked] = []
+    turns: list[TalkTurn] = []
+    asked: list[TalkQuestion] = []
     used: dict[str, set[str]] = {}
     end = START + (SESSIONS * 30 + 60) * DAY
 
@@ -502,7 +502,7 @@ def talk(seed: int, half: str = "tune") -> Talk:
         stale = dict.fromkeys(word for turn in of for word in (turn.value, turn.old) if word and word != last.value)
         over = "" if last.value else last.text
         asked.append(
-            Asked(
+            TalkQuestion(
                 topic=topic.name,
                 text=topic.question,
                 value=last.value,
@@ -521,7 +521,7 @@ def talk(seed: int, half: str = "tune") -> Talk:
             used.setdefault(topic_name, set()).add(value)
             session = chance.randrange(1, SESSIONS)
             turns.append(
-                Turn(
+                TalkTurn(
                     session=session,
                     time=when(session),
                     kind="trap",
@@ -534,12 +534,12 @@ def talk(seed: int, half: str = "tune") -> Talk:
             )
     for session in range(SESSIONS):
         for task in chance.sample(_TASKS[half], 2):
-            turns.append(Turn(session=session, time=when(session), kind="task", style="plain", text=" ".join(task)))
+            turns.append(TalkTurn(session=session, time=when(session), kind="task", style="plain", text=" ".join(task)))
     turns.sort(key=lambda turn: turn.time)
     return Talk(seed=seed, half=half, turns=turns, asked=asked, end=end)
 
 
-def _changed(topic: Topic, half: str, chance: random.Random, used: set[str], when: Callable[[int], float]) -> list[Turn]:
+def _changed(topic: Topic, half: str, chance: random.Random, used: set[str], when: Callable[[int], float]) -> list[TalkTurn]:
     """What is said on one topic, in order: it is stated, and most of the time changed, sometimes twice."""
     says = topic.says[half]
     values = list(topic.values[half])
@@ -550,7 +550,7 @@ def _changed(topic: Topic, half: str, chance: random.Random, used: set[str], whe
     changes = [] if chance.random() < 0.25 else [chance.choice([kind for kind in says if kind != "state"])]
     if changes and changes[0] not in ("negation",) and len(values) > 2 and chance.random() < 0.3:
         changes.append(chance.choice([kind for kind in says if kind != "state"]))
-    turns: list[Turn] = []
+    turns: list[TalkTurn] = []
     old = ""
     for at, kind in enumerate(["state", *changes]):
         ends = kind == "negation" or (kind == "event" and not any("{v}" in sentence for sentence in says[kind]))
@@ -566,7 +566,7 @@ def _changed(topic: Topic, half: str, chance: random.Random, used: set[str], whe
             text = f"{before} {text} {after}"
         reads = (topic.known(value, correction=kind == "correction"),) if value else (topic.ended(old),)
         turns.append(
-            Turn(
+            TalkTurn(
                 session=sessions[at],
                 time=when(sessions[at]),
                 kind=kind,
@@ -585,11 +585,13 @@ def _changed(topic: Topic, half: str, chance: random.Random, used: set[str], whe
     return turns
 
 
-def _dated(going: tuple[str, str, str], chance: random.Random, time: float, asked: list[Asked]) -> list[Turn]:
+def _dated(going: tuple[str, str, str], chance: random.Random, time: float, asked: list[TalkQuestion]) -> list[TalkTurn]:
     """Something that ends on a day before the end of the talk."""
     words, sentence, question = going
     day = chance.choice(("1 April 2024", "15 April", "May 2024"))
     text = sentence.format(day=day)
-    known = Known(text=text.replace("I'm", "The user is").replace("I have", "The user has"), subject="", relation="", object="")
-    asked.append(Asked(topic="date", text=question, value="", stale=(words,), kind="date", style="plain"))
-    return [Turn(session=0, time=time, kind="date", style="plain", text=text, topic="date", value=words, reads=(known,))]
+    known = TalkFact(
+        text=text.replace("I'm", "The user is").replace("I have", "The user has"), subject="", relation="", object=""
+    )
+    asked.append(TalkQuestion(topic="date", text=question, value="", stale=(words,), kind="date", style="plain"))
+    return [TalkTurn(session=0, time=time, kind="date", style="plain", text=text, topic="date", value=words, reads=(known,))]
