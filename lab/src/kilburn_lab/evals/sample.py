@@ -104,7 +104,8 @@ def sample_of(
     known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools, reply))).hexdigest()
     words = ", ".join(
         [
-            _words(path, limit, shuffle, referring) + (f" in {_spoken(runs)} of {sources.resolve().name}" if sources is not None else ""),
+            _words(path, limit, shuffle, referring)
+            + (f" in {_spoken(runs)} of {sources.resolve().name}" if sources is not None else ""),
             *([f"of the half {half}"] if half else []),
             *([f"braided into {len(runs)} sessions of about {session:,} tokens"] if session is not None else []),
             *(["told as tool calls"] if tools else []),
