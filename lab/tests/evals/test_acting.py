@@ -89,6 +89,20 @@ def test_a_window_that_holds_everything_solves_everything_in_the_planned_steps()
         assert (row.solved, row.shown, row.steps, row.overflow) == (1.0, 1.0, 1.0, 0)
 
 
+def test_what_a_provider_is_paid_is_told_for_each_solved_task() -> None:
+    report = evaluate(4, windows=[2000], policies=["fifo", "cost"])
+    bills = {(one.policy, one.provider): one for one in report.bills}
+    for row in report.rows:
+        bill = bills[row.policy, "anthropic"]
+        assert (bill.right, bill.shipped, bill.read) == (round(4 * row.solved), row.shipped, row.read["anthropic"])
+        assert bill.read + bill.written <= bill.shipped
+        assert row.kept is not None
+    assert bills["tail", "openai"].read < bills["fifo", "openai"].read
+    solved = bills["cost", "deepseek"]
+    assert solved.each == (pytest.approx(1000 * solved.dollars / solved.right) if solved.right else None)
+    assert "What a provider has to process" in report.table()
+
+
 def test_what_the_user_said_last_stays_where_outputs_are_told_as_results_of_tools() -> None:
     values = {}
     for tools in (False, True):

@@ -98,6 +98,21 @@ def test_a_window_that_is_too_small_costs_answers_and_tools_bring_them_back() ->
     assert (row.overflow, row.gain) == (0, pytest.approx(row.right - rows(alone)["tail"]))
 
 
+def test_a_session_is_shipped_once_however_many_questions_are_asked_of_it() -> None:
+    one, four = (evaluate(1, count, windows=[3000], policies=["fifo"], seed=2) for count in (1, 4))
+    for policy in ("tail", "fifo"):
+        few, many = one.row(policy, 3000), four.row(policy, 3000)
+        assert many.questions == 4
+        # Each further question is one more prompt, which goes on from the session's last one.
+        assert many.prompts == few.prompts + 3
+        assert few.kept is not None
+        assert many.kept is not None
+    bills = {(bill.policy, bill.provider): bill for bill in four.bills}
+    assert (ALONE, "openai") not in bills
+    assert bills[FULL, "openai"].read > bills["fifo", "openai"].read > bills["tail", "openai"].read
+    assert bills["tail", "openai"].shipped > four.row("tail", 3000).shipped * 4
+
+
 def test_a_model_is_asked_for_json_and_may_look_a_fact_up_before_it_answers() -> None:
     [one] = interviews(1, 1)
     [asked] = one.questions

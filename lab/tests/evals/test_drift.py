@@ -47,6 +47,14 @@ def test_rules_that_are_pinned_stay_and_rules_that_are_not_go(report: DriftRepor
     assert report.share("summarize", "rule", 6, "plain").shown < 0.5
 
 
+def test_what_a_policy_keeps_of_its_prefix_stands_beside_what_it_loses(report: DriftReport) -> None:
+    for row in report.losses:
+        assert row.kept is not None
+        assert 0.0 < row.kept < 1.0
+        assert row.again > 0
+    assert {"kept", "again"} <= set(report.table().split())
+
+
 def test_what_must_hold_holds(report: DriftReport) -> None:
     assert {row.arm for row in report.health} == set(ARMS)
     for row in report.health:

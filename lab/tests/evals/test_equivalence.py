@@ -59,6 +59,18 @@ def test_the_task_alone_is_the_floor_and_full_history_the_ceiling(reply: bool) -
     assert hybrid.closed == pytest.approx((task_only - hybrid.dependent) / (task_only - KNOWN))
 
 
+def test_the_prefix_of_what_a_policy_showed_before_a_step_is_counted() -> None:
+    report = evaluate(made(), Copyist(), windows=[300, 600], policies=["fifo"], steps=6)
+    for window in (300, 600):
+        tail, fifo, full = (report.row(policy, window) for policy in ("tail", "fifo", "full"))
+        assert (full.kept, full.again) == (None, None)
+        assert tail.kept is not None
+        assert fifo.kept is not None
+        assert tail.kept < fifo.kept
+        assert tail.again is not None
+        assert tail.again > 0
+
+
 def test_a_reader_that_ignores_its_prompt_separates_nothing_and_the_report_says_so() -> None:
     report = evaluate(made(), Copyist(blind=True), windows=[300], policies=[], steps=5)
     assert not report.separates

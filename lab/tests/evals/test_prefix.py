@@ -143,9 +143,12 @@ def test_a_passage_before_the_question_is_a_miss_unless_a_mark_stands_before_it(
     marked = [*said("x" * LONG), Block("assistant", "", "passage"), Block("user", "", "question")]
     other = [*said("x" * LONG), Block("assistant", "", "another"), Block("user", "", "question")]
     assert cache_of("anthropic", marked, other)[1][0] == 1100
+    # A mark where the second prompt parted from the first is an entry for the third.
+    later = said("x" * LONG, "reply", "passage three", "so", "question three")
+    assert cache_of("anthropic-shared", first, second, later)[2][0] == (LONG + 5) // CHARACTERS
+    assert cache_of("anthropic", first, second, later)[2][0] == 0
     # DeepSeek has noticed by the third prompt what all three share.
-    third = said("x" * LONG, "reply", "passage three", "so", "question three")
-    assert cache_of("deepseek", first, second, third)[2][0] == -(-(LONG + 5) // CHARACTERS) - 1
+    assert cache_of("deepseek", first, second, later)[2][0] == (LONG + 5) // CHARACTERS
 
 
 def test_an_entry_is_found_only_so_many_blocks_before_a_mark() -> None:

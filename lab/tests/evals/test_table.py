@@ -77,6 +77,15 @@ def test_the_optimum_bounds_the_policies_and_nothing_is_lost(report: TableReport
         assert row.earlier_on > 0.5
 
 
+def test_what_a_policy_keeps_of_its_prefix_stands_beside_its_accuracy(report: TableReport) -> None:
+    kept = {row.policy: row.kept for row in report.rows}
+    assert all(share is not None and 0.0 <= share < 1.0 for share in kept.values())
+    again = {row.policy: row.again for row in report.rows}
+    # A buffer that evicts at every turn edits the beginning of every prompt.
+    assert again[ENTRIES] > again["mask"] >= 0
+    assert {"kept", "again"} <= set(report.table().split())
+
+
 def test_an_answer_of_somebody_else_is_never_found() -> None:
     told = sessions(2, 50, 5, users=2)
     others = [one.asked.value for one in told[1].interactions if one.asked is not None]

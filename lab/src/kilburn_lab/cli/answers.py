@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import SpecError
-from kilburn_lab.cli.verbs import DATA, HALF, PAUSE, WINDOWS, WRITER, Option, policies_of, saved_in, verb
+from kilburn_lab.cli.verbs import DATA, HALF, PAUSE, SOURCES, WINDOWS, WRITER, Option, policies_of, saved_in, verb
 from kilburn_lab.evals.acting import EVERYBODY
 from kilburn_lab.evals.answers import SavedReply, evaluate
 from kilburn_lab.evals.chat import evaluate as chatting
@@ -34,7 +34,7 @@ def _measured(
 ) -> EvalReport:
     reader = reader_of(model)
     if chat:
-        wrong = [name for name in ("data", "logs", "half", "tools", "swap", "writer") if options.pop(name, None)]
+        wrong = [name for name in ("data", "sources", "logs", "half", "tools", "swap", "writer") if options.pop(name, None)]
         if wrong or out is not None:
             raise SpecError(f"--chat with --{(*wrong, 'out')[0]}", advice="a chat is made up, and no reply of it is kept")
         taken = {name: value for name, value in options.items() if name not in ("sessions", "questions", "tokens")}
@@ -49,6 +49,7 @@ verb(
     __doc__,
     like=evaluate,
     data=DATA,
+    sources=SOURCES,
     logs=Option("Logs of tests, *.log or *.log.gz, of which parts are planted.", "DIR"),
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, DATA, PAUSE, PLOT, PRICES, TOLD, Option, check_axis, saved_in, verb
+from kilburn_lab.cli.verbs import AXIS, DATA, HALF, PAUSE, PLOT, PRICES, SOURCES, TOLD, Option, check_axis, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.outcomes import PolicyCounts
@@ -31,6 +31,7 @@ WINDOWS = [1000, 2000, 4000, 8000]
 def _measured(
     *,
     data: Path | None = None,
+    sources: Path | None = None,
     windows: Sequence[int] = (),
     policies: Sequence[str] = (),
     everything: bool = False,
@@ -40,6 +41,7 @@ def _measured(
     tools: bool = False,
     reply: bool = False,
     session: int | None = None,
+    half: str = "",
     prices: Sequence[str] = (),
     pause: float | None = None,
     seed: int = 0,
@@ -52,7 +54,18 @@ def _measured(
 ) -> PagingReport:
     rates = rates_of(prices, pause)
     check_axis(plot, axis, rates)
-    runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
+    runs = sample_of(
+        data,
+        sample,
+        sources=sources,
+        shuffle=shuffle,
+        referring=referring,
+        tools=tools,
+        reply=reply,
+        session=session,
+        half=half,
+        seed=seed,
+    )
     saved = saved_in(out, runs.digest, PolicyCounts, resume=resume, force=force)
     chosen = [*everybody(), *policies] if everything else [*(policies or [*BASELINES, "hybrid"])]
     return evaluate(runs, windows or (WINDOWS if everything else [2000]), chosen, rates=rates, saved=saved, **options)
@@ -66,6 +79,7 @@ verb(
     partial(draw, worth="survival"),
     like=evaluate,
     data=DATA,
+    sources=SOURCES,
     windows=Option(
         "Tokens of four characters; may be given again. 2000 by default; 1000, 2000, 4000, 8000 with --all.", name="--window"
     ),
@@ -74,6 +88,7 @@ verb(
     sample=Option("Only the first so many runs.", least=1),
     referring=Option("Only runs that have references."),
     shuffle=Option("Swap each name for another run's: only chance is left.", "SEED"),
+    half=HALF,
     tools=TOLD,
     reply=Option("Score the prompt before thought and action, which real models write together."),
     session=Option("Braid runs into sessions of about so many tokens, for large windows.", "TOKENS", least=1),

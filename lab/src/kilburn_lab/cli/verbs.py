@@ -68,6 +68,7 @@ class Option(NamedTuple):
 
 
 DATA = Option(f"Recorded runs: {FORMS}; or a folder of them. Made-up ones where left out.", "FILE|DIR")
+SOURCES = Option("Make them from the Python, Java, C, Go and JavaScript sources in this folder.", "DIR")
 WINDOWS = Option("Tokens of four characters; may be given again. 1000, 2000 and 4000 by default.", name="--window")
 HALF = Option("Only the runs of this half; all by default.", "|".join(HALVES))
 TOLD = Option("Tell actions and outputs as tool calls and results, for policies that act on those.", name="--tools")

@@ -14,6 +14,7 @@ so it is an upper bound. Beside the policies stand the question alone and the fu
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """How one question was answered.
 
     Args:
+        language: of the source that states the fact; "" if it is none.
         said: the reader's answer.
         calls: of memory tools. shipped: tokens of all prompts of the question; peak: of the largest one.
         seconds: that the reader took. failed: plans in which the policy raised, or returned nonsense.
@@ -63,6 +65,7 @@ class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
     session: str
     kind: str
+    language: str
     question: str
     policy: str
     window: int
@@ -79,7 +82,8 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy at one window, over all questions. Intervals are of 95%, resampled by session.
 
     Args:
-        right: share of the questions. families: by where the answer is from. reached: right, as a share of the full
+        right: share of the questions. families: by where the answer is from. languages: of those from
+            sources, by language. reached: right, as a share of the full
             history's.
         best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
         gain: less the share of `best`, on the same questions.
@@ -98,6 +102,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     families: dict[str, float]
+    languages: dict[str, float]
     reached: float
     best: str
     gain: float
@@ -133,7 +138,8 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
         text = (
             "window={at} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={against.gain:+.3f}  {against.gain_low:+.2f} {against.gain_high:+.2f} | "
-            f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | kept={{kept:.2f}} | again={{thousands:.1f}} | "
+            f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | {self._languages()}"
+            "kept={kept:.2f} | again={thousands:.1f} | "
             "calls={calls:.2f} | shipped={shipped:,.0f}"
             + " | s={seconds:.2f}" * any(row.seconds >= 0.01 for row in self.rows)
             + " | over={overflow} | failed={failed}"
@@ -149,6 +155,11 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
         spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
         return "\n\n".join([self.words, f"{best}\n{PREFIX_WORDS}", rows, *spent, bill_table(self.bills, "right answers")])
 
+    def _languages(self) -> str:
+        """The columns of languages, if there are several or it is not Python."""
+        known = sorted({language for row in self.rows for language in row.languages})
+        return "" if known in ([], ["Python"]) else f"{columns('languages', known, '.2f')} | "
+
 
 def evaluate(
     sessions: int = 40,
@@ -161,6 +172,7 @@ def evaluate(
     swap: bool = False,
     writer: str | Model = "",
     data: str | Path | None = None,
+    sources: Path | None = None,
     logs: str | Path | None = None,
     tokens: int = TOKENS,
     half: str = "",
@@ -172,7 +184,7 @@ def evaluate(
     """Ask the questions under each policy at each window; the tail always takes part.
 
     Args:
-        sessions, questions, data, logs, tokens, half: what is asked; see `kilburn_lab.evals.questions.interviews`.
+        sessions, questions, data, sources, logs, tokens, half: what is asked; see `kilburn_lab.evals.questions.interviews`.
         windows: in tokens of four characters.
         policies: names of baselines, or specs of policies.
         reader: who answers; None for the exact reader.
@@ -191,7 +203,7 @@ def evaluate(
     if not windows or min(windows) < 1:
         raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
     who = reader or ExactReader()
-    held = interviews(sessions, questions, seed=seed, data=data, logs=logs, tokens=tokens, half=half)
+    held = interviews(sessions, questions, seed=seed, data=data, sources=sources, logs=logs, tokens=tokens, half=half)
     asked = [(one, question) for one in held for question in one.questions]
     if swap:
         others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
@@ -209,10 +221,14 @@ def evaluate(
         for one, question in asked:
             outcomes.append(_ask(who, saved, one, question, cell, entry.at(window), model, told, tools=tools))
             progress(len(outcomes), len(jobs) * len(asked))
-    source = "made up" if data is None else f"of {Path(data).name}"
+    source = "made up" if data is None and sources is None else f"of {Path(data or sources or '').resolve().name}"
     words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
     words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
     words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
+    spoken = Counter(question.language for _, question in asked if question.language)
+    words += "\nsources: " + (
+        ", ".join(f"{count} questions in {language}" for language, count in sorted(spoken.items())) or "none"
+    )
     spent = {cell: one.spent for cell, one in writers.items()}
     right = {at: sum(one.right for one in outcomes if (one.policy, one.window) == at) for at in cells}
     bills = bills_of([(cell, right[at]) for at, cell in cells.items() if at[0] != ALONE], pause)
@@ -266,6 +282,7 @@ def _ask(
     return AnsweredQuestion(
         session=interview.id,
         kind=question.kind,
+        language=question.language,
         question=question.text,
         policy=cell.policy,
         window=cell.window,
@@ -313,6 +330,7 @@ def _rows(
         here = {label: values for (at, label), values in rights.items() if at == window}
         compares = compared(here, policy, [one.session for one in own], seed, "" if window else policy)
         known = {FAMILIES[one.kind] for one in own}
+        spoken = sorted({one.language for one in own if one.language})
         rows.append(
             AnswerRow(
                 policy=policy,
@@ -320,6 +338,7 @@ def _rows(
                 questions=len(own),
                 right=mean(here[policy]),
                 **compares,
+                languages={name: mean(one.right for one in own if one.language == name) for name in spoken},
                 families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
                 reached=mean(here[policy]) / full,
                 kept=cell.kept,

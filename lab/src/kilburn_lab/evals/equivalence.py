@@ -200,8 +200,7 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
         columns = (
             "window={at} | policy={policy} | steps={steps} | nats={dependent:.3f} | closed={closed:+.2f} | "
             "95%={closed_low:+.2f} {closed_high:+.2f} | to best={to_best} | 95%={below.gain_low:+.2f} {below.gain_high:+.2f} | "
-            "gap={below.gap:+.2f} | to tail={to_tail:+.2f} | 95%={to_tail_low:+.2f} {to_tail_high:+.2f} | all={all:.3f} | "
-            "closed={closed_all:+.2f} | kept={kept:.2f} | again={thousands:.1f}"
+            "gap={below.gap:+.2f} | to tail={to_tail:+.2f} | of all={closed_all:+.2f} | kept={kept:.2f} | again={thousands:.1f}"
         )
         return table_of(
             self.rows,

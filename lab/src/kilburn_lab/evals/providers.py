@@ -5,6 +5,8 @@ A cache does not read whatever beginning two prompts share. It reads *entries*, 
 - *anthropic*: at the client's marks, here on the last block and on the last one of the user before it, as Kilburn's gateway sets
   them. An entry is found if it ends at most 20 blocks before a mark. A write costs 1.25 times plain input, a read a tenth,
   an entry lives for 5 minutes after its last use, and has 1,024 tokens or more (Claude Sonnet).
+- *anthropic-shared*: the same with a third mark, where a request parts from the one before it: what a client could have that
+  knows which passage it will take away again.
 - *openai* (GPT-5.6 and later): at the end of the newest message, unless the client sets marks, which Kilburn does not.
   The latest 80 entries are looked at. Writes and reads cost as above, an entry lives for 30 minutes, 1,024 tokens or more.
 - *deepseek*: at the end of each request and of each reply, and where the system has noticed that two requests begin alike, from
@@ -36,6 +38,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         least: tokens of the shortest entry.
         marks: entries that a request writes at most, from its end: the last block, and then the last ones of the user.
+        shared: whether a request also marks where it parts from the one before.
         lookback: blocks before a mark where an entry is found; None for all.
         notices: whether replies, and what two requests share, become entries too.
     """
@@ -43,12 +46,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     prices: Prices
     least: int = 1024
     marks: int = 1
+    shared: bool = False
     lookback: int | None = None
     notices: bool = False
 
 
 PROVIDERS = {
     "anthropic": Provider(prices=PRICES["hosted"], marks=2, lookback=20),
+    "anthropic-shared": Provider(prices=PRICES["hosted"], marks=2, shared=True, lookback=20),
     "openai": Provider(prices=Prices(input=2.0, cached=0.2, written=2.5, output=12.0, ttl=1800.0)),
     "deepseek": Provider(prices=Prices(input=0.15, cached=0.003, written=0.15, output=0.6, ttl=math.inf), least=64, notices=True),
 }
@@ -83,6 +88,9 @@ class PromptCache:
         if not ends or ends[-1] < rules.least * CHARACTERS:
             return 0, 0
         marks = [len(chain) - 1, *(at for at in reversed(range(len(chain) - 1)) if prompt[at].role != "assistant")][: rules.marks]
+        alike = sum(one == other for one, other in zip(self._last, chain, strict=False))  # a digest is of all before it too
+        if rules.shared and alike:
+            marks.append(alike - 1)
         if rules.notices:
             self._notice(prompt, chain)
         fit = [at for at, end in enumerate(ends) if end >= rules.least * CHARACTERS]
@@ -91,8 +99,8 @@ class PromptCache:
         read = 0 if hit is None else ends[hit] // CHARACTERS
         if hit is not None:
             self._write(chain[hit])
-        if rules.notices and (alike := [at for at in fit if chain[at] in self._seen]):
-            self._write(chain[alike[-1]])
+        if rules.notices and (known := [at for at in fit if chain[at] in self._seen]):
+            self._write(chain[known[-1]])
         self._seen.update(dict.fromkeys(chain))
         for mark in sorted(marks):
             if mark in fit:

@@ -1,14 +1,14 @@
 """Sessions, and questions on them that have one exact answer.
 
-A session is a recorded run, or reads and searches in real files of this Python's library, made from a seed. Something is
-planted in it at random places: what a user says, notes that a tool shows, what the agent settles, and the output of tests,
-made up or cut from real logs. A question asks for a fact that the session showed once or says the same way everywhere. Its
-answer is cut from the session by a program, by `ast` where it is code. Others of its kind stand in the same session.
+A session is a recorded run, or reads and searches in real files of this Python's library or of a folder, made from a seed.
+Something is planted in it at random places: what a user says, notes that a tool shows, what the agent settles, and the output
+of tests, made up or cut from real logs. A question asks for a fact that the session showed once or says the same way
+everywhere. Its answer is cut from the session by a program, by the parser of its language where it is code
+(`kilburn_lab.evals.grammars`). Others of its kind stand in the same session.
 """
 
 from __future__ import annotations
 
-import ast
 import gzip
 import random
 import re
@@ -24,9 +24,11 @@ from kilburn.demo.library import Library
 from kilburn.errors import SpecError
 from kilburn.wire.trajectory import Step, Trajectory
 from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.grammars import LONGEST_LINE, definitions, grammar_of, shelves
 from kilburn_lab.evals.plants import garden
 from kilburn_lab.evals.sample import HALVES, half_of
-from kilburn_lab.evals.tasks import LINES, sources
+from kilburn_lab.evals.tasks import LINES
+from kilburn_lab.evals.tasks import sources as library_sources
 from kilburn_lab.evals.trajectories import read
 
 FAMILIES = {
@@ -65,6 +67,7 @@ class RunQuestion(msgspec.Struct, frozen=True):
         answer: the exact answer.
         fact: a regular expression for the text that has to be known; its group is the answer.
         age: tokens of four characters from there to the end of the session.
+        language: of the source that states the fact, a name of `kilburn_lab.evals.grammars`; "" if it is none.
     """
 
     kind: str
@@ -72,6 +75,7 @@ class RunQuestion(msgspec.Struct, frozen=True):
     answer: str
     fact: str
     age: int
+    language: str = ""
 
 
 class Interview(msgspec.Struct, frozen=True):
@@ -88,6 +92,7 @@ def interviews(
     *,
     seed: int = 0,
     data: str | Path | None = None,
+    sources: Path | None = None,
     logs: str | Path | None = None,
     tokens: int = TOKENS,
     half: str = "",
@@ -96,25 +101,28 @@ def interviews(
 
     Args:
         data: recorded runs, see `kilburn_lab.evals.trajectories.read`; None for sessions made from the seed.
+        sources: the folder whose files these read, the languages in turn; None for this Python's library.
         logs: a folder of logs of tests, plain or gzip; None for made-up ones.
         tokens: of a session, of four characters each; what is planted comes on top. Shorter runs are left out.
         half: one of `kilburn_lab.evals.sample.HALVES`, by what the user asked in a run; "" for all sessions.
 
     Raises:
-        SpecError: a number below 1, no such half, no sessions, no logs, or a Python without sources.
+        SpecError: a number below 1, no such half, no sessions, no logs, both runs and sources, or no sources.
         InvalidMessage: a file that cannot be read, or a line that is no run.
     """
     if min(sessions, asked, tokens) < 1 or half not in ("", *HALVES):
         raise SpecError(f"sessions={sessions}, questions={asked}, tokens={tokens}, half={half!r}", advice="see --help")
+    if data is not None and sources is not None:
+        raise SpecError("recorded runs and sources", advice="give one of them: sessions are made from sources")
     known = _logs(logs) if logs is not None else []
     made = (
         _interview(run.id, list(run.steps), asked, random.Random(f"{seed}/{run.id}"), known)
-        for run in (_made(seed, tokens) if data is None else _recorded(data, seed, tokens))
+        for run in (_made(seed, tokens, sources) if data is None else _recorded(data, seed, tokens))
         if half in ("", half_of(run))
     )
     listed = list(islice((one for one in made if one.questions), sessions))
     if not listed:
-        raise SpecError(f"{data}: no sessions of {tokens} tokens", advice="give longer runs, or fewer tokens")
+        raise SpecError(f"{data or sources}: no sessions of {tokens} tokens", advice="give longer runs, or fewer tokens")
     return listed
 
 
@@ -128,28 +136,41 @@ def _recorded(data: str | Path, seed: int, tokens: int) -> Iterator[Trajectory]:
             yield msgspec.structs.replace(run, steps=steps)
 
 
-def _made(seed: int, tokens: int) -> Iterator[Trajectory]:
-    """Sessions without an end, each in a few files."""
-    files = sources().texts
+def _made(seed: int, tokens: int, folder: Path | None) -> Iterator[Trajectory]:
+    """Sessions without an end, each in a few files of one language."""
+    if folder is None:
+        root, shelf = Path(sysconfig.get_paths()["stdlib"]), {"": library_sources().texts}
+    else:
+        root, shelf = folder, shelves(folder)
     for number in count():
-        yield Trajectory(f"made-{seed}-{number}", (), _until(_walk(files, random.Random(f"{seed}/{number}")), tokens))
+        language = list(shelf)[number % len(shelf)]
+        name = f"made-{language}-{seed}-{number}" if language else f"made-{seed}-{number}"
+        yield Trajectory(name, (), _until(_walk(root, shelf[language], random.Random(f"{seed}/{number}")), tokens))
 
 
-def _walk(files: dict[str, str], chance: random.Random) -> Iterator[Step]:
+def _walk(root: Path, files: dict[str, str], chance: random.Random) -> Iterator[Step]:
     """Reads and searches in a few files, without an end."""
-    library = Library(Path(sysconfig.get_paths()["stdlib"]))
-    chosen = {path: files[path].split("\n") for path in sorted(chance.sample(sorted(files), 4))}
+    library = Library(root)
+    chosen = {path: files[path].split("\n") for path in sorted(chance.sample(sorted(files), min(4, len(files))))}
     while True:
         path = chance.choice(list(chosen))
         start = chance.randrange(1, len(chosen[path]))
         shown = library.read(path, start, LINES)
         yield Step(f"I go on with {path}.", f"read {path} {start}", shown)
-        if names := re.findall(r"(?:def|class) (\w{6,})", shown):
+        if names := _names(path, chosen[path][start - 1 : start - 1 + LINES]):
             name = chance.choice(names)
             found = [
                 f"{place} {at}: {line}" for place, lines in chosen.items() for at, line in enumerate(lines, 1) if name in line
             ]
             yield Step(f"Where else is {name}?", f"search {name}", "\n".join(found[:FOUND]))
+
+
+def _names(path: str, lines: Sequence[str]) -> list[str]:
+    """Names of six characters or more that some lines define."""
+    text = "\n".join(lines)
+    if path.endswith(".py"):
+        return re.findall(r"(?:def|class) (\w{6,})", text)
+    return [name for _, name in definitions(path, text) if len(name) >= 6]
 
 
 def _until(steps: Iterable[Step], tokens: int) -> tuple[Step, ...]:
@@ -178,9 +199,9 @@ def _interview(id: str, steps: list[Step], asked: int, chance: random.Random, lo
     text = "\n".join(part for step in steps for part in (step.thought, step.action, step.observation))
     for step in steps:
         candidates += [*_of_source(step.observation), *_of_log(step.observation)]
-    sayings = Counter(question for _, question in {(fact, question) for _, question, _, fact in candidates})
+    sayings = Counter(question for _, question in {(fact, question) for _, question, _, fact, _ in candidates})
     found: dict[str, list[RunQuestion]] = {}
-    for kind, question, answer, fact in dict.fromkeys(candidates):
+    for kind, question, answer, fact, language in dict.fromkeys(candidates):
         places = list(re.finditer(fact, text, re.MULTILINE))
         if (
             0 < len(answer) <= LONGEST
@@ -189,10 +210,10 @@ def _interview(id: str, steps: list[Step], asked: int, chance: random.Random, lo
             and normal(answer) not in normal(question)
         ):
             age = (len(text) - places[-1].end()) // CHARACTERS
-            found.setdefault(kind, []).append(RunQuestion(kind, question, answer, fact, age))
+            found.setdefault(kind, []).append(RunQuestion(kind, question, answer, fact, age, language))
     drawn: list[RunQuestion] = []
     # Of each kind, wrong answers have to stand in the session too.
-    kinds = [kind for kind in found if len({answer for own, _, answer, _ in candidates if own == kind}) > 1]
+    kinds = [kind for kind in found if len({answer for own, _, answer, _, _ in candidates if own == kind}) > 1]
     families = {family: [kind for kind in kinds if FAMILIES[kind] == family] for family in sorted(set(FAMILIES.values()))}
     order = [family for family, listed in families.items() if listed]
     chance.shuffle(order)
@@ -209,8 +230,8 @@ def normal(text: str) -> str:
     return " ".join(text.split()).strip("`'\". ").casefold()
 
 
-Candidate = tuple[str, str, str, str]
-"""Kind, question, answer, and the regular expression of the fact."""
+Candidate = tuple[str, str, str, str, str]
+"""Kind, question, answer, the regular expression of the fact, and the language of the source that states it, if it is one."""
 
 
 def _hole(before: str, after: str = "") -> str:
@@ -230,7 +251,7 @@ def _plant(steps: list[Step], chance: random.Random) -> list[Candidate]:
     told = Step("", "", f"For later: {' '.join(fact.text for fact in said)} Go on.", user=True)
     steps.insert(chance.randrange(len(steps) + 1), told)
     return [
-        (kind, fact.question, fact.value, _hole(*fact.text.split(fact.value)))
+        (kind, fact.question, fact.value, _hole(*fact.text.split(fact.value)), "")
         for kind, listed in (("said", said), ("noted", noted), ("settled", settled))
         for fact in listed
         if fact.question
@@ -240,41 +261,28 @@ def _plant(steps: list[Step], chance: random.Random) -> list[Candidate]:
 def _of_source(output: str) -> Iterator[Candidate]:
     """From definitions on one line, in a part of a file that was read."""
     path = _FILE.match(output)
-    for shown in _DEFINITION.finditer(output) if path else ():
-        number, text = shown[1], shown[2]
-        try:
-            [node] = ast.parse(f"{text} pass").body
-        except SyntaxError:
-            continue
-        what = f"`{getattr(node, 'name', '')}` in {path[1] or path[2]}" if path else ""
-        yield "line", f"On which line does the definition of {what} begin?", number, rf"\b(\d+)[:\t] *{re.escape(text)}"
-        if isinstance(node, ast.ClassDef) and len(node.bases) == 1 and not node.keywords:
-            base = node.bases[0]
-            if (name := ast.unparse(base)) != "object":
-                yield "base", f"What is the base class of {what}?", name, _around(text, base)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (every := node.args.args + node.args.kwonlyargs):
-            pairs = [*zip(every[::-1], node.args.defaults[::-1], strict=False)] if not node.args.kwonlyargs else []
-            for argument, default in pairs:
-                if ast.unparse(default) not in _COMMON:
-                    asked = f"What is the default value of the argument `{argument.arg}` of {what}?"
-                    yield "default", asked, text[default.col_offset : default.end_col_offset], _around(text, default)
-            if len(every) > 2 and node.args.kwarg is None:
-                yield "argument", f"What is the last argument of {what} called?", every[-1].arg, _around(text, every[-1])
-
-
-def _around(text: str, node: ast.expr | ast.arg) -> str:
-    """A definition with a hole where a node has its name or value."""
-    end = node.col_offset + len(node.arg) if isinstance(node, ast.arg) else node.end_col_offset
-    return _hole(text[: node.col_offset], text[end:])
+    name = path[1] or path[2] if path else ""
+    grammar = grammar_of(name)
+    if grammar is None:
+        return
+    for shown in _NUMBERED.finditer(output):
+        number, text = shown[1], shown[2].rstrip("\r")
+        for fact in grammar.facts(text) if len(text) <= LONGEST_LINE else ():
+            asked = fact.asked.format(path=name)
+            if fact.kind == "line":
+                yield fact.kind, asked, number, rf"\b(\d+)[:\t][ \t]*{re.escape(text)}", grammar.name
+            else:
+                hole = _hole(text[: fact.start], text[fact.stop :])
+                yield fact.kind, asked, text[fact.start : fact.stop], hole, grammar.name
 
 
 def _of_log(output: str) -> Iterator[Candidate]:
     """From summaries of failed tests, and from errors."""
     for path, test, message in _FAILED.findall(output):
-        yield "failed", f"With which message did the test {test} fail?", message, f"{_hole(f'FAILED {path}::{test} - ')}$"
-        yield "test", f"Which test failed with this message: {message}", test, _hole(f"FAILED {path}::", f" - {message}")
+        yield "failed", f"With which message did the test {test} fail?", message, f"{_hole(f'FAILED {path}::{test} - ')}$", ""
+        yield "test", f"Which test failed with this message: {message}", test, _hole(f"FAILED {path}::", f" - {message}"), ""
     for error, message in _RAISED.findall(output):
-        yield "message", f"With which message was {error} raised?", message, rf"\b{_hole(f'{error}: ')}$"
+        yield "message", f"With which message was {error} raised?", message, rf"\b{_hole(f'{error}: ')}$", ""
 
 
 def _made_output(chance: random.Random) -> str:
@@ -312,9 +320,7 @@ def _cut(log: str, chance: random.Random) -> str:
     return log[start : start + LOG].partition("\n")[2].rpartition("\n")[0]
 
 
-_FILE = re.compile(r"\[File: (\S+) \(|(\S+\.py) lines ")
-_DEFINITION = re.compile(r"^(\d+)[:\t] *((?:class|def|async def) \w+\(.*\).*:)$", re.MULTILINE)
+_FILE = re.compile(r"\[File: (\S+) \(|(\S+\.\w+) lines ")
+_NUMBERED = re.compile(r"^(\d+)[:\t][ \t]*(\S.*)$", re.MULTILINE)
 _FAILED = re.compile(r"^FAILED (\S+?)::(\w+) - (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^(?:E +)?(\w+(?:Error|Exception)): (.{4,60})$", re.MULTILINE)
-_COMMON = {"None", "True", "False", "0", "1", "''", "()", "[]", "{}"}
-"""Defaults that one would guess."""

@@ -34,7 +34,7 @@ SHORTEST_LINE = 16
 SHORTEST_VALUE = 3
 """Characters of a value."""
 
-_NUMBERED = re.compile(r"^\s*\d+\s*[:|]")
+_NUMBERED = re.compile(r"^\s*\d+(?:\s*[:|]|\t|→)")
 _BETWEEN = str.maketrans(dict.fromkeys(",;:()[]{}<>=\"'`|+*", " "))
 
 

@@ -6,6 +6,8 @@ They are a file's runs, or made-up ones; all of them, or a sample, which is desc
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from kilburn.errors import SpecError
 from kilburn.wire.recording import FORMS
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.references import KINDS, Reference, references, shuffle_names
-from kilburn_lab.evals.trajectories import braided, read, synthetic
+from kilburn_lab.evals.trajectories import braided, read, sourced, synthetic
 
 MADE = 60
 """Runs that are made up where no file is named."""
@@ -57,6 +59,7 @@ def sample_of(
     path: str | Path | None,
     limit: int | None = None,
     *,
+    sources: Path | None = None,
     shuffle: int | None = None,
     referring: bool = False,
     tools: bool = False,
@@ -70,6 +73,7 @@ def sample_of(
     Args:
         path: a file of recorded runs, or a folder of some (see `kilburn_lab.evals.trajectories.read`); None for made-up ones.
         limit: only the first so many runs; of made-up ones, how many.
+        sources: a folder in whose sources the made-up runs work; None for a code base that does not exist.
         shuffle: a seed; each name is replaced by one of another run, so that only chance is left.
         referring: only runs that have references: fewer prompts, the same names.
         tools: present actions and outputs as tool calls and results, for policies that act on those.
@@ -79,12 +83,15 @@ def sample_of(
         seed: for made-up runs, for the places where braided runs are cut, and later for the intervals.
 
     Raises:
-        SpecError: no such file, no such half, or no runs.
+        SpecError: no such file, no such half, no sources, both a file and sources, or no runs.
         InvalidMessage: a line that is no run.
     """
     if half not in ("", *HALVES):
         raise SpecError(f"no half {half!r}", advice=f"give {' or '.join(HALVES)}")
-    every = synthetic(limit or MADE, seed, copying=True) if path is None else read(path)
+    if path is not None and sources is not None:
+        raise SpecError("recorded runs and sources", advice="give one of them: runs are made from sources")
+    made = sourced(sources, limit or MADE, seed) if sources is not None else synthetic(limit or MADE, seed, copying=True)
+    every = made if path is None else read(path)
     every = (run for run in every if half in ("", half_of(run)))
     taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
     runs = tuple(taken if session is None else braided(taken, session, seed))
@@ -97,7 +104,8 @@ def sample_of(
     known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools, reply))).hexdigest()
     words = ", ".join(
         [
-            _words(path, limit, shuffle, referring),
+            _words(path, limit, shuffle, referring)
+            + (f" in {_spoken(runs)} of {sources.resolve().name}" if sources is not None else ""),
             *([f"of the half {half}"] if half else []),
             *([f"braided into {len(runs)} sessions of about {session:,} tokens"] if session is not None else []),
             *(["told as tool calls"] if tools else []),
@@ -110,6 +118,12 @@ def sample_of(
 def half_of(run: Trajectory) -> str:
     """One of `HALVES`, by a hash of what the user asked, or of the id where nothing was."""
     return HALVES[hashlib.sha256((run.asked or run.id).encode()).digest()[0] % len(HALVES)]
+
+
+def _spoken(runs: Sequence[Trajectory]) -> str:
+    """The languages of runs that are named after theirs, and how many runs each has."""
+    counts = Counter(part.partition("-")[0] for run in runs for part in run.id.split("+"))
+    return " and ".join(f"{language} ({count} runs)" for language, count in sorted(counts.items()))
 
 
 def _words(path: str | Path | None, limit: int | None, shuffle: int | None, referring: bool) -> str:

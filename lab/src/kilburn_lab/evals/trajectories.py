@@ -1,7 +1,8 @@
 """Recorded agent runs: a head (system, task) and steps of thought, action and output.
 
-Read from files, one run at a time; or made up from a seed, so that a measurement runs on a machine without any file. Runs
-can be braided into longer sessions.
+Read from files, one run at a time; or made up from a seed, so that a measurement runs on a machine without any file: in a code
+base that does not exist, or in a folder of sources of any language that `kilburn_lab.evals.grammars` reads. Runs can be braided
+into longer sessions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from kilburn.wire.recording import read_runs
 from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_of
+from kilburn_lab.evals.grammars import definitions, shelves
 from kilburn_lab.evals.measure import coined
 
 
@@ -160,3 +162,60 @@ class _Made:
     def _test(self) -> None:
         lines = [f"test_{self._word()} PASSED" for _ in range(self.chance.randint(10, 60))]
         self._add("Let me run the tests.", "python -m pytest", "\n".join(lines))
+
+
+READ = 40
+"""Lines of a source that are read at once."""
+
+REPLACED = 12
+"""Lines that an edit replaces at most."""
+
+
+def sourced(folder: Path, runs: int, seed: int) -> Iterator[Trajectory]:
+    """`runs` runs of a scripted agent in real sources, the languages of a folder in turn; each run is named after its own.
+
+    The agent reads parts of a few files. Later it edits what it has read, and as most agents' tools want it, the edit quotes the
+    lines that it replaces, of an output that is not the last one.
+
+    Raises:
+        SpecError: no sources.
+    """
+    shelf = shelves(folder)
+    for number in range(runs):
+        language = list(shelf)[number % len(shelf)]
+        yield _sourced(f"{language}-{seed}-{number}", shelf[language], random.Random(f"sources/{seed}/{number}"))
+
+
+def _sourced(name: str, files: dict[str, str], chance: random.Random) -> Trajectory:
+    texts = {path: files[path].split("\n") for path in sorted(chance.sample(sorted(files), min(5, len(files))))}
+    defined = {path: list(definitions(path, files[path])) for path in texts}
+    task = f"Go through {', '.join(texts)} and simplify what can be simpler."
+    head = (HeadMessage("system", "You are a programmer with tools to read and edit files."), HeadMessage("user", task))
+    steps: list[Step] = []
+    seen: list[tuple[str, int]] = []
+    for _ in range(chance.randint(12, 30)):
+        if len(seen) > 2 and chance.random() < 0.4:
+            path, start = chance.choice(seen[:-1])
+            steps.append(_replaced(path, texts[path], start, defined[path], chance))
+            continue
+        path = chance.choice(list(texts))
+        start = chance.randrange(1, max(2, len(texts[path]) - READ // 2))
+        shown = texts[path][start - 1 : start - 1 + READ]
+        lines = "\n".join(f"{at}\t{line}" for at, line in enumerate(shown, start))
+        seen.append((path, start))
+        steps.append(
+            Step(f"I read on in {path}.", f"read {path} {start}", f"{path} lines {start}-{start - 1 + len(shown)}\n{lines}")
+        )
+    return Trajectory(name, head, tuple(steps))
+
+
+def _replaced(path: str, lines: list[str], start: int, defined: Sequence[tuple[int, str]], chance: random.Random) -> Step:
+    """An edit of some lines that were read, which it quotes, with one of them left out."""
+    stop = min(start - 1 + READ, len(lines))
+    at = chance.randrange(start - 1, stop)
+    quoted = lines[at : min(stop, at + chance.randint(1, REPLACED))]
+    gone = chance.randrange(len(quoted))
+    above = [name for number, name in defined if start <= number <= at + 1]
+    thought = f"{above[-1] if above else 'This part'} can be simpler."
+    old, new = "\n".join(quoted), "\n".join(quoted[:gone] + quoted[gone + 1 :])
+    return Step(thought, f"replace in {path}\n<<<<\n{old}\n====\n{new}\n>>>>", f"{path} is written")
