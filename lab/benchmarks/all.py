@@ -284,23 +284,30 @@ def measured(name: str, data: Path | None, *, quick: bool, left: float) -> Resul
     part, begun = PARTS[name], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kilburn-all-") as folder:
         command = _command(part, data, folder, quick=quick)
-        ratios: list[Ratio] = []
-        missing = ""
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=left, check=False)
-            for ratio in part.read(json.loads(done.stdout)):
-                ratios.append(ratio)
-        except subprocess.TimeoutExpired:
-            missing = "no time was left"
-        except ValueError:
-            missing = _last_words(done)
-        except KeyError as error:
-            missing = f"the measurement has no {error}"
+        found, missing = _found(command, left)
+    ratios: list[Ratio] = []
+    try:
+        for ratio in part.read(found) if found is not None else ():
+            ratios.append(ratio)
+    except KeyError as error:
+        missing = f"the measurement has no {error}"
     machine = f"Python {platform.python_version()}, {platform.machine()}"
     return Result(
         part=name, line=part.line, command=_shown(command), machine=machine, seconds=time.monotonic() - begun, ratios=ratios,
         missing=missing,
     )  # fmt: skip
+
+
+def _found(command: list[str], left: float) -> tuple[Found | None, str]:
+    """The JSON that a command prints, or why it printed none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=left, check=False)
+    except subprocess.TimeoutExpired:
+        return None, "no time was left"
+    try:
+        return json.loads(done.stdout), ""
+    except ValueError:
+        return None, _last_words(done)
 
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
