@@ -21,6 +21,7 @@ TINY = {
     "lookup": ["--pages", "60", "--words", "1", "--words", "3", "--times", "3", "--policy", "fifo"],
     "resending": ["--talks", "1"],
     "passages": ["--facts", "40", "--batch", "10", "--times", "3"],
+    "sizes": ["--pages", "10", "--pages", "30", "--rounds", "3", "--policy", "fifo"],
     "startup": ["--repeat", "1", "--profile", "2"],
     "memory": ["--pages", "20", "--policy", "fifo"],
     "planning": ["--pages", "30", "--policy", "fifo", "--policy", "importance", "--repeat", "2"],
@@ -61,7 +62,7 @@ def numbers(row: dict[str, Any]) -> list[float]:
 
 def test_every_script_is_covered_here() -> None:
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "def main" in path.read_text(encoding="utf-8")}
-    assert scripts == {*TINY, "ledgers"}
+    assert scripts == {*TINY, "ledgers", "all"}
 
 
 LOADS = {"decode", "memento", "residence", "spill"}
