@@ -76,9 +76,10 @@ def state_of(tables: Tables) -> object:
 class Engine(RuleBasedStateMachine):
     """Tables with a memory behind them that is written and copied as an engine would."""
 
-    @initialize(capacity=st.integers(4, 24), size=st.integers(1, 4))
-    def start(self, capacity: int, size: int) -> None:
-        self.tables = Tables(Pool(capacity, size))
+    @initialize(capacity=st.integers(4, 24), size=st.integers(1, 4), order=st.sampled_from(["returning", "lru"]))
+    def start(self, capacity: int, size: int, order: str) -> None:
+        self.seconds, self.order = 0.0, order
+        self.tables = Tables(Pool(capacity, size, order, lambda: self.seconds))
         self.pool = self.tables.pool
         self.memory: dict[int, Cell] = {}
         self.plain: dict[int, Plain] = {}
@@ -176,7 +177,13 @@ class Engine(RuleBasedStateMachine):
         named = [block for block in freed if self.pool.digest(block)]
         blank = [block for block in freed if not self.pool.digest(block)]
         blanks = len(queue) - sum(1 for block in queue if self.pool.digest(block))
-        assert self.pool.queue == [*reversed(blank), *queue[:blanks], *queue[blanks:], *named]
+        assert self.pool.queue[: len(blank) + blanks] == [*reversed(blank), *queue[:blanks]]
+        if self.order == "lru":
+            assert self.pool.queue[len(blank) + blanks :] == [*queue[blanks:], *named]
+
+    @rule(seconds=st.sampled_from([0.5, 20.0, 5000.0, 1e6]))
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
 
     @precondition(lambda self: self.dead)
     @rule(choice=CHOICE)

@@ -26,7 +26,8 @@ from kilburn.model import Delta, Model, Reply, Request, complete
 from kilburn.models.queue import Job, Queue, Share
 from kilburn.models.scheduler import Scheduler
 from kilburn.models.scripted import Scripted
-from kilburn_kv.eviction import EvictionOrder, LfuOrder, LruK, LruOrder, PromptUse, S3Fifo
+from kilburn_kv.eviction import EvictionOrder, LruK, LruOrder, PromptUse
+from kilburn_lab.evals.kv_orders import LfuOrder, S3Fifo
 from kilburn_lab.evals.scheduling import Course, simulate, waits
 
 DECIDED = ("fifo", "round_robin", "round_robin(slice=64)", "priority(slice=64)", "fair_share(slice=64)")

@@ -2,17 +2,20 @@
 
 There are two kinds of blocks without an owner. A *blank* block holds nothing that can be found, and is taken first. A
 *named* block still holds the KV of a known prefix, and can be shared again. It is taken only when no blank block is
-left: the least recently released first, and of one sequence the tail before the head (PagedAttention, arXiv
-2309.06180).
+left. Which one, an order of eviction decides (PagedAttention, arXiv 2309.06180, takes the least recently used).
 """
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from itertools import count
 
 from kilburn.errors import FreedBlock, OutOfBlocks
+from kilburn_kv.eviction import EvictionOrder, PromptUse
+from kilburn_kv.return_odds import CUT, order_of
 
 __all__ = ["Pool"]
 
@@ -28,20 +31,35 @@ class Pool:
     Args:
         capacity: blocks in all, at least 1.
         size: slots (tokens) in a block, at least 1.
+        order: which named block is taken first: "returning", "lru", or an order of one's own.
+        clock: seconds, for the order.
+
+    Raises:
+        SpecError: there is no such order.
 
     Attributes:
         references: owners of each block; for reading only.
         ramp: 0, 1, 2, ... for every slot, so that a run of slots is a slice; for reading only.
     """
 
-    def __init__(self, capacity: int, size: int = SIZE) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        size: int = SIZE,
+        order: str | EvictionOrder = "returning",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if capacity < 1 or size < 1:
             raise ValueError(f"a pool needs at least one block of one slot, not {capacity} of {size}")
         self.capacity, self.size = capacity, size
         self.references = [0] * capacity
         self.ramp = array("q", range(capacity * size))
         self._blank = list(range(capacity - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: set[int] = set()
+        self._order, self._clock = order_of(order), clock
+        self._uses = count(1)
+        # By block: the session that had it last, and of how many blocks that one was then.
+        self._whose: list[tuple[int, int]] = [(0, 0)] * capacity
         self._names: dict[int, bytes] = {}
         self._holders: dict[bytes, int] = {}
 
@@ -57,8 +75,8 @@ class Pool:
 
     @property
     def queue(self) -> list[int]:
-        """The free blocks in the order in which `take` gives them."""
-        return [*reversed(self._blank), *self._cached]
+        """The free blocks in the order in which `take` would give them all now; slow."""
+        return [*reversed(self._blank), *deepcopy(self._order).evict(len(self._cached), ())]
 
     def take(self, count: int) -> list[int]:
         """`count` blocks with one owner each, whose content is not defined.
@@ -73,8 +91,8 @@ class Pool:
         blank = self._blank
         taken = blank[: -count - 1 : -1]
         del blank[len(blank) - len(taken) :]
-        for _ in range(count - len(taken)):
-            block, _none = self._cached.popitem(last=False)
+        for block in self._order.evict(count - len(taken), ()) if count > len(taken) else ():
+            self._cached.remove(block)
             del self._holders[self._names.pop(block)]
             taken.append(block)
         references = self.references
@@ -93,27 +111,50 @@ class Pool:
         for block in blocks:
             if not references[block] and block not in names:
                 raise FreedBlock(f"block {block} is free and holds nothing that could be shared")
+        free = [block for block in blocks if not references[block]]
+        self._cached.difference_update(free)
+        self._order.forget(free)
         for block in blocks:
-            if not references[block]:
-                del self._cached[block]
             references[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def begin(self, found: Sequence[int] = ()) -> PromptUse:
+        """A sequence begins now, for which these blocks were found; to be given to `release` when it is freed.
+
+        It goes on with the session that had them last if they are most of what that one had. A prefix that many
+        share, such as a system prompt, is not.
+        """
+        session, blocks = self._whose[found[-1]] if found else (0, 0)
+        number = next(self._uses)
+        known = session and len(found) >= CUT * blocks
+        return PromptUse(self._clock(), number, session if known else number)
+
+    def release(self, blocks: Sequence[int], use: PromptUse | None = None, why: str = "") -> None:
         """One owner less for each of these distinct blocks, given in the order of the sequence; the last is freed first.
+
+        Args:
+            use: what `begin` returned, if a sequence is freed; None for single blocks.
+            why: why it ended, as an engine calls it: sequences that ended alike come back alike.
 
         Raises:
             FreedBlock: one of them has no owner, or is no block; nothing was released.
         """
         self._check_owned(blocks)
-        references, names, blank, cached = self.references, self._names, self._blank, self._cached
+        references, names, blank = self.references, self._names, self._blank
+        named: list[int] = []
         for block in reversed(blocks):
             left = references[block] - 1
             references[block] = left
             if not left:
-                if block in names:
-                    cached[block] = None
-                else:
-                    blank.append(block)
+                (named if block in names else blank).append(block)
+        if named:
+            named.reverse()
+            use = use or self.begin()
+            self._cached.update(named)
+            self._order.used(named, use)
+            self._order.ended(use, self._clock(), why)
+            whose = (use.session, len(blocks))
+            for block in named:
+                self._whose[block] = whose
 
     def slots(self, blocks: Iterable[int]) -> array[int]:
         """The slots of some blocks, in their order."""
@@ -153,7 +194,8 @@ class Pool:
         if digest is not None:
             del self._holders[digest]
             if block in self._cached:
-                del self._cached[block]
+                self._cached.remove(block)
+                self._order.forget((block,))
                 self._blank.append(block)
 
     def holder(self, digest: bytes) -> int | None:

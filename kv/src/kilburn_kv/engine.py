@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError
 from kilburn_kv.attention import ForwardPass, ForwardSegment
 from kilburn_kv.blocks import SIZE, Pool
+from kilburn_kv.eviction import EvictionOrder
 from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.sequence import CachedSequence, SequenceState
 from kilburn_kv.storage import Storage, span_of
@@ -41,18 +42,27 @@ class Engine:
         chunk: tokens that are prefilled at a time; another split changes the last bits of logits.
         tenant: whose sequences these are; prefixes are shared only within one tenant.
         share: whether prefixes are shared at all.
+        order: which free block with a known prefix is used again first: "returning", "lru", or an order of one's own.
 
     Raises:
         SpecError: there is not enough memory for so many tokens.
     """
 
     def __init__(
-        self, weights: Weights, tokens: int, *, size: int = SIZE, chunk: int = 512, tenant: str = "", share: bool = True
+        self,
+        weights: Weights,
+        tokens: int,
+        *,
+        size: int = SIZE,
+        chunk: int = 512,
+        tenant: str = "",
+        share: bool = True,
+        order: str | EvictionOrder = "returning",
     ) -> None:
         if tokens < 1 or size < 1 or chunk < 1:
             raise SpecError(f"an engine with {tokens=}, {size=}, {chunk=} can hold nothing", advice="give at least 1 of each")
         self.weights, self.chunk = weights, chunk
-        pool = Pool(-(-tokens // size), size)
+        pool = Pool(-(-tokens // size), size, order)
         self.tables = Tables(pool)
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
         self._own_key, self._share = weights.key(tenant), share
@@ -128,15 +138,18 @@ class Engine:
         self.sequences[made.number] = made
         return made
 
-    def free(self, sequence: CachedSequence) -> None:
+    def free(self, sequence: CachedSequence, why: str = "") -> None:
         """Free its blocks; also of a preempted sequence.
+
+        Args:
+            why: see `Tables.free`.
 
         Raises:
             FreedSequence: it was freed before.
         """
         self._check_own(sequence)
         if sequence.lineage is None:
-            self.tables.free(sequence.table)
+            self.tables.free(sequence.table, why)
         sequence.detach()
         self.sequences.pop(sequence.number, None)
 
@@ -284,7 +297,7 @@ class Engine:
         if not sequence.recomputable:
             raise KVError(f"sequence {sequence.number} cannot be computed again from its tokens", advice="spill it, or keep it")
         lineage = sequence.table.lineage()
-        self.tables.free(sequence.table)
+        self.tables.free(sequence.table, "preempted")
         sequence.detach(lineage)
 
     def resume(self, sequence: CachedSequence) -> None:

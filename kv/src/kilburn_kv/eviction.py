@@ -1,15 +1,15 @@
-"""Orders of eviction for a full cache of KV units: the classical ones.
+"""Orders of eviction for a full cache of KV units.
 
 A unit is a number that stands for a stretch of a prompt together with everything before it. So a unit is useful only
 while the units before it are cached. Each order is told of uses and asked for victims. It has only numbers: no keys,
-no values, no clock. `returning` is the order that knows about sessions.
+no values, no clock. `kilburn_kv.return_odds` has the order that knows about sessions; the laboratory has more to compare.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -46,15 +46,24 @@ class EvictionOrder(ABC):
         return
 
     @abstractmethod
+    def forget(self, units: Iterable[int]) -> None:
+        """These units are not to be evicted, until they are used again."""
+
+    @abstractmethod
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """Forget `count` resident units (fewer where all others are `busy`), worst first, and return them."""
 
 
-class _Queue(EvictionOrder):
+class QueueOrder(EvictionOrder):
     """The front of a queue first."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
+
+    def forget(self, units: Iterable[int]) -> None:
+        """See `EvictionOrder`."""
+        for unit in units:
+            self._order.pop(unit, None)
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
@@ -64,30 +73,14 @@ class _Queue(EvictionOrder):
         return chosen
 
 
-class LruOrder(_Queue):
-    """Least recently used first; of one prompt its tail first, or its head first with `head=True`.
-
-    Head first is the mistake to avoid: once the head is gone the rest of the prompt cannot be hit.
-    """
-
-    def __init__(self, head: bool = False) -> None:
-        super().__init__()
-        self._head = head
-
-    def used(self, units: Sequence[int], use: PromptUse) -> None:
-        """See `EvictionOrder`."""
-        for unit in units if self._head else reversed(units):
-            self._order[unit] = None
-            self._order.move_to_end(unit)
-
-
-class FifoOrder(_Queue):
-    """First in, first out; of one prompt its tail first."""
+class LruOrder(QueueOrder):
+    """Least recently used first; of one prompt its tail first."""
 
     def used(self, units: Sequence[int], use: PromptUse) -> None:
         """See `EvictionOrder`."""
         for unit in reversed(units):
-            self._order.setdefault(unit)
+            self._order[unit] = None
+            self._order.move_to_end(unit)
 
 
 class RankedOrder(EvictionOrder):
@@ -107,6 +100,11 @@ class RankedOrder(EvictionOrder):
         if len(self._heap) > 4 * len(self._rank) + 64:
             self._heap = list(self._rank.values())
             heapify(self._heap)
+
+    def forget(self, units: Iterable[int]) -> None:
+        """See `EvictionOrder`."""
+        for unit in units:
+            self._rank.pop(unit, None)
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
@@ -140,39 +138,6 @@ class RankedOrder(EvictionOrder):
         """A unit of this rank was evicted."""
 
 
-class LfuOrder(RankedOrder):
-    """Least frequently used first, counted while it is resident."""
-
-    def _worth(self, unit: int) -> float:
-        return self._rank[unit][0] + 1.0 if unit in self._rank else 1.0
-
-
-class GreedyDual(RankedOrder):
-    """GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998-69): uses over size, plus the rank of the last to leave.
-
-    All units have one size and one price here, which makes it LFU with an age that rises as units leave.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._age = 0.0
-        self._uses: dict[int, int] = {}
-
-    def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `EvictionOrder`."""
-        chosen = super().evict(count, busy)
-        for unit in chosen:
-            del self._uses[unit]
-        return chosen
-
-    def _worth(self, unit: int) -> float:
-        self._uses[unit] = count = self._uses.get(unit, 0) + 1
-        return self._age + count
-
-    def _left(self, rank: float) -> None:
-        self._age = max(self._age, rank)
-
-
 class LruK(RankedOrder):
     """LRU-K (O'Neil, O'Neil and Weikum, SIGMOD 1993): the unit whose k-th last use is the longest ago leaves first.
 
@@ -198,84 +163,22 @@ class LruK(RankedOrder):
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
         chosen = super().evict(count, busy)
-        self._left_units.update(dict.fromkeys(chosen))
+        self._remember(chosen)
+        return chosen
+
+    def forget(self, units: Iterable[int]) -> None:
+        """See `EvictionOrder`."""
+        known = [unit for unit in units if unit in self._rank]
+        super().forget(known)
+        self._remember(known)
+
+    def _remember(self, units: Iterable[int]) -> None:
+        self._left_units.update(dict.fromkeys(units))
         while self.history is not None and len(self._left_units) > self.history:
             del self._uses[self._left_units.popitem(last=False)[0]]
-        return chosen
 
     def _worth(self, unit: int) -> float:
         uses = self._uses.setdefault(unit, deque(maxlen=self.k))
         uses.append(self._turn)
         self._left_units.pop(unit, None)
         return uses[0] if len(uses) == self.k else -1
-
-
-class S3Fifo(EvictionOrder):
-    """S3-FIFO (Yang et al., SOSP 2023): a small queue for newcomers, a main one with second chances, a queue of ghosts.
-
-    Args:
-        capacity: units; a tenth of them is the small queue, and as many ghosts are remembered as main holds.
-
-    Raises:
-        SpecError: a capacity below 1.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise SpecError(f"a cache of {capacity} units", advice="give 1 or more")
-        self._few = max(1, capacity // 10)
-        self._many = max(1, capacity - self._few)
-        self._small: OrderedDict[int, int] = OrderedDict()
-        self._main: OrderedDict[int, int] = OrderedDict()
-        self._ghosts: OrderedDict[int, None] = OrderedDict()
-
-    def used(self, units: Sequence[int], use: PromptUse) -> None:
-        """See `EvictionOrder`."""
-        small, main, ghosts = self._small, self._main, self._ghosts
-        for unit in reversed(units):
-            if unit in small:
-                small[unit] = min(3, small[unit] + 1)
-            elif unit in main:
-                main[unit] = min(3, main[unit] + 1)
-            elif unit in ghosts:
-                del ghosts[unit]
-                main[unit] = 0
-            else:
-                small[unit] = 0
-
-    def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `EvictionOrder`."""
-        chosen: list[int] = []
-        aside: dict[int, tuple[OrderedDict[int, int], int]] = {}
-        while len(chosen) < count and (self._small or self._main):
-            small = len(self._small) > self._few or not self._main
-            queue = self._small if small else self._main
-            unit, uses = queue.popitem(last=False)
-            if unit in busy:
-                aside[unit] = (queue, uses)
-            elif small and uses > 1:
-                self._main[unit] = 0
-            elif not small and uses:
-                self._main[unit] = uses - 1
-            else:
-                chosen.append(unit)
-                if small:
-                    self._ghosts[unit] = None
-        for unit, (queue, uses) in reversed(aside.items()):
-            queue[unit] = uses
-            queue.move_to_end(unit, last=False)
-        while len(self._ghosts) > self._many:
-            self._ghosts.popitem(last=False)
-        return chosen
-
-
-ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
-    "fifo": lambda _: FifoOrder(),
-    "lru": lambda _: LruOrder(),
-    "lru head first": lambda _: LruOrder(head=True),
-    "lfu": lambda _: LfuOrder(),
-    "gdsf": lambda _: GreedyDual(),
-    "lru-2": lambda capacity: LruK(2, history=capacity),
-    "s3-fifo": S3Fifo,
-}
-"""By name: what makes an order for a capacity in units."""

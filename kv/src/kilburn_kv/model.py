@@ -129,7 +129,7 @@ class EngineModel:
                         yield Delta(piece)
         finally:
             with self._lock:
-                self._close(draft)
+                self._close(draft, finish)
         whole = self.engine.weights.text(draft.made[:-1] if finish is Finish.STOP else draft.made)
         if whole != said:
             yield Delta(whole[len(said) :])
@@ -211,15 +211,15 @@ class EngineModel:
         self._drop_sequence(draft)
         self.departures += 1
 
-    def _close(self, draft: _Draft) -> None:
+    def _close(self, draft: _Draft, why: str) -> None:
         del self._drafts[draft.number]
-        self.order.evict(1, self._drafts)  # the order has it no more
-        self._drop_sequence(draft)
+        self.order.forget([draft.number])
+        self._drop_sequence(draft, why)
         self._drop_spilled(draft)
 
-    def _drop_sequence(self, draft: _Draft) -> None:
+    def _drop_sequence(self, draft: _Draft, why: str = "preempted") -> None:
         if draft.sequence is not None:
-            self.engine.free(draft.sequence)
+            self.engine.free(draft.sequence, why)
             draft.sequence = None
 
     def _drop_spilled(self, draft: _Draft) -> None:

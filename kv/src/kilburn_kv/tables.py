@@ -59,14 +59,17 @@ class Tables:
         self._tables[made.number] = made
         return made
 
-    def free(self, table: Table) -> None:
+    def free(self, table: Table, why: str = "") -> None:
         """Free its blocks. Those it published can still be found, until they are reused.
+
+        Args:
+            why: why the sequence ended, such as an engine's stop reason. It helps to tell which ones come back.
 
         Raises:
             FreedSequence: it was freed before.
         """
         self._check(table)
-        table.free()
+        table.free(why)
         del self._tables[table.number]
 
     def victims(self, blocks: int, keep: Collection[int] = ()) -> list[Table]:
@@ -110,7 +113,7 @@ class Tables:
         chosen = self.victims(blocks, keep)
         lineages = [table.lineage() for table in chosen]
         for table in chosen:
-            self.free(table)
+            self.free(table, "preempted")
         return lineages
 
     def resume(self, lineage: TableLineage) -> Table:

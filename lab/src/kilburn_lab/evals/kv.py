@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn_kv.eviction import ORDERS, EvictionOrder, PromptUse, RankedOrder
+from kilburn_kv.eviction import EvictionOrder, PromptUse, RankedOrder
 from kilburn_kv.return_odds import ReturnOdds
+from kilburn_lab.evals.kv_orders import ORDERS
 from kilburn_lab.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, HitTally
 from kilburn_lab.evals.kv_traces import UNIT, Moment, Trace, weave
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
