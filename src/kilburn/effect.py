@@ -72,10 +72,12 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         query: free text; its rare words count most.
         limit: hits at most.
+        words: only by words, as the index ranks them: no embedder is asked, and it costs the same at each turn.
     """
 
     query: str
     limit: int = 8
+    words: bool = False
 
 
 class Later(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from kilburn.message import Kind, Trust
 from kilburn.page import Claim, Parts, Span
 
-__all__ = ["Add", "Drop", "Evict", "Fold", "Load", "Move", "Restore", "Retire"]
+__all__ = ["Add", "Bring", "Drop", "Evict", "Fold", "Load", "Move", "Restore", "Retire"]
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -46,6 +46,26 @@ class Fold(msgspec.Struct, frozen=True):
     keep: tuple[Span, ...] = ()
     parts: Parts = ()
     why: str = ""
+
+
+class Bring(msgspec.Struct, frozen=True):
+    """Show passages of originals once more, behind all that stays: a page with these spans, byte-identical, each under the
+    address of its original. It is directly before the newest message if that is the user's, else at the end of the window.
+
+    It is a copy beside its sources and stands for nothing: they stay where they are, on any level, and when it is evicted it
+    leaves neither handle nor gap. Nothing before it changes, so a provider's cache keeps that.
+
+    Args:
+        parts: the spans of each original, in order of their ids.
+    """
+
+    parts: Parts
+    why: str = ""
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The originals that it quotes."""
+        return tuple([page for page, _ in self.parts])
 
 
 class Retire(msgspec.Struct, frozen=True):
@@ -110,5 +130,5 @@ class Drop(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Move = Load | Evict | Fold | Retire | Drop
+Move = Load | Evict | Fold | Bring | Retire | Drop
 """What may happen at a window; at a collection: `Add`, `Retire`, `Restore`, `Drop`."""

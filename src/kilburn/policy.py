@@ -127,6 +127,8 @@ class View:
         deferred: the question in the background (`Later`), with its answer the first time it is there.
         gone: whether a page is retired or forgotten: no fold may cite it.
         task_page: the id of the page of `task`, or 0; it is among the pins while it is resident.
+        copies: ids of the resident pages that are copies beside their sources (see `Bring`): such a page stands for nothing,
+            and leaves without a trace.
     """
 
     cause: Cause
@@ -152,6 +154,7 @@ class View:
     deferred: Deferred | None = None
     gone: Callable[[int], bool] = _never
     task_page: int = 0
+    copies: Set[int] = frozenset()
     # The ids of what was found last to be movable together: a stretch is asked for the same pages.
     _free: set[int] = field(init=False, repr=False, compare=False, default_factory=set)
 
@@ -226,12 +229,15 @@ class View:
         return found
 
     def front(self, tail: int) -> Sequence[Page]:
-        """The resident pages in front of the newest ones that take `tail` tokens together at most."""
+        """The resident pages in front of the newest ones that take `tail` tokens together at most, copies not counted."""
         first = len(self.pages)
-        while first and tail >= self.pages[first - 1].tokens:
+        while first and tail >= self._own(self.pages[first - 1]):
             first -= 1
-            tail -= self.pages[first].tokens
+            tail -= self._own(self.pages[first])
         return self.pages[:first]
+
+    def _own(self, page: Page) -> int:
+        return 0 if page.id in self.copies else page.tokens
 
     def movable(self, pages: Iterable[Page]) -> list[Page]:
         """The resident pages among these that may leave together: whole groups, and nothing that stays (see `held`)."""
@@ -252,7 +258,8 @@ class View:
 
         A fold cites the originals of derived pages, and the stubs of its groups. It cites no page that stays in the
         window, no page that a page that stays shows or stands for, and no part of a group. If it cannot replace a
-        derived page whole, that page is torn; so is an original that came back beside such a page.
+        derived page whole, that page is torn; so is an original that came back beside such a page. A copy beside its
+        sources (`copies`) binds nothing; if it is named, it is torn.
 
         Args:
             pages: ids of resident pages; those that may not leave are left out. Also ids of originals that are
@@ -263,15 +270,17 @@ class View:
         going = {page.id: page for page in self.pages if page.id in named}
         if going.keys() != self._free:
             going = {page.id: page for page in self.movable(going.values())}
-        behind = {number: self.originals(going[number]) for number in going if number < 0}
-        plain = going.keys() - behind.keys()
-        beside = self._with_groups(going) if self.stubs else set()
-        stubs = {stub for stub in self.stubs if stub in beside}
+        beside = {number for number in self.copies if number in going}
+        behind = {number: self.originals(going[number]) for number in going if number < 0 and number not in beside}
+        plain = going.keys() - behind.keys() - beside
+        together = self._with_groups(going) if self.stubs else set()
+        stubs = {stub for stub in self.stubs if stub in together}
         resident = {page.id for page in self.pages}
         out = {number for number in named - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
         if out or min(resident, default=0) < 0:
-            sources -= self._shown_by(page for page in self.pages if page.id not in going)
+            stays = (page for page in self.pages if page.id not in going)
+            sources -= self._shown_by(page for page in stays if page.id not in self.copies)
         legal = sources if within is None else sources & within
         torn = self._torn(going, behind, stubs, legal)
         # The fold does not stand for pages that leave before it, and this may tear another page.
@@ -279,7 +288,7 @@ class View:
         while less := {member for member in self._with_groups(torn) if member in legal and member in plain}:
             legal = legal - less
             torn = self._torn(going, behind, stubs, legal)
-        return Stretch(tuple(sorted(legal)), tuple(going.values()), torn)
+        return Stretch(tuple(sorted(legal)), tuple(going.values()), torn | beside)
 
     def originals(self, page: Page) -> set[int]:
         """The originals that a page was made from, at any depth."""

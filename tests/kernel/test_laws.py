@@ -12,7 +12,7 @@ from kilburn.errors import InvalidMessage, KernelError, LawBroken
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Span
 from kilburn.policy import View
 from kilburn.testing import check_laws
@@ -39,13 +39,16 @@ ILLEGAL: list[tuple[int, str, list[Move], Move]] = [
     (4, "a fold of a fold", [Fold((2, 3), text="two thoughts")], Fold((-1, 6), text="thoughts")),
     (4, "overlaps f1", [Fold((2, 3), text="two thoughts")], Fold((3, 6), text="thoughts")),
     (4, "does not cite", [], Fold((2,), parts=((2, ((0, 9),)), (3, ((0, 9),))))),
+    (4, "f1 is made from others", [Fold((2, 3), text="two thoughts")], Bring(((-1, ((0, 9),)),))),
     (5, "an empty summary", [], Fold((2, 3), text=" \n\t")),
     (6, "would leave p5 behind", [], Evict((4,))),
     (6, "would leave p5 behind", [], Fold((2, 4), text="a thought and a call")),
     (6, "without a result yet", [], Evict((7,))),
+    (6, "between a call and its result", [], Bring(((2, ((0, 9),)),))),
     (6, "without a result yet", [], Fold((6, 7), text="a thought and a call")),
     (9, "p2 is retired", [Retire((2,))], Load((2,))),
     (9, "p2 is retired", [Retire((2,))], Fold((2, 3), text="two thoughts")),
+    (9, "p2 is retired", [Retire((2,))], Bring(((2, ((0, 9),)),))),
 ]
 """The law, what the error says, the moves before, and the move that breaks it."""
 
@@ -73,6 +76,8 @@ def test_a_move_that_breaks_a_law_is_refused_by_its_number(law: int, says: str, 
         ("one fold a page", Fold((2, 3), keep=((0, 9),))),
         ("sorted, disjoint spans", Fold((2,), keep=((5, 9), (0, 4)))),
         ("sorted, disjoint spans", Fold((2,), keep=((0, 9_999),))),
+        ("give its spans", Bring(((2, ()),))),
+        ("name each page once", Bring(((2, ((0, 4),)), (2, ((5, 9),))))),
         ("name each page once", Evict((2, 2))),
         ("no move at all", Evict(())),
         ("view.pages only", Evict((-1,))),

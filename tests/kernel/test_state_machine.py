@@ -18,7 +18,7 @@ from kilburn.errors import Forgotten, KernelError, KilburnError, PinsExceedWindo
 from kilburn.kernel.store import Store
 from kilburn.kernel.window import GONE
 from kilburn.models.scripted import Scripted
-from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.policy import View
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
@@ -71,7 +71,9 @@ def _move(kind: int, pages: tuple[int, ...]) -> Move:
         Load(pages),
         Retire(pages),
         Fold(pages, text=" "),
-    ][kind % 6]
+        Bring(tuple((page, ((0, 3),)) for page in pages)),
+        Evict((-1 - len(pages),)),
+    ][kind % 8]
 
 
 class Failing:
@@ -151,7 +153,7 @@ class Laws(RuleBasedStateMachine):
             except (Forgotten, PinsExceedWindow, KernelError):
                 assert dict(self.session.window.states) == before
 
-    @rule(kind=st.integers(0, 5), index=st.integers(0, 50), size=st.integers(1, 6))
+    @rule(kind=st.integers(0, 7), index=st.integers(0, 50), size=st.integers(1, 6))
     def move(self, kind: int, index: int, size: int) -> None:
         tier = self.session.window
         if not tier.last:
@@ -164,7 +166,7 @@ class Laws(RuleBasedStateMachine):
         except KilburnError:
             assert (dict(tier.states), self.session.use, list(tier.gaps)) == before
 
-    @rule(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(1, 5)), max_size=3))
+    @rule(moves=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(1, 5)), max_size=3))
     def scheme(self, moves: list[tuple[int, int, int]]) -> None:
         self.wild.moves = moves
 
@@ -243,7 +245,7 @@ class Laws(RuleBasedStateMachine):
 
     @invariant()
     def laws(self) -> None:
-        if hasattr(self, "process"):
+        if hasattr(self, "session"):
             check_laws(self.session, self.appended)
             for page in self.session.window.pages:
                 if self.session.window.at(page) == "retired":

@@ -21,7 +21,7 @@ from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.move import Move
-from kilburn.page import Page, Place
+from kilburn.page import Page, Place, Span
 from kilburn.policy import Cause, Policy, View
 
 log = logging.getLogger("kilburn")
@@ -194,12 +194,16 @@ class Consultation:
         def is_below(page: Page, state: State) -> bool:
             return state.at in (Place.OUT, Place.STUB, Place.FOLDED)
 
+        if find.words:
+            return self._answer_of(kernel.searching().by_words(find.query, max(0, find.limit), is_below))
         room = FOUND * max(0, find.limit)
         best = kernel.searching().ranked(find.query, kernel.clock(), room, wanted=is_below)[: max(0, find.limit)]
-        kernel.contents.fetch(one.candidate.page.digest for one in best)
+        return self._answer_of([(one.candidate.page, one.candidate.span, one.scored.score) for one in best])
+
+    def _answer_of(self, found: Sequence[tuple[Page, Span, float]]) -> Answer:
+        kernel = self.kernel
+        kernel.contents.fetch(page.digest for page, _, _ in found)
         hits = tuple(
-            Hit(page=page.id, span=span, text=kernel.text(page.id)[slice(*span)], score=one.scored.score)
-            for one in best
-            for page, span in [(one.candidate.page, one.candidate.span)]
+            Hit(page=page.id, span=span, text=kernel.text(page.id)[slice(*span)], score=score) for page, span, score in found
         )
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)

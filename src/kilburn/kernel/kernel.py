@@ -38,6 +38,7 @@ from kilburn.kernel.folding import derived_page, pieces_of
 from kilburn.kernel.laws import (
     LegalMove,
     as_move,
+    check_bring,
     check_drop,
     check_evict,
     check_fold,
@@ -52,7 +53,7 @@ from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.window import PATIENCE, PENDING
 from kilburn.message import Kind, Message
-from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.search import RANKING, Searcher
@@ -415,6 +416,9 @@ class Kernel:
                 change, act = check_retire(window, move), Act.RETIRE
             case Fold():
                 change, act = check_fold(window, move, depth), Act.FOLD
+            case Bring():
+                # For the ledger it is a fold that stands for nothing.
+                change, act = check_bring(window, move), Act.FOLD
             case _:
                 if policy != "user":
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
@@ -424,7 +428,7 @@ class Kernel:
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)
         data: Data = {"to": _by_place(change.at)}
-        made, texts = self._derived(move, change) if isinstance(move, Fold) else (None, {})
+        made, texts = self._derived(move, change) if isinstance(move, Fold | Bring) else (None, {})
         if made is not None:
             data["fold"] = made.id
             if not change.cited:
@@ -458,9 +462,10 @@ class Kernel:
             return False
         return move.keep[0][0] == 0 and move.keep[-1][1] == len(self.text(move.pages[0]))
 
-    def _derived(self, move: Fold, change: LegalMove) -> tuple[Page, dict[str, str]]:
-        """The page that a checked fold makes, and the texts of its digests."""
-        extra = self.contents.get(self.window.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
+    def _derived(self, move: Fold | Bring, change: LegalMove) -> tuple[Page, dict[str, str]]:
+        """The page that a checked move makes, and the texts of its digests."""
+        single = isinstance(move, Fold) and len(move.pages) == 1
+        extra = self.contents.get(self.window.pages[move.pages[0]].extra) if single else ""
         page, text, kept = derived_page(move, change, self.window, self.counter, self.clock(), self.text, extra)
         if page.kind is Kind.EXCERPT:
             pieces = pieces_of(page, text, lambda source: self.window.pages[source].digest, self.text)

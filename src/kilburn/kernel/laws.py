@@ -15,7 +15,7 @@ import msgspec
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.window import PATIENCE, WindowState
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Fold, Load, Move, Retire
+from kilburn.move import Bring, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
 
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
@@ -40,7 +40,7 @@ def as_move(value: object) -> Move:
         KernelError: not a move, fields of wrong types, or text that no store can keep.
     """
     if not isinstance(value, Move):
-        raise KernelError(f"a {type(value).__name__} is no move", advice="give Load, Evict, Fold, Retire or Drop")
+        raise KernelError(f"a {type(value).__name__} is no move", advice="give Load, Evict, Fold, Bring, Retire or Drop")
     try:
         move = msgspec.convert(msgspec.structs.asdict(value), type(value))
         if isinstance(move, Fold) and move.text is not None:
@@ -353,6 +353,24 @@ def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> 
             raise LawBroken(
                 6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
             )
+
+
+def check_bring(window: WindowState, move: Bring) -> LegalMove:
+    """A copy of passages cites originals that are in force, and stands where no call waits for its result."""
+    pages = known(window, move.pages)
+    for page in pages:
+        if page.id < 0:
+            raise LawBroken(4, f"{page.address} is made from others", advice="bring passages of originals")
+        if window.at(page.id) == Place.RETIRED:
+            raise LawBroken(9, f"{page.address} is retired", advice="recall it by address; it stays readable as history")
+    if not all(spans for _, spans in move.parts):
+        raise KernelError("a page of which nothing is brought", advice="give its spans, or leave it out")
+    if window.awaited():
+        raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
+    newest = window.newest()
+    # A rank below that of the originals: before all parts of the message.
+    before = (newest[0], -1) if newest and window.pages[newest[0]].role is Role.USER else None
+    return LegalMove(place=before or (window.last, 1 - window.last_derived))
 
 
 def check_retire(window: WindowState, move: Retire) -> LegalMove:

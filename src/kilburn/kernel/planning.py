@@ -177,6 +177,7 @@ class Planner:
             deferred=deferred,
             gone=window.gone.__contains__,
             task_page=request,
+            copies=window.copies(),
         )
 
     def _fixed(self) -> frozenset[int]:

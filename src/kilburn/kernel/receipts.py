@@ -28,6 +28,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         why: in the policy's words.
         left: addresses of what left the window or was folded, in ranges; each can be recalled.
         folds: addresses of what stands in their place.
+        brought: addresses of copies of passages whose pages stayed where they are (see `kilburn.move.Bring`).
         back: addresses of pages that came back.
         freed: tokens; negative if the window grew.
         asked: outcomes of the model's answers.
@@ -42,6 +43,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     left: tuple[str, ...] = ()
     folds: tuple[str, ...] = ()
+    brought: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     freed: int = 0
     asked: tuple[str, ...] = ()
@@ -76,7 +78,7 @@ def receipts(events: Iterable[Event]) -> Iterator[Receipt]:
 
 def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
     """The receipt of some moves, up to their COMPACT event, or the last of them if there is none."""
-    left = {page for event in moves for page in event.pages if event.act is not Act.LOAD}
+    left = {page for event in moves for page in event.pages if event.act is not Act.LOAD and not _is_copy(event)}
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
     data: Mapping[str, Any] = last.data if last.act is Act.COMPACT else {}
     why = [event.why for event in [*moves, last] if event.why]
@@ -88,12 +90,18 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         outcome=_outcome_of(data),
         why="; ".join(dict.fromkeys(why)),
         left=ranges(left),
-        folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data),
+        folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data and not _is_copy(event)),
+        brought=tuple(address_of(event.data["fold"]) for event in moves if _is_copy(event)),
         back=ranges(back),
         freed=data.get("freed", before - last.tokens),
         asked=tuple(data.get("asked", ())),
         figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},
     )
+
+
+def _is_copy(event: Event) -> bool:
+    """Whether it made a page that stands for nothing, so that nothing left."""
+    return "fold" in event.data and not event.data.get("cover", event.pages)
 
 
 def _outcome_of(data: Mapping[str, Any]) -> Outcome | str:

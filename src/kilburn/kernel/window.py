@@ -82,6 +82,8 @@ class WindowState:
         self.stand_ins = StandIns()
         # The same as `states`, by place: a fold of thousands of pages is checked set against set.
         self.shown: set[int] = set()
+        # Of these, the derived pages.
+        self.made: set[int] = set()
         self.folded: set[int] = set()
         self.gone: set[int] = set()
         self.groups: MutableMapping[int, list[int]] = {}
@@ -122,7 +124,8 @@ class WindowState:
         for name in ("states", "costs", "groups"):
             setattr(self, name, sheets_of(getattr(self, name)))
         made = copy.copy(self)
-        for name in ("states", "costs", "groups", "shown", "folded", "gone", "pins", "importance", "open", "calls", "request"):
+        sets = ("shown", "made", "folded", "gone", "pins")
+        for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request"):
             setattr(made, name, getattr(self, name).copy())
         made.pages = self.pages.part([*self.shown, *self.open, *self.request])
         self._own_groups, made._own_groups, made._together = set(), set(), {}
@@ -158,6 +161,7 @@ class WindowState:
                 self.importance[page] = state.importance
         for fold, pages in folds.items():
             self.stand_ins.put(pages, fold)
+        self.made.update(page for page in self.shown if page < 0)
         self.pages.fetch([*self.shown, *self.open, *self.request])
         self._order[:] = sorted((*self.pages[page].order, page) for page in self.shown)
         self._spoken = [key for key in self._order if _speaks(self.pages[key[2]])]
@@ -254,6 +258,21 @@ class WindowState:
     def held(self) -> list[int]:
         """The pages that stand for the user's latest message, which stays until the next one."""
         return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
+
+    def newest(self) -> range:
+        """The originals of the message that was admitted last."""
+        first = self.last
+        while first > 1 and self.pages[first - 1].message == self.turn:
+            first -= 1
+        return range(first, self.last + 1)
+
+    def copies(self) -> frozenset[int]:
+        """The copies beside their sources that are in the prompt (see `Bring`): excerpts that stand for nothing."""
+        return frozenset(
+            page
+            for page in self.made
+            if not self.stand_ins.of(page) and self.pages[page].kind is Kind.EXCERPT and not self.pages[page].message
+        )
 
     @property
     def whole(self) -> bool:
@@ -489,6 +508,8 @@ class WindowState:
             # It may stand for one.
             self._waiting = None
         if was in VISIBLE or now in VISIBLE:
+            if page < 0:
+                (self.made.add if now in VISIBLE else self.made.discard)(page)
             self._put_in_order(page, was, now)
         elif was == Place.OUT and page > 0:
             self.gaps.remove(page)

@@ -12,24 +12,15 @@ docs/mechanisms/cost.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kilburn.move import Fold, Move
 from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
-from kilburn.policy import Acts, View
+from kilburn.policy import Acts, Plan, View
 from kilburn.prices import Prices, prices_of
-from kilburn.selection.excerpts import (
-    cited_stretch,
-    excerpt_moves,
-    flow_of,
-    old_pages,
-    parts_of,
-    shorten_latest,
-    split_excerpts,
-    unread,
-)
+from kilburn.selection.excerpts import flow_of
+from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep
 
 __all__ = ["Cost"]
 
@@ -45,9 +36,6 @@ LATELY = 20
 
 ADDED, HELD, REMADE = 0.3, 0.7, 0.5
 """Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
-
-FILL, SMALL = 0.68, 4000
-"""Share of a window of twice `SMALL` tokens or more that is filled whatever a passage costs; of `SMALL` tokens, none."""
 
 
 @dataclass(frozen=True)
@@ -83,35 +71,26 @@ class Cost:
 
     @property
     def acts(self) -> Acts:
-        """Only in a full window, unless it is to act sooner."""
-        return Acts.FULL if self.trigger is None else Acts.ALWAYS
+        """Where something is out that may be asked, or only in a full window; unless it is to act sooner."""
+        return Acts.FOLDED if self.trigger is None else Acts.ALWAYS
 
-    def plan(self, view: View) -> Sequence[Move]:
-        """An excerpt after the existing ones, or one in place of all of them, or nothing while there is room."""
+    def plan(self, view: View) -> Plan:
+        """An excerpt after the existing ones, or one in place of all of them, if the window is full; and what was asked."""
         capacity = view.budget.capacity if self.trigger is None else min(view.budget.capacity, self.trigger)
-        if view.use <= capacity:
-            return []
-        whole = capacity // 2 if self.whole is None else self.whole
-        tail = min(unread(view), whole) + (self.tail or 0)
-        leaving = old_pages(view, tail, capacity // 4 if self.core is None else self.core)
-        latest, saved = shorten_latest(view, whole)
-        if not leaving:
-            return latest
-        excerpts, young = split_excerpts(leaving)
-        held = sum([page.tokens for page in excerpts])
-        stays = view.use - saved - held - sum([page.tokens for page in young])
-        room = capacity - stays - capacity // 8 - 2 * view.handle
-        least = self._least(view, leaving, capacity)
-        floor = int(FILL * capacity * min(1.0, max(0.0, capacity / SMALL - 1))) - stays
-        most = min(room, max(int(HELD * capacity), floor + capacity // 5)) - held
-        if young and most > capacity // 20:
-            size = min(max(int(ADDED * capacity), floor), room - held)
-            if size > most > capacity // 10:
-                size = most
-            moves = _excerpt(view, young, size, least, floor - held)
-            if _size(moves) <= most:
-                return [*latest, *moves]
-        return [*latest, *_excerpt(view, leaving, min(max(int(REMADE * capacity), floor), room), least, floor)]
+        shape = WindowShape(
+            capacity=capacity,
+            tail=self.tail or 0,
+            core=capacity // 4 if self.core is None else self.core,
+            whole=capacity // 2 if self.whole is None else self.whole,
+            spare=capacity // 8,
+            added=int(ADDED * capacity),
+            held=int(HELD * capacity),
+            remade=int(REMADE * capacity),
+            copy=copy_of(capacity),
+            floor=floor_of(capacity),
+            recent=LASTING,
+        )
+        return keep(view, shape, self._table(), lambda leaving: self._least(view, leaving, capacity))
 
     def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
         """The worth that a passage must have: its price until the next edit, divided by the price of a miss."""
@@ -124,20 +103,6 @@ class Cost:
 
     def _table(self) -> Prices:
         return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
-
-
-def _excerpt(view: View, pages: Sequence[Page], room: int, least: float, floor: int) -> list[Move]:
-    """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
-    stretch = cited_stretch(view, pages)
-    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=LASTING)
-    why = f"passages of {len(parts)} pages that are worth their tokens"
-    return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens")
-
-
-def _size(moves: Iterable[Move]) -> int:
-    """Tokens of the excerpts that these moves make, by a rule of thumb: the exact figure does not matter here."""
-    folds = [move for move in moves if isinstance(move, Fold)]
-    return sum(stop - start + 4 for move in folds for _, spans in move.parts for start, stop in spans) // 4
 
 
 def _recalled(view: View, pages: Sequence[Page]) -> int:

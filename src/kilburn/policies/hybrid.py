@@ -9,14 +9,17 @@ policy is ours; the figures are in docs/explanation/policies.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilburn.move import Move
 from kilburn.policies.parameters import check_tokens
-from kilburn.policy import Acts, Cause, View
-from kilburn.selection.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
+from kilburn.policy import Acts, Plan, View
+from kilburn.prices import PRICES
+from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep
+
+TAIL, SPARE, LASTING = 0.0, 0.2, 0.6
+ADDED, HELD, REMADE = 0.25, 0.5, 0.4
+"""Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +45,20 @@ class Hybrid:
     def __post_init__(self) -> None:
         check_tokens(low=self.low, tail=self.tail, core=self.core, whole=self.whole)
 
-    def plan(self, view: View) -> Sequence[Move]:
-        """One excerpt in place of everything older than the tail, or nothing while there is room and no question."""
-        if not view.excess and not _is_asked_anew(view):
-            return []
+    def plan(self, view: View) -> Plan:
+        """An edit in front if the window is full, and passages behind for what was asked."""
         capacity = view.budget.capacity
-        low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
-        whole = capacity // 4 if self.whole is None else self.whole
-        newest = sum([page.tokens for page in view.latest()])
-        tail = max(newest, min(unread(view), whole)) + (capacity // 10 if self.tail is None else self.tail)
-        leaving = old_pages(view, tail, capacity // 4 if self.core is None else self.core)
-        latest, saved = shorten_latest(view, whole)
-        if not leaving:
-            return latest
-        stretch = cited_stretch(view, leaving)
-        room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
-        parts = parts_of(view, stretch, room)
-        return [*latest, *excerpt_moves(stretch, parts, f"passages of {len(parts)} pages", nothing="no room for an excerpt")]
-
-
-def _is_asked_anew(view: View) -> bool:
-    """Whether the user just asked something, and older pages may have the answer."""
-    return view.cause is Cause.ADMIT and is_asked(view) and any(page.depth and not page.message for page in view.pages)
-
-
-def _spare(capacity: int) -> int:
-    return max(min(capacity // 10, 64 + capacity // 20), min(capacity, capacity - 4000) // 4)
+        shape = WindowShape(
+            capacity=capacity,
+            tail=int(TAIL * capacity) if self.tail is None else self.tail,
+            core=capacity // 4 if self.core is None else self.core,
+            whole=capacity // 4 if self.whole is None else self.whole,
+            spare=int(SPARE * capacity) if self.low is None else max(0, capacity - self.low),
+            added=int(ADDED * capacity),
+            held=int(HELD * capacity),
+            remade=int(REMADE * capacity),
+            copy=copy_of(capacity),
+            floor=floor_of(capacity),
+            recent=LASTING,
+        )
+        return keep(view, shape, PRICES["hosted"])

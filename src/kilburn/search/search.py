@@ -203,6 +203,26 @@ class Searcher:
             best.sort(key=lambda one: self._is_shown(one.key))
         return best if beside or len(matching) == len(seen) else [one for one in best if one.key in matching]
 
+    def by_words(self, query: str, limit: int, wanted: Callable[[Page, State], bool]) -> list[tuple[Page, Span, float]]:
+        """Passages of pages in open windows whose words match, best first, as the index ranks them.
+
+        Args:
+            wanted: leaves out other pages.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        if not query.strip() or limit < 1 or not self._infos:
+            return []
+        found: list[tuple[Page, Span, float]] = []
+        for hit in self._backend.search(query, segments=self._numbers, limit=2 * limit):
+            window = self._windows.get(hit.segment)
+            if window is not None and self._is_there(hit_key(hit)):
+                page = window.pages[hit.page]
+                if wanted(page, window.states[hit.page]):
+                    found.append((page, hit.span, hit.score))
+        return found[:limit]
+
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
         window where `unseen` is asked for."""

@@ -5,7 +5,7 @@ Policies decide when one is made, and how large it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
 from kilburn.kernel.pending import NOT_INDEXED
@@ -48,14 +48,15 @@ IMPORTANT = 0.5
 
 
 def old_pages(view: View, tail: int, core: int) -> list[Page]:
-    """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
+    """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens. Copies are not among
+    them: they leave by themselves."""
     stays: set[int] = set()
     important = [page for page in view.pages if view.importance.get(page.id, 0.0) >= IMPORTANT] if view.importance else []
     for page in sorted(important, key=lambda page: (-view.importance[page.id], -page.id)):
         if page.tokens <= core:
             core -= page.tokens
             stays.add(page.id)
-    return view.movable([page for page in view.front(tail) if page.id not in stays])
+    return view.movable([page for page in view.front(tail) if page.id not in stays and page.id not in view.copies])
 
 
 def split_excerpts(pages: Sequence[Page]) -> tuple[Sequence[Page], Sequence[Page]]:
@@ -98,9 +99,8 @@ def excerpt_moves(
 def unread(view: View) -> int:
     """Tokens of the newest pages that the agent has not read: the latest message, and before it the results of parallel
     calls."""
-    return sum(
-        [page.tokens for page in takewhile(lambda page: page.id > 0 and page.role is not Role.ASSISTANT, reversed(view.pages))]
-    )
+    own = (page for page in reversed(view.pages) if page.id not in view.copies)
+    return sum([page.tokens for page in takewhile(lambda page: page.id > 0 and page.role is not Role.ASSISTANT, own)])
 
 
 def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
@@ -165,10 +165,11 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
         for span in reversed(kept[number]):
             found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
     found.reverse()
+    leaving = {page.id for page in stretch.pages} | view.copies
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     return select(
         found,
-        _shown(view, {page.id for page in stretch.pages}),
+        shown_texts(view, [page for page in view.pages if page.id not in leaving]),
         focus_of(view),
         room,
         view.count,
@@ -190,14 +191,14 @@ def _kept(page: Page) -> Parts:
     return page.parts or ((page.sources[0], page.spans),) if page.kind is Kind.EXCERPT and page.sources else ()
 
 
-def _shown(view: View, going: Set[int]) -> list[str]:
-    """The newest texts that stay in the prompt whole."""
+def shown_texts(view: View, staying: Sequence[Page]) -> list[str]:
+    """The newest texts of the pages that stay in the prompt whole."""
     texts: list[str] = []
     left = SHOWN
-    for page in reversed(view.pages):
+    for page in reversed(staying):
         if left <= 0:
             break
-        if page.id not in going and page.kind is not Kind.IMAGE:
+        if page.kind is not Kind.IMAGE:
             texts.append(view.text(page.id))
             left -= len(texts[-1])
     return texts
@@ -206,11 +207,16 @@ def _shown(view: View, going: Set[int]) -> list[str]:
 def focus_of(view: View) -> dict[str, float]:
     """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
     unless it is long."""
+    return focus_words(said_of(view))
+
+
+def said_of(view: View) -> list[tuple[str, float]]:
+    """The request and the agent's latest words, each with its weight."""
     said = islice(reversed(view.pages), LATEST)
     latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
     asked = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
     before = 1.0 - (1.0 - BEFORE) * asked if _is_newest(view, view.task_page) else 1.0
-    return focus_words([(view.task, asked), (view.text(latest.id) if latest else "", before)])
+    return [(view.task, asked), (view.text(latest.id) if latest else "", before)]
 
 
 def is_asked(view: View) -> bool:

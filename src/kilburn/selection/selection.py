@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -138,7 +138,7 @@ def select(
     begin = after = _begin(worth, seen)
     for _ in range(TRIES):
         order, after = _greedy(candidates, worth, after, int(left * ratio), least, int((room - floor) * ratio), small)
-        found = _parts(order)
+        found = joined(order)
         used = cost(found) if cost is not None else _cost(order, found, count) + around
         if used <= room:
             parts = found
@@ -151,7 +151,7 @@ def select(
     while not parts and order:
         # No estimate was near: the last ones chosen are given up.
         order = order[: min(len(order) - 1, len(order) * room // used)]
-        found = _parts(order)
+        found = joined(order)
         used = cost(found) if cost is not None else _cost(order, found, count) + around
         parts = found if used <= room else ()
     return parts
@@ -262,7 +262,7 @@ def _greedy(
     while heap and room > small and refused < REFUSED:
         bound, at = heapq.heappop(heap)
         one = candidates[-at]
-        now = -_value(worth[-at], one.passage, seen)
+        now = -worth[-at] * new_share(one.passage, seen)
         if not now:
             continue
         if heap and now > heap[0][0] and now > bound:
@@ -290,14 +290,14 @@ def _greedy(
     return chosen, after or _Choice(heap, seen, chosen, pages, spent)
 
 
-def _value(worth: float, passage: TextPassage, seen: set[str]) -> float:
-    """The worth of the share of the lines, by their characters, that are not shown yet."""
+def new_share(passage: TextPassage, seen: Set[str]) -> float:
+    """The share of the lines, by their characters, that are not shown yet."""
     lines, whole = passage.lines, passage.letters
     new = whole if seen.isdisjoint(lines) else sum([len(line) for line in lines if line not in seen])
-    return worth * new / whole if whole else 0.0
+    return new / whole if whole else 0.0
 
 
-def _parts(chosen: Sequence[PagePassage]) -> Parts:
+def joined(chosen: Sequence[PagePassage]) -> Parts:
     """The spans of each page's passages, neighbours joined, with the blank or tiny lines between them."""
     spans: dict[int, list[Span]] = {}
     for one in sorted(chosen, key=lambda one: (one.page, one.passage.start)):

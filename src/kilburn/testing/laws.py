@@ -128,7 +128,7 @@ def _is_of(page: Page, original: int) -> bool:
 
 def _touches(data: Data, page: int, window: WindowState) -> bool:
     moved = {number for members in data.get("to", {}).values() for number in members}
-    return page in moved or any(window.pages[number].sources == (page,) for number in moved)
+    return page in moved or any(_is_of(window.pages[number], page) for number in moved)
 
 
 def _check_layout(session: Session) -> None:

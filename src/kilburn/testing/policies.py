@@ -1,7 +1,7 @@
 """The conformance kit for policies: what every policy must fulfil.
 
-`check_policy(make)` streams seeded traces through small windows with the policy, and checks the laws after every
-message. It does not measure how good a policy is.
+`check_policy(make)` streams seeded traces through small windows with the policy, and checks the laws. Now and then passages
+are brought from outside, so that it meets copies. It does not measure how good a policy is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.move import Bring
+from kilburn.page import Place
 from kilburn.policy import Policy
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
@@ -73,14 +75,27 @@ def check_policy(
 def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
     with Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
         session = store.session("check")
+        rng = random.Random(seed)
         for message in trace(seed):
             session.append(message)
+            if rng.random() < 0.2:
+                _bring(session, rng)
             prompt = session.render()
             assert prompt.tokens <= window, f"a prompt of {prompt.tokens} tokens in a window of {window}"
         check_laws(session, list(trace(seed)))
         refused = [event.why for event in session.events() if event.act is Act.REFUSE]
         assert not refused, f"moves were refused: {refused[:3]}"
         return _moves(session)
+
+
+def _bring(session: Session, rng: random.Random) -> None:
+    """Bring a passage of a page that is out, as another policy may have done."""
+    window = session.window
+    out = [page for page in range(1, window.last + 1) if window.at(page) in (Place.OUT, Place.STUB, Place.FOLDED)]
+    if out and not window.awaited():
+        page = rng.choice(out)
+        if text := session.text(page):
+            session.apply(Bring(((page, ((0, min(len(text), 200)),)),)))
 
 
 def _moves(session: Session) -> list[Any]:

@@ -1,0 +1,250 @@
+"""What was just asked needs of what the window does not show: passages to bring, or none.
+
+A passage is worth the share of the asked words that it has, each by how rare it is among the candidates; a word that the
+window shows somewhere counts less. So a question about nothing old brings nothing. Nothing is brought twice: a line that is
+shown counts nothing, and a word that a better passage has counts less. The index finds the candidates, so this takes as long
+in a session of a million pages as in a short one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import accumulate, islice, takewhile
+from typing import NamedTuple
+
+from kilburn.effect import Answer, Effect, Find
+from kilburn.message import Kind
+from kilburn.move import Bring, Evict, Move
+from kilburn.page import Page, Parts, Span
+from kilburn.policy import View
+from kilburn.prices import Prices
+from kilburn.retrieval import STOP
+from kilburn.selection.excerpts import ANSWERS, flow_of, is_asked, said_of, shown_texts
+from kilburn.selection.passages import bare, words_of
+from kilburn.selection.selection import HEADING, MARK, TALK, PagePassage, candidates_of, joined, new_share
+
+HITS = 24
+"""Passages that the index is asked for."""
+
+YOUNG = 8000
+"""Tokens of leaving pages, newest first, whose passages are candidates too: the index may not have them yet."""
+
+GRAIN = 300
+"""Characters of a passage at most."""
+
+ASKED = 1000
+"""Characters of the latest words that are searched for."""
+
+LEAST, MUCH = 0.25, 1.5
+"""Worth of the best passage, at least, if anything is brought: a share of what was said, or so many words that no other
+passage has, if that is less."""
+
+REST = 0.3
+"""Worth of each further passage, at least, as a share of that."""
+
+KNOWN = 0.4
+"""What a word counts that the window shows somewhere; TOLD: that a chosen passage has, once for each."""
+TOLD = 0.4
+
+OFTEN = 0.6
+"""BM25's k: how much more a word counts that a passage has often."""
+
+STILL = 0.5
+"""Share of a copy, by characters, that must be wanted still so that it stays."""
+
+_PATH = re.compile(r"[\w.@-]*(?:/[\w.@-]+)+")
+
+Terms = Mapping[frozenset[str], float]
+"""What is asked about, each with its weight: a word, or all words of a path, which counts by the rarest that a passage has. Else
+whoever only names a file would outrank what stands in it."""
+
+
+class _Wanted(NamedTuple):
+    """A passage that has asked words, and what each of these counts in it, by its place in the terms."""
+
+    one: PagePassage
+    told: Mapping[int, float]
+
+
+def copies_of(view: View) -> list[Page]:
+    """The copies that may leave."""
+    return [view.page(number) for number in sorted(view.copies) if number not in view.pins]
+
+
+def copy_moves(leaving: Sequence[Page], wanted: Sequence[PagePassage]) -> list[Move]:
+    """The moves that take copies away and bring passages."""
+    moves: list[Move] = [Evict(tuple([page.id for page in leaving]), why="not asked for any more")] if leaving else []
+    parts = joined(wanted)
+    return [*moves, Bring(parts, why=f"passages of {len(parts)} pages for what was asked")] if parts else moves
+
+
+def unshown(wanted: Sequence[PagePassage], copies: Sequence[Page]) -> list[PagePassage]:
+    """The passages that these copies do not show."""
+    return [one for one in wanted if not any(_has(page.parts, one) for page in copies)]
+
+
+def fitting(view: View, wanted: Sequence[PagePassage], room: int) -> list[PagePassage]:
+    """The first of these passages, within `room` tokens as one copy."""
+    costs = accumulate(_costs(wanted, view.count(MARK), view.count), initial=view.count(HEADING))
+    return [one for one, cost in zip(wanted, islice(costs, 1, None), strict=True) if cost <= room]
+
+
+def _costs(wanted: Iterable[PagePassage], mark: int, count: Callable[[str], int]) -> Iterator[int]:
+    pages: set[int] = set()
+    for one in wanted:
+        yield count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark + 4)
+        pages.add(one.page)
+
+
+def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
+    """Whether it pays to take a page out of the prompt. To keep it costs a cached read for each prompt. To take it out costs that
+    all that stands behind it is written to the cache again, in place of a cached read.
+
+    Args:
+        own: its tokens.
+        behind: tokens behind it that the provider has in its cache.
+        prompts: in which it would stand otherwise.
+    """
+    return own * prompts * prices.cached > behind * max(0.0, prices.written - prices.cached)
+
+
+def leaves(view: View, copy: Page, wanted: Sequence[PagePassage], prices: Prices) -> bool:
+    """Whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in front,
+    when the window is full."""
+    if _overlap(copy.parts, wanted) >= STILL:
+        return False
+    new = set(view.wanted)
+    behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
+    prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
+    return pays(copy.tokens, sum([page.tokens for page in behind if page.id not in new]), prompts, prices)
+
+
+def passages_asked(
+    view: View, room: int, *, staying: Sequence[Page] | None = None, kept: Parts = ()
+) -> Generator[Effect, Answer, list[PagePassage]]:
+    """The passages that are worth most for what was just asked, or for what the agent is working on; none if none is worth
+    enough. What copies show may be among them.
+
+    Args:
+        room: tokens that they may take as one copy.
+        staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
+        kept: what an excerpt of that plan keeps.
+    """
+    asked = is_asked(view)
+    said = [(view.task, 1.0)] if asked else said_of(view)
+    terms = terms_of(said)
+    if not terms or room <= 2 * view.handle:
+        return []
+    answer = yield Find(query="\n".join(text for text, _ in reversed(said))[-ASKED:], limit=HITS, words=True)
+    spans: list[tuple[int, Span | None]] = [(hit.page, hit.span) for hit in answer.hits]
+    if staying is not None:
+        stays = {page.id for page in staying}
+        left = YOUNG
+        for page in reversed(view.pages):
+            if page.id > 0 and page.id not in stays and left > 0:
+                left -= page.tokens
+                spans.append((page.id, None))
+    found: dict[tuple[int, int], PagePassage] = {}
+    for number, span in spans:
+        page = view.page(number)
+        if page.kind in (Kind.FOLD, Kind.IMAGE, Kind.OPAQUE):
+            continue
+        talk = ANSWERS if asked else TALK
+        for one in candidates_of(view.text(number), number, page.message, str(page.role), GRAIN, span, talk=talk):
+            found[number, one.passage.start] = one
+    there = [page for page in (view.pages if staying is None else staying) if page.id not in view.copies]
+    shown = shown_texts(view, there)
+    shown += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
+    candidates = [found[key] for key in sorted(found)]
+    return chosen_of(candidates, shown, terms, room - view.count(HEADING), view.count(MARK), view.count)
+
+
+def terms_of(said: Iterable[tuple[str, float]]) -> Terms:
+    """What some texts with weights are about; the commonest words are left out."""
+    found: dict[frozenset[str], float] = {}
+    for text, weight in said:
+        text = text[-4000:]
+        paths = [frozenset(word for word in words_of(path) if len(word) > 1) for path in _PATH.findall(text)]
+        words = (frozenset((word,)) for word in words_of(_PATH.sub(" ", text)) if word not in STOP and len(word) > 1)
+        for term in (*paths, *words):
+            if term:
+                found[term] = max(found.get(term, 0.0), weight)
+    return found
+
+
+def chosen_of(
+    candidates: Sequence[PagePassage], shown: Sequence[str], terms: Terms, room: int, mark: int, count: Callable[[str], int]
+) -> list[PagePassage]:
+    """The passages that are worth most together, within `room` tokens; none if the best is not worth enough."""
+    lines = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
+    rarity = _rarities(candidates, frozenset().union(*terms), "\n".join(shown).lower())
+    whole = math.fsum([weight * max([rarity[word] for word in term]) for term, weight in terms.items()])
+    if not whole:
+        return []
+    least = min(LEAST, MUCH * math.log(1 + len(candidates)) / whole)
+    usable = [_Wanted(one, _told(one, terms, rarity, whole)) for one in candidates]
+    usable = [one for one in usable if math.fsum(one.told.values()) >= REST * least]
+    chosen: list[PagePassage] = []
+    pages: set[int] = set()
+    counts = [1.0] * len(terms)
+    while usable:
+        values = [_value(one, counts, lines) for one in usable]
+        best = max(range(len(usable)), key=lambda at: (values[at], at))
+        if values[best] < (REST * least if chosen else least):
+            break
+        one, told = usable.pop(best)
+        cost = count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark + 4)
+        if cost > room:
+            continue
+        room -= cost
+        chosen.append(one)
+        pages.add(one.page)
+        lines.update(one.passage.lines)
+        for at in told:
+            counts[at] *= TOLD
+    return chosen
+
+
+def _rarities(candidates: Sequence[PagePassage], words: Set[str], shown: str) -> dict[str, float]:
+    """How rare each word is among the passages; less if it is shown."""
+    holding: dict[str, int] = {}
+    for one in candidates:
+        for word in words & one.passage.words.keys():
+            holding[word] = holding.get(word, 0) + 1
+    many = len(candidates)
+    return {
+        word: math.log(1 + (many - (times := holding.get(word, 0)) + 0.5) / (times + 0.5)) * (KNOWN if word in shown else 1.0)
+        for word in words
+    }
+
+
+def _told(one: PagePassage, terms: Terms, rarity: Mapping[str, float], whole: float) -> dict[int, float]:
+    """What each term counts in a passage that has it, as a share of all."""
+    known = one.passage.words
+    told: dict[int, float] = {}
+    for at, (term, weight) in enumerate(terms.items()):
+        if there := term & known.keys():
+            often = max([rarity[word] * known[word] / (known[word] + OFTEN) for word in there]) * (1 + OFTEN)
+            told[at] = weight * often * min(1.0, one.weight) / whole
+    return told
+
+
+def _value(wanted: _Wanted, counts: Sequence[float], lines: Set[str]) -> float:
+    worth = math.fsum([amount * counts[at] for at, amount in wanted.told.items()])
+    return worth * new_share(wanted.one.passage, lines)
+
+
+def _has(parts: Parts, one: PagePassage) -> bool:
+    """Whether these spans show a passage."""
+    return any(
+        page == one.page and any(start <= one.passage.start and one.passage.end <= stop for start, stop in spans)
+        for page, spans in parts
+    )
+
+
+def _overlap(parts: Parts, wanted: Sequence[PagePassage]) -> float:
+    """The share of these spans, by characters, that is wanted."""
+    whole = sum([stop - start for _, spans in parts for start, stop in spans])
+    return sum([one.passage.end - one.passage.start for one in wanted if _has(parts, one)]) / max(1, whole)

@@ -1,0 +1,163 @@
+"""What `hybrid` and `cost` have in common: excerpts in front that change seldom, and copies behind for what was asked.
+
+When the window is full, what is older than a tail is replaced by an excerpt, which is put after the excerpts that are there:
+all before it keeps its bytes, and is read from the provider's cache. When the excerpts take too much of the window, they are
+remade as one. Each edit frees more than it must, so edits are seldom. What a question needs beside, or the agent's latest words,
+is brought behind all that (see `bringing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kilburn.effect import Answer, Effect
+from kilburn.move import Move
+from kilburn.page import Page, Parts
+from kilburn.policy import Cause, View
+from kilburn.prices import Prices
+from kilburn.selection.bringing import copies_of, copy_moves, fitting, leaves, passages_asked, unshown
+from kilburn.selection.excerpts import (
+    cited_stretch,
+    excerpt_moves,
+    is_asked,
+    old_pages,
+    parts_of,
+    shorten_latest,
+    split_excerpts,
+    unread,
+)
+from kilburn.selection.selection import RECENT
+
+MARKS = 12
+"""Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
+
+
+FILL, SMALL = 0.68, 4000
+"""Share of a window of twice `SMALL` tokens or more that an edit leaves filled, at least; of `SMALL` tokens, none."""
+
+
+@dataclass(frozen=True)
+class WindowShape:
+    """How a window is divided, in tokens.
+
+    Args:
+        capacity: from which on it is full.
+        tail: of the newest pages, before what the agent has not read, that stay whole.
+        core: of important pages that stay whole.
+        whole: of the latest message, up to which it stays whole.
+        spare: that an edit leaves free.
+        added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
+        copy: of a copy at most.
+        floor: that the window holds after an edit, at least; what is beyond that must be worth `least`.
+        recent: the worth of a new passage as such (see `select`).
+    """
+
+    capacity: int
+    tail: int
+    core: int
+    whole: int
+    spare: int
+    added: int
+    held: int
+    remade: int
+    copy: int
+    floor: int = 0
+    recent: float = RECENT
+
+
+class _Edit(NamedTuple):
+    """Moves in front, the pages that stay, and what excerpts then keep, and take about, together with these pages."""
+
+    moves: list[Move]
+    staying: Sequence[Page]
+    kept: Parts
+    use: int
+
+
+def copy_of(capacity: int) -> int:
+    """Tokens of a copy in a window of that capacity at most: two fifths of a small one, and a twentieth of a large one."""
+    return min(2 * capacity // 5, max(800, capacity // 20))
+
+
+def _nothing(pages: Sequence[Page]) -> float:
+    return 0.0
+
+
+def floor_of(capacity: int) -> int:
+    """Tokens that a window holds after an edit, at least: two thirds of a window of 8,000 or more, nothing of one of 4,000."""
+    return int(FILL * capacity * min(1.0, max(0.0, capacity / SMALL - 1)))
+
+
+def keep(
+    view: View, shape: WindowShape, prices: Prices, least: Callable[[Sequence[Page]], float] = _nothing
+) -> Generator[Effect, Answer, list[Move]]:
+    """The moves at a window: an edit in front if it is full, or has no room for what the user asked, and what was asked behind.
+
+    Args:
+        least: what a passage of these leaving pages must be worth beyond the floor (see `select`).
+    """
+    if view.use <= shape.capacity:
+        if view.cause is not Cause.ADMIT:
+            return []
+        wanted = yield from passages_asked(view, shape.copy)
+        leaving = [page for page in copies_of(view) if leaves(view, page, wanted, prices)]
+        wanted = unshown(wanted, [page for page in copies_of(view) if page not in leaving])
+        room = shape.capacity - view.use + sum([page.tokens for page in leaving])
+        fit = fitting(view, wanted, room)
+        if len(fit) == len(wanted) or not is_asked(view):
+            return copy_moves(leaving, fit)
+    edit = _edit(view, shape, least)
+    # No copy can stand between a call and its result.
+    room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
+    wanted = yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)
+    return [*edit.moves, *copy_moves(copies_of(view), wanted)]
+
+
+def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], float]) -> _Edit:
+    """An excerpt after the existing ones, or one in place of all of them."""
+    capacity = shape.capacity
+    tail = min(unread(view), shape.whole) + shape.tail
+    leaving = old_pages(view, tail, shape.core)
+    latest, saved = shorten_latest(view, shape.whole)
+    use = view.use - saved - sum([page.tokens for page in copies_of(view)])
+    if not leaving:
+        return _Edit(latest, [page for page in view.pages if page.id not in view.copies], (), use)
+    excerpts, young = split_excerpts(leaving)
+    least = worth(leaving)
+    held = sum([page.tokens for page in excerpts])
+    stays = use - held - sum([page.tokens for page in young])
+    room = capacity - stays - shape.spare - 2 * view.handle
+    floor = shape.floor - stays if shape.floor else 0
+    most = min(room, max(shape.held, floor + capacity // 5)) - held
+    if young and most > capacity // 20:
+        size = min(max(shape.added, floor), room - held)
+        if size > most > capacity // 10:
+            size = most
+        moves, kept = _excerpt(view, young, shape, size, least, floor - held)
+        if _size(kept) <= most:
+            return _made(view, [*latest, *moves], young, kept, stays + held)
+    moves, kept = _excerpt(view, leaving, shape, min(max(shape.remade, floor), room), least, floor)
+    return _made(view, [*latest, *moves], leaving, kept, stays)
+
+
+def _made(view: View, moves: list[Move], leaving: Sequence[Page], kept: Parts, use: int) -> _Edit:
+    gone = {page.id for page in leaving} | view.copies
+    staying = [page for page in view.pages if page.id not in gone]
+    return _Edit(moves, staying, kept, use + _size(kept) + MARKS * (len(kept) + 3) + 2 * view.handle)
+
+
+def _excerpt(
+    view: View, pages: Sequence[Page], shape: WindowShape, room: int, least: float, floor: int
+) -> tuple[list[Move], Parts]:
+    """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
+    stretch = cited_stretch(view, pages)
+    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=shape.recent)
+    why = f"passages of {len(parts)} pages that are worth most"
+    return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
+
+
+def _size(parts: Parts) -> int:
+    """Tokens of an excerpt, by a rule of thumb: the exact figure does not matter here."""
+    return sum([stop - start + 4 for _, spans in parts for start, stop in spans]) // 4
