@@ -91,7 +91,7 @@ class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
 
 
-class Passage(msgspec.Struct, frozen=True, kw_only=True):
+class Passage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A found passage: which segment and page, which span of its text, how well it matched.
 
     `entry` is its number in the store's index, by which its vector is known.

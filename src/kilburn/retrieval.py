@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from kilburn.backend import SegmentKind, State
+from kilburn.backend import Passage, SegmentKind, State
 from kilburn.page import Page, Span
 
 __all__ = ["Candidate", "Embedder", "Query", "Ranking", "Scored"]
@@ -42,7 +42,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     speakers: frozenset[str] = frozenset()
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+# A search makes hundreds of these two: none can be part of a cycle, and the garbage collector passes over them.
+class Candidate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A page that may be an answer.
 
     Args:
@@ -63,7 +64,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     meaning: float | None = None
 
 
-class Scored(msgspec.Struct, frozen=True, kw_only=True):
+class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A candidate's score: `index` among the candidates, `score` (higher is better), and its `terms`, which sum to it."""
 
     index: int
@@ -94,12 +95,12 @@ class Meanings(Protocol):
 
     trouble: str
 
-    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
-        """The passages (entries of the store's index) whose vectors are nearest to the query's, with their cosines."""
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
+        """The passages whose vectors are nearest to the query's, with their cosines; all of them are still there."""
         ...
 
     def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
-        """The cosines of these passages that have a vector."""
+        """The cosines of those of these passages (entries of the store's index) that have a vector."""
         ...
 
     def close(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from kilburn.backends.passages import SIZE, TOKENIZER, passages, searchable
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.textindex import CLASS_LENGTH, ENOUGH, K1, ROWS, TERMS, B, length_class
 from kilburn.testing.stores import batch_of
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]))
@@ -106,6 +109,48 @@ def test_a_rare_word_is_found_in_a_large_session_whatever_stands_around_it(words
     with store_of(*texts) as backend:
         query = " ".join([*common[: words - 1], "theneedle"])
         assert backend.search(query, limit=5)[0].page == 18
+
+
+def by_the_book(texts: Sequence[str], words: Sequence[str], limit: int) -> list[tuple[int, float]]:
+    """The best pages and their scores, worked out from every word of every text."""
+    count, mean = len(texts), sum(map(len, texts)) / len(texts)
+    rarities = dict.fromkeys(range(1, count + 1), 0.0)
+    for word in words:
+        having = [page for page, text in enumerate(texts, 1) if word in text.split()]
+        for page in having:
+            rarities[page] += math.log(1 + (count - len(having) + 0.5) / (len(having) + 0.5))
+    lengths = {page: CLASS_LENGTH[length_class(len(text))] for page, text in enumerate(texts, 1)}
+    scores = {
+        page: rarity * (K1 + 1) / (1 + K1 * (1 - B + B * lengths[page] / mean)) for page, rarity in rarities.items() if rarity
+    }
+    best = sorted(scores, key=lambda page: (-round(scores[page], 9), -page))
+    return [(page, scores[page]) for page in best[:limit]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 3))
+def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among_few(seed: int, limit: int, common: int) -> None:
+    chance = random.Random(seed)
+    names = [f"w{one}{other}x" for one in "bdfgkmpt" for other in "bdfgkmpt"]
+    chance.shuffle(names)
+    everywhere, rare, others = names[:common], names[common:TERMS], names[TERMS:]
+    texts = [[*everywhere, *chance.choices(others, k=chance.choice([0, 5, 20]))] for _ in range(600)]
+    assert len(texts) > ROWS // TERMS, "so the words that all texts have are not looked through"
+    for word in rare:
+        for text in chance.sample(texts, chance.choice([0, 1, 5, 50, 200])):
+            text.append(word)
+    said = [" ".join(text) or "-" for text in texts]
+    query = [*everywhere, *rare]
+    chance.shuffle(query)
+    # Fewer are wanted than would make the index look at texts that have common words only.
+    there = sum(text.count(word) for word in rare for text in texts)
+    distinct = sum(not set(rare).isdisjoint(text) for text in texts)
+    wanted = min(limit, distinct, there // ENOUGH)
+    with store_of(*said) as backend:
+        found = backend.search(" ".join(query), limit=wanted)
+    expected = by_the_book(said, query, wanted)
+    assert [hit.page for hit in found] == [page for page, _ in expected]
+    assert [hit.score for hit in found] == pytest.approx([score for _, score in expected])
 
 
 def test_spans_lead_to_the_words(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class Closing:
 class Down(Closing):
     """An embedder's endpoint that is down."""
 
-    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
         raise ModelError("it is down", advice="wait")
 
     def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
@@ -165,14 +165,14 @@ class Down(Closing):
 class Near(Closing):
     """Knows that one passage means what is asked, and nothing else."""
 
-    def __init__(self) -> None:
-        self.entry = 0
+    def __init__(self, passage: Passage) -> None:
+        self.passage = passage
 
-    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
-        return [(self.entry, 0.9), (12345, 0.8)]
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
+        return [(self.passage, 0.9)]
 
     def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
-        return {entry: 0.9 for entry in entries if entry == self.entry}
+        return {entry: 0.9 for entry in entries if entry == self.passage.entry}
 
 
 def test_words_are_found_where_the_embedder_is_down() -> None:
@@ -182,13 +182,11 @@ def test_words_are_found_where_the_embedder_is_down() -> None:
         assert texts(store.search("walrus")) == ["a walrus"]
 
 
-def test_meaning_is_found_and_entries_that_are_gone_are_not() -> None:
+def test_meaning_is_found() -> None:
     with opened() as store:
-        store.vectors = near = Near()
         session = store.session("s")
         session.append(said("Ana", "a walrus"), said("Ana", "a car"))
-        passage: Passage = store.backend.entries([(session.number, 2)])[session.number, 2][0]
-        near.entry = passage.entry
+        store.vectors = Near(store.backend.entries([(session.number, 2)])[session.number, 2][0])
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})
         assert not store.search("automobile", abstain=True).abstained

@@ -65,12 +65,15 @@ def test_what_was_just_stored_is_found_at_once(backend: Backend) -> None:
     texts = {1: "the parser fails on an empty file", 2: "a dinner with friends in Lisbon", 3: "rain in the afternoon"}
     backend.commit(segment, batch_of(0, texts))
     vectors = Vectors(backend, "hashing(64)")
-    (best, cosine), *_ = vectors.nearest("empty files and the parser", None, 3)
+    (nearest, cosine), *_ = vectors.nearest("empty files and the parser", None, 3)
+    best = nearest.entry
     assert text_of(backend, best, texts) == texts[1]
     assert 0.2 < cosine <= 1
     backend.commit(segment, batch_of(1, {4: "zebra crossings"}))
-    ((found, _),) = vectors.nearest("zebra crossing", None, 1)
-    assert backend.passages([found])[found].page == 4
+    ((passage, _),) = vectors.nearest("zebra crossing", None, 1)
+    found = passage.entry
+    assert backend.passages([found]) == {found: passage}
+    assert passage.page == 4
     assert vectors.similar("zebra crossings", [found, best, 17])[found] == pytest.approx(1, abs=0.01)
     assert vectors.similar("zebra crossings", [found, best, 17]).keys() == {found, best}
     assert vectors.nearest("  ", None, 3) == []
@@ -108,7 +111,7 @@ def test_a_search_among_few_processes_returns_as_many_as_there_are(backend: Back
     vectors = Vectors(backend, "hashing(64)")
     vectors.catch_up()
     found = vectors.nearest("the needle", [few], 10)
-    assert [entry >> 32 for entry, _ in found] == [few] * 3
+    assert [passage.segment for passage, _ in found] == [few] * 3
     assert found == sorted(found, key=lambda one: -one[1])
     assert len(vectors.nearest("the needle", [few, many, 99], 5)) == 5
 
@@ -123,8 +126,8 @@ def test_what_is_forgotten_is_found_no_more_and_its_place_is_filled(backend: Bac
     for one in (vectors, other):
         found = one.nearest("needle", None, 9)
         assert len(found) == 9
-        assert {backend.passages([entry])[entry].page for entry, _ in found} <= set(range(12, 21))
-    assert len(vectors.similar("needle", [entry for entry, _ in before])) == 9
+        assert {passage.page for passage, _ in found} <= set(range(12, 21))
+    assert len(vectors.similar("needle", [passage.entry for passage, _ in before])) == 9
 
 
 def test_another_writer_is_followed(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, .
     return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
 
 
-def listed(numbers: Iterable[int]) -> str:
-    """Numbers as one value, for `json_each`: one query for all takes a third of the time of a query for each."""
-    return msgspec.json.encode(list(numbers)).decode()
+def listed(values: Iterable[int] | Iterable[str]) -> str:
+    """Many values as one, for `json_each`: one query for all takes a third of the time of a query for each."""
+    return msgspec.json.encode(list(values)).decode()
 
 
 def by_segment(keys: Iterable[tuple[int, int]]) -> list[tuple[str, int]]:

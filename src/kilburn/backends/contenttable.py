@@ -17,7 +17,7 @@ import apsw
 
 from kilburn.backend import Batch, Pieces
 from kilburn.backends.codec import SPLICED, Piece, encode_text, key_of, pack, pack_pieces, unpack
-from kilburn.backends.connection import row, rows, rows_of_each
+from kilburn.backends.connection import listed, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, page_of
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.kernel.folding import pieces_of
@@ -38,16 +38,18 @@ class ContentTable:
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db, self._tenant = db, tenant
 
-    def texts(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
+    def texts(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Digests with their texts, verified; what is not there is left out.
 
         Raises:
             StoreCorrupt: a text is not what was stored under its digest.
         """
-        select = "SELECT digest, size, codec, data FROM content WHERE tenant = ? AND digest = ?"
+        select = (
+            "SELECT value, digest, size, codec, data FROM json_each(?) CROSS JOIN content ON tenant = ? AND digest = unhex(value)"
+        )
         wholes = Wholes(self._db)
-        for key, size, codec, data in rows_of_each(self._db, select, [(self._tenant, key) for key in keys]):
-            yield key, unpack(codec, data, size, key, wholes.text)
+        for digest, key, size, codec, data in rows(self._db, select, listed(digests), self._tenant):
+            yield digest, unpack(codec, data, size, key, wholes.text)
 
     def add(self, batch: Batch) -> dict[str, int]:
         """The rows of the texts of a batch's new pages, by digest; they are written where they are not there.

@@ -51,7 +51,9 @@ _PLACES = {place.value.encode(): place for place in Place}
 
 _PAGE = "page.id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
 
-_PAGES = f"SELECT process, {_PAGE} FROM json_each(?) CROSS JOIN page ON process = ? AND page.id = value"
+_OF_PAGES = "FROM json_each(?) CROSS JOIN page ON process = ? AND page.id = value"
+_PAGES = f"SELECT process, {_PAGE} {_OF_PAGES}"
+_SKIMMED = f"SELECT process, page.id, meta, CAST(at AS BLOB), pinned, mark, until {_OF_PAGES}"
 
 
 @lru_cache
@@ -223,9 +225,10 @@ class SealedRows:
             StoreCorrupt: one is not what was written.
         """
         for segment, number, meta, seal, *values in rows_of_each(self._db, _PAGES, by_segment(keys)):
-            page, state = self.page(segment, number, meta, seal), self._state(segment, number, *values)
-            if isinstance(state, str):
-                raise StoreCorrupt(f"{shown(number)} of session {segment}: {state}", advice=ADVICE)
+            page, state = self._page(segment, number, meta, seal), self._state(segment, number, *values)
+            if isinstance(page, str) or isinstance(state, str):
+                wrong = page if isinstance(page, str) else state
+                raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
             yield (segment, number), (page, state)
 
     def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
@@ -237,7 +240,7 @@ class SealedRows:
         try:
             return {
                 (segment, number): (page_of(meta), state_of(at, pinned, mark, until))
-                for segment, number, meta, _, at, pinned, mark, until, _ in rows_of_each(self._db, _PAGES, by_segment(keys))
+                for segment, number, meta, at, pinned, mark, until in rows_of_each(self._db, _SKIMMED, by_segment(keys))
             }
         except UNREADABLE as error:
             raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error

@@ -122,6 +122,7 @@ class Sqlite:
         self._nothing_waits: dict[str, tuple[object, int]] = {}
         # All segments, single ones, and the extents of all, each with the state of the file of which it is known.
         self._known: tuple[tuple[object, int], Sequence[SegmentRow]] | None = None
+        self._shown: tuple[Sequence[SegmentRow], Sequence[SegmentInfo]] | None = None
         self._some: tuple[tuple[object, int], dict[int, SegmentRow | None]] | None = None
         self._extents: tuple[tuple[object, int], Extents] | None = None
         # Set once every session's row was looked at, before the first new one is made.
@@ -396,7 +397,7 @@ class Sqlite:
         with self._reading("reading"):
             if under:
                 return [one.info for one in self._sealed.under(self._number, under)]
-            infos = [one.info for one in self._sessions()]
+            infos = list(self._infos())
             lost = self._sessions_made() - len(infos)
         if lost > 0:
             infos.append(SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
@@ -408,6 +409,13 @@ class Sqlite:
         if self._known is None or self._known[0] != state:
             self._known = state, self._sealed.segments(self._number)
         return self._known[1]
+
+    def _infos(self) -> Sequence[SegmentInfo]:
+        """`_sessions`, as callers see them; made once for each state of the file, too."""
+        known = self._sessions()
+        if self._shown is None or self._shown[0] is not known:
+            self._shown = known, [one.info for one in known]
+        return self._shown[1]
 
     def _state(self) -> tuple[object, int]:
         """Changes whenever anybody writes to the file."""
@@ -576,10 +584,10 @@ class Sqlite:
             StoreCorrupt: a text does not match its digest, or is missing.
         """
         with self._reading("reading"):
-            wanted = {key_of(digest): digest for digest in digests}
-            found = {wanted[key]: text for key, text in self._contents.texts(wanted)}
+            wanted = {digest: key_of(digest) for digest in digests}
+            found = dict(self._contents.texts(wanted))
         if len(found) < len(wanted):
-            missing = next(digest for digest in wanted.values() if digest not in found)
+            missing = next(digest for digest in wanted if digest not in found)
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
         return found
 

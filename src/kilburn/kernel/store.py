@@ -347,7 +347,9 @@ class Store:
         for name, found in pages.items():
             info = self.backend.segment(name, time=0.0, create=False)
             if info is not None and not info.damaged:
-                self.memory(info.user).record(Act.SEARCH, found, cause="fault")
+                with self._lock:
+                    memory = self._collect(info)
+                memory.record(Act.SEARCH, found, cause="fault")
 
     def forget(
         self,

@@ -161,7 +161,7 @@ class Scan:
                 within = places[mine] % BLOCK
                 entries[mine] = block.entries[within]
                 # Not `@`: so few numbers are not worth the threads of BLAS, which wait for each other on a busy machine.
-                products = np.einsum("ij,j->i", block.numbers[within].astype(np.float32), vector)
+                products = np.einsum("ij,j->i", block.numbers.take(within, axis=0).astype(np.float32), vector)
                 cosines[mine] = products * block.scales[within]
         return entries, cosines
 

@@ -76,7 +76,7 @@ def kinds_of(where: str | Iterable[str]) -> set[SegmentKind]:
     return {kind for name in names for kind in PLACES[name]}
 
 
-class Ranked(msgspec.Struct, frozen=True):
+class Ranked(msgspec.Struct, frozen=True, gc=False):
     """A candidate with its score."""
 
     candidate: Candidate
@@ -88,7 +88,7 @@ class Ranked(msgspec.Struct, frozen=True):
         return self.candidate.segment, self.candidate.page.id
 
 
-class _Seen(msgspec.Struct):
+class _Seen(msgspec.Struct, gc=False):
     """The candidates of one page: its best passage, its scores, and its passages by words."""
 
     span: Span
@@ -182,7 +182,11 @@ class Searcher:
         seen: dict[Key, _Seen] = {}
         top = hits[0].score if hits else 1.0
         for hit in hits:
-            _note(seen, hit, words=hit.score, worth=hit.score / top)
+            score, key = hit.score, (hit.segment, hit.page)
+            if key in seen:
+                _note(seen, hit, words=score, worth=score / top)
+            else:
+                seen[key] = _Seen(hit.span, hit.entry, score, None, score / top, {hit.span: score})
         try:
             if self._vectors is not None:
                 self._by_meaning(text, depth, seen)
@@ -246,18 +250,17 @@ class Searcher:
 
     def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
         assert self._vectors is not None
-        nearest = dict(self._vectors.nearest(text, self._numbers, depth))
-        passages = self._backend.passages(nearest)
+        nearest = {passage.entry: (passage, cosine) for passage, cosine in self._vectors.nearest(text, self._numbers, depth)}
         missing = [known.entry for known in seen.values() if known.entry not in nearest]
         similar = self._vectors.similar(text, missing) if missing else {}
-        for known in list(seen.values()):
-            cosine = nearest.get(known.entry, similar.get(known.entry))
+        for known in seen.values():
+            near = nearest.get(known.entry)
+            cosine = near[1] if near is not None else similar.get(known.entry)
             if cosine is not None:
                 known.meaning = cosine
                 known.best += cosine
-        for entry, cosine in nearest.items():
-            passage = passages.get(entry)
-            if passage is not None and passage.segment in self._infos:
+        for passage, cosine in nearest.values():
+            if passage.segment in self._infos:
                 _note(seen, passage, meaning=cosine, worth=cosine)
 
     def _add_neighbours(self, text: str, seen: dict[Key, _Seen], usables: set[Key], most: int) -> None:

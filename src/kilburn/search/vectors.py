@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from kilburn.backend import Backend
+from kilburn.backend import Backend, Passage
 from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, Refused, SpecError, StoreError
 from kilburn.kernel.resolve import resolve
 from kilburn.native import PATIENCE as COMPUTING
@@ -128,8 +128,8 @@ class Vectors:
         self.trouble = ""
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
-    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
-        """The passages nearest in meaning, of these segments or of all, as (entry, cosine), best first.
+    def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
+        """The passages nearest in meaning, of these segments or of all, with their cosines, best first.
 
         Raises:
             ModelError, Unavailable: the embedder failed. StoreError: the store cannot be read.
@@ -145,7 +145,7 @@ class Vectors:
                 there = self.backend.passages([entry for entry, _ in found])
                 gone = [entry for entry, _ in found if entry not in there]
                 if not gone:
-                    return found
+                    return [(there[entry], cosine) for entry, cosine in found]
                 serving.scan.remove(gone)
 
     def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:

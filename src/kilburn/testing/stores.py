@@ -528,8 +528,10 @@ def check_read(backend: Backend) -> None:
     fact = msgspec.structs.replace(page_of(1, "Ana lives in Porto"), kind=Kind.FACT, since=5.0, until=9.5, claim=claim)
     backend.commit(one, Batch(head=0, pages=[fact], texts={fact.digest: "Ana lives in Porto"}, states={1: State(until=7.5)}))
     backend.commit(two, batch_of(0, {1: "b", -1: "c"}, states={-1: State(Place.PROPOSED)}))
-    found = backend.read([(two, -1), (one, 1), (one, 2), (two, 7), (two + 9, 1)])
+    keys = [(two, -1), (one, 1), (one, 2), (two, 7), (two + 9, 1)]
+    found = backend.read(keys)
     assert found.keys() == {(one, 1), (two, -1)}
+    assert backend.skim(keys) == found
     assert found[one, 1] == (fact, State(until=7.5)) == next(iter(backend.pages(one)))
     assert found[two, -1][1] == State(Place.PROPOSED)
     backend.commit(one, Batch(head=0, states={1: State(Place.RETIRED, until=-0.5)}))

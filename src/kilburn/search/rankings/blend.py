@@ -56,38 +56,45 @@ class Blend:
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """All candidates, best first; of equals, the newer one."""
-        best = max((candidate.words for candidate in candidates), default=0.0) or 1.0
-        own = [(self.words * one.words / best, self.meaning * max(0.0, one.meaning or 0.0)) for one in candidates]
+        best = max([one.words for one in candidates], default=0.0) or 1.0
+        own: list[tuple[float, float]] = []
         # Of each segment whose pages have neighbours, what each page has itself.
         sums: dict[int, dict[int, float]] = {}
-        for one, (words, meaning) in zip(candidates, own, strict=True):
+        for one in candidates:
+            cosine = one.meaning
+            words, meaning = self.words * one.words / best, self.meaning * cosine if cosine is not None and cosine > 0 else 0.0
+            own.append((words, meaning))
             if one.kind is not SegmentKind.MEMORY:
                 sums.setdefault(one.segment, {})[one.page.id] = words + meaning
         sessions = {segment: self.session * max(0.0, *of.values()) for segment, of in sums.items()}
         near = {segment: _near(of) for segment, of in sums.items()} if self.near else {}
         times = times_in(query.text, query.now) if self.time else []
+        speakers = query.speakers if self.speaker else frozenset()
         scored = []
-        for index, (one, (words, meaning)) in enumerate(zip(candidates, own, strict=True)):
-            page = one.page
+        for index, one in enumerate(candidates):
+            (words, meaning), page = own[index], one.page
             terms = {}
             if words:
                 terms["words"] = words
             if meaning:
                 terms["meaning"] = meaning
-            # A fact stands alone: as well as it matches itself, it would match in its session.
-            alone = one.kind is SegmentKind.MEMORY
-            if session := self.session * (words + meaning) if alone else sessions[one.segment]:
+            if one.kind is SegmentKind.MEMORY:
+                # A fact stands alone: as well as it matches itself, it would match in its session.
+                session, beside = self.session * (words + meaning), 0.0
+            else:
+                session, beside = sessions[one.segment], near[one.segment][page.id] if near else 0.0
+            if session:
                 terms["session"] = session
-            if not alone and near and (beside := near[one.segment].get(page.id)):
+            if beside:
                 terms["near"] = self.near * beside
-            if query.speakers and page.speaker in query.speakers and self.speaker:
+            if speakers and page.speaker in speakers:
                 terms["speaker"] = self.speaker
             if page.tokens > SHORT and page.role is not Role.TOOL and self.length:
                 terms["length"] = -self.length * math.log(page.tokens / SHORT)
             if times and (time := self.time * closeness(times, since_of(page))):
                 terms["time"] = time
-            if one.state.importance and self.importance:
-                terms["importance"] = self.importance * one.state.importance
+            if (importance := one.state.importance) and self.importance:
+                terms["importance"] = self.importance * importance
             scored.append(Scored(index=index, score=sum(terms.values()), terms=terms))
         return best_first(scored, candidates)
 
