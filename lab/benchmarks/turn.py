@@ -72,7 +72,7 @@ class Session:
     def __init__(self, path: Path, pages: int, window: int, policy: str, tokenizer: str, embedder: str | None = None) -> None:
         self.source = turns(SIZE)
         if pages > 2 * OWN:
-            with kilburn.open(path, window=window, policy="fifo", tokenizer=tokenizer, embedder=None) as store:
+            with kilburn.open(path, window=window, policy="fifo", tokenizer=tokenizer, embedder=None, durable=False) as store:
                 fill(store.session("s"), self.source, pages - OWN, batch=OWN)
         self.store = kilburn.open(path, window=window, policy=policy, tokenizer=tokenizer, embedder=embedder)
         self.session = self.store.session("s")

@@ -113,9 +113,18 @@ WALLS = st.tuples(st.integers(1, 30), st.integers(0, 2), st.integers(-9, -1))
 
 
 @settings(deadline=None)
-@given(st.lists(st.one_of(st.tuples(st.just("page"), st.integers(1, 30)), st.tuples(st.just("wall"), WALLS)), max_size=80))
-def test_gaps_are_what_they_would_be_made_anew(steps: list[tuple[str, int | Key]]) -> None:
-    """Pages leave, stand again or are gone, walls come and go: the gaps follow from where everything is."""
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("page"), st.integers(1, 30)),
+            st.tuples(st.just("wall"), WALLS),
+            st.tuples(st.just("many"), st.frozensets(st.integers(1, 30), min_size=1)),
+        ),
+        max_size=80,
+    )
+)
+def test_gaps_are_what_they_would_be_made_anew(steps: list[tuple[str, int | Key | frozenset[int]]]) -> None:
+    """Pages leave, stand again or are gone, one or many at once, walls come and go: the gaps follow from where everything is."""
     walls: list[Key] = []
     gaps = Gaps(len, walls)
     out: set[int] = set()
@@ -131,6 +140,12 @@ def test_gaps_are_what_they_would_be_made_anew(steps: list[tuple[str, int | Key]
     for kind, what in steps:
         if isinstance(what, tuple):
             wall(what)
+        elif isinstance(what, frozenset):
+            # As a fold takes pages that are out, and gives back others that it stood for.
+            gone, back = what & out, {page for page in what - out if (page, 0, page) not in walls}
+            gaps.remove_all(list(gone))
+            gaps.add_all({page: page for page in back})
+            out = out - gone | back
         elif what in out:
             out.discard(what)
             gaps.remove(what)

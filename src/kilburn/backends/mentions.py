@@ -43,7 +43,7 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
     by = event.data.get("by")
     if isinstance(by, int):
         ids.add(by)
-    signed = sorted(page for page in ids if page > 0), sorted(-page for page in ids if page < 0)
+    signed = sorted([page for page in ids if page > 0]), sorted([-page for page in ids if page < 0])
     return {sign * node for sign, some in zip((1, -1), signed, strict=True) for node in _nodes(stretches(some))}
 
 

@@ -530,7 +530,7 @@ class Sqlite:
             plain = msgspec.json.encode([call for call in wanted if "\0" not in call]).decode()
             # One question for thousands. SQLite ends a text of JSON at NUL.
             inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON process = ?1 AND call = value"
-            found = dict(rows(self._db, inside, segment, plain))
+            found: dict[str, int] = dict(rows(self._db, inside, segment, plain))
             odd = [(segment, call) for call in wanted if "\0" in call]
             return found | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else found
 

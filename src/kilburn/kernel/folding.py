@@ -272,10 +272,7 @@ def _check_progress(page: Page, change: LegalMove, window: WindowState) -> None:
     """A summary that costs what it replaces, or more, would make the window worse."""
     if page.kind is not Kind.FOLD or change.place is None:
         return
-    freed = sum(
-        window.stubs.get(member, window.cost(member))
-        for member, at in change.at.items()
-        if at not in (Place.IN, Place.STUB) and window.is_visible(member)
-    )
+    leaving = [member for member in change.at.keys() & window.shown if change.at[member] not in (Place.IN, Place.STUB)]
+    freed = sum([window.stubs.get(member, window.cost(member)) for member in leaving])
     if page.tokens >= freed:
         raise LawBroken(2, f"no progress: a fold of {page.tokens} tokens for {freed}", advice="fold more, or write less")

@@ -104,7 +104,8 @@ def rebuild(
     window, ledger, usage = base.window, base.ledger, base.usage
     if recount:
         foreign = _foreign(events, counter, usage.tokenizer if base.head else "")
-        window.costs |= _costs(backend, ChainMap(dict(pages), window.pages), foreign, counter) if foreign else {}
+        if foreign:
+            window.costs.update(_costs(backend, ChainMap(dict(pages), window.pages), foreign, counter))
     for number, event in enumerate(events, base.head + 1):
         where = f"event {number} of session {info.name!r}"
         if event.number != number:

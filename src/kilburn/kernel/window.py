@@ -468,7 +468,8 @@ class WindowState:
 
     def _shift(self, pages: Sequence[int], was: Place, now: Place) -> None:
         """Move pages from one place below the window to another."""
-        self._before = dict.fromkeys(pages, BELOW[was]) | self._before
+        before: dict[int, State | None] = dict.fromkeys(pages, BELOW[was])
+        self._before = before | self._before
         self.states.update(dict.fromkeys(pages, BELOW[now]))
         self._use = None
         if was is Place.OUT:
