@@ -113,7 +113,7 @@ def test_the_pass_through_proxy_changes_nothing() -> None:
 def test_all_systems_are_measured_in_one_run(tmp_path: Path) -> None:
     """Kilburn's gateway beside the proxy that passes on and beside none; the figures are of this machine, and not judged."""
     picture = tmp_path / "gateway.svg"
-    small = ["--requests", "40", "--rounds", "4", "--streams", "20", "--window", "3000"]
+    small = ["--requests", "40", "--rounds", "4", "--streams", "20", "--window", "3000", "--sessions", "200"]
     ran = kilburn("lab", "bench", "gateway", *small, "--json", "--plot", str(picture))
     assert ran.status == 0, ran.err
     report = json.loads(ran.out)
@@ -121,16 +121,28 @@ def test_all_systems_are_measured_in_one_run(tmp_path: Path) -> None:
     for row in report["rows"]:
         assert (row["failed"], row["wrong"]) == (0, 0)
         assert row["rate"] > 0
-        for latency, messages in zip(row["latencies"], (20, 1000), strict=True):
-            assert latency["messages"] == messages
+        for latency, asked in zip(row["latencies"], [(20, True), (1000, True), (20, False), (1000, False)], strict=True):
+            assert (latency["messages"], latency["streamed"]) == asked
             assert 0 < latency["p50"] <= latency["p95"]
+    for latency in report["rows"][2]["latencies"]:
+        assert latency["cpu"] > 0
+        assert latency["behind"] is not None
+    assert [each["sessions"] for each in report["beginnings"]] == [100, 200]
     assert report["rows"][2]["memory"][-1][0] == 40
     assert 190_000 < report["rows"][0]["latencies"][1]["tokens"] < 230_000
     assert picture.read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rounds": 0}, {"requests": 0}, {"streams": 0}, {"peers": {"nobody": "python"}}, {"peers": {"litellm": "/none"}}]
+    "wrong",
+    [
+        {"rounds": 0},
+        {"requests": 0},
+        {"streams": 0},
+        {"sessions": 0},
+        {"peers": {"nobody": "python"}},
+        {"peers": {"litellm": "/none"}},
+    ],
 )
 def test_numbers_and_names_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError):

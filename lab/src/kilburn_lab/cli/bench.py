@@ -26,10 +26,11 @@ def _gateway(
     rounds: int = 100,
     streams: int = 200,
     window: int = 32_000,
+    sessions: int = 10_000,
     peers: Sequence[str] = (),
     progress: Callable[[int, int], None],
 ) -> GatewayReport:
-    """Measure the gateway: time to the first byte, requests a second, memory, and many streams at once.
+    """Measure the gateway: time to the first byte, processor time, requests a second, memory, many streams, new conversations.
 
     A stub on this machine answers. Beside Kilburn: no proxy, a proxy that only passes on, and other systems where you name a
     Python that has them.
@@ -43,7 +44,9 @@ def _gateway(
     named = peers_of(peers)
     from kilburn_lab.evals.gateway import evaluate  # it needs the gateway, an extra
 
-    return evaluate(rounds=rounds, requests=requests, streams=streams, window=window, peers=named, progress=progress)
+    return evaluate(
+        rounds=rounds, requests=requests, streams=streams, window=window, sessions=sessions, peers=named, progress=progress
+    )
 
 
 def _session(
@@ -80,6 +83,7 @@ verb(
     rounds=Option("Requests whose first byte is waited for.", least=1),
     streams=Option("Streams that run at once.", least=1),
     window=Option("Tokens of Kilburn's window.", least=1),
+    sessions=Option("Sessions in the largest store in which new conversations begin.", least=1),
     peers=Option("Also another system (litellm, headroom), by a Python that has it.", "NAME=PYTHON", "--peer"),
 )
 verb(

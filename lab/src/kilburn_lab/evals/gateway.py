@@ -25,11 +25,16 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
+
+import kilburn
 from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn_lab.evals.gateway_load import ClientConnection, ClientConversation
-from kilburn_lab.evals.gateway_report import GatewayReport, GatewayRow, Latency
+from kilburn_lab.evals.gateway_report import Beginning, GatewayReport, GatewayRow, Latency
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
+
+_WORDS = "the river carries sand and the sand carries gold " * 4
 
 DIRECT, FLOOR, OWN = "no proxy", "pass-through", "kilburn"
 PEERS = ("litellm", "headroom")
@@ -51,6 +56,22 @@ AT_ONCE = 16
 
 LAST = 39
 """Messages at which a conversation ends there; it begins with one, so that they are 20 in the middle."""
+
+SESSIONS = (100, 1000, 10_000)
+"""Sessions in a store when a new conversation begins."""
+
+BEGUN = 40
+"""New conversations that are measured then."""
+
+FILLED = 300
+"""New conversations before that: as many as a gateway keeps in memory, and more."""
+
+PATIENT, LONGEST = 1.5, 60.0
+"""Seconds without work after which a system has done what can wait, since Kilburn leaves the processor for one to requests that
+may come; and the most that this is waited for."""
+
+STEP, BUSY = 0.1, 0.05
+"""Seconds between two looks, and the share of a processor that is work."""
 
 SAMPLES = 20
 """Times that memory is read."""
@@ -76,6 +97,7 @@ def evaluate(
     requests: int = 10_000,
     streams: int = 200,
     window: int = 32_000,
+    sessions: int = SESSIONS[-1],
     peers: Mapping[str, str] | None = None,
     progress: Progress = unwatched,
 ) -> GatewayReport:
@@ -86,6 +108,7 @@ def evaluate(
         requests: of each system, 16 at once, at 20 messages; memory is read meanwhile.
         streams: that run at once.
         window: tokens of Kilburn's window.
+        sessions: in the largest store in which new conversations begin.
         peers: of the systems in `PEERS`, which Python has them.
         progress: called with the requests that are done, and their total.
 
@@ -93,8 +116,9 @@ def evaluate(
         SpecError: a number below 1, or no such system. MissingExtra: no starlette, aiohttp or uvicorn. Unavailable: a system
             did not start or answer.
     """
-    if min(rounds, requests, streams, window) < 1:
-        raise SpecError(f"rounds={rounds}, requests={requests}, streams={streams}, window={window}", advice="give 1 or more")
+    if min(rounds, requests, streams, window, sessions) < 1:
+        given = f"rounds={rounds}, requests={requests}, streams={streams}, window={window}, sessions={sessions}"
+        raise SpecError(given, advice="give 1 or more")
     named = dict(peers or {})
     check_known("system", named, PEERS)
     for module in ("starlette", "aiohttp", "uvicorn"):
@@ -106,13 +130,16 @@ def evaluate(
         running = [_Running(DIRECT, port, None)]
         for system in (_floor(port), _own(port, folder, window), *(_peer(name, at, port, folder) for name, at in named.items())):
             running.append(stack.enter_context(_started(system, folder)))
-        steps = len(running) * (rounds + -(-rounds // 3) + requests + streams)
+        stores = sorted({min(each, sessions) for each in SESSIONS})
+        steps = len(running) * (2 * (rounds + -(-rounds // 3)) + requests + streams) + len(stores) * (FILLED + BEGUN)
         done = count(1)
 
         def step() -> None:
             progress(next(done), steps)
 
-        return asyncio.run(_measured(running, rounds, requests, streams, window, step))
+        report = asyncio.run(_measured(running, rounds, requests, streams, window, step))
+        beginnings = _beginnings(port, folder, window, stores, step)
+        return msgspec.structs.replace(report, beginnings=beginnings)
 
 
 class _Running:
@@ -122,12 +149,22 @@ class _Running:
         self.name, self.port, self.process = name, port, process
 
     def spent(self) -> float | None:
-        """Seconds of processor time so far."""
+        """Seconds of processor time so far, of all its threads."""
         if self.process is None:
             return None
-        tick = os.sysconf("SC_CLK_TCK")
-        fields = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in _family(self.process)]
-        return sum(int(each[11]) + int(each[12]) for each in fields) / tick
+        # The clock of a process has the number that clock_getcpuclockid(3) gives.
+        return sum(time.clock_gettime(~one << 3 | 2) for one in _family(self.process))
+
+    async def quiet(self) -> float | None:
+        """The same, once it has done what can wait until nobody asks."""
+        before, since, begun = self.spent(), time.monotonic(), time.monotonic()
+        while before is not None and time.monotonic() - since < PATIENT and time.monotonic() - begun < LONGEST:
+            await asyncio.sleep(STEP)
+            now = self.spent() or 0.0
+            if now - before > BUSY * STEP:
+                since = time.monotonic()
+            before = now
+        return before
 
     def memory(self) -> float | None:
         """Bytes of memory."""
@@ -234,8 +271,12 @@ async def _answers(port: int) -> bool:
 async def _measured(
     running: Sequence[_Running], rounds: int, requests: int, streams: int, window: int, step: Callable[[], None]
 ) -> GatewayReport:
-    short = await _latencies(running, SHORT, rounds, step)
-    long = await _latencies(running, LONG, -(-rounds // 3), step)
+    found = [
+        await _latencies(running, messages, count, step, streamed=streamed)
+        for streamed in (True, False)
+        for messages, count in ((SHORT, rounds), (LONG, -(-rounds // 3)))
+    ]
+    search = await _search(running[2].port)
     rows = []
     for system in running:
         began, spent = time.perf_counter(), system.spent()
@@ -245,7 +286,7 @@ async def _measured(
         rows.append(
             GatewayRow(
                 system=system.name,
-                latencies=[short[system.name], long[system.name]],
+                latencies=[each[system.name] for each in found],
                 rate=requests / seconds,
                 cpu=None if spent is None or after is None else 1000 * (after - spent) / requests,
                 failed=failed,
@@ -254,53 +295,115 @@ async def _measured(
             )
         )
     cores = len(os.sched_getaffinity(0))
-    return GatewayReport(rounds=rounds, requests=requests, streams=streams, window=window, cores=cores, rows=rows)
+    return GatewayReport(rounds=rounds, requests=requests, streams=streams, window=window, cores=cores, search=search, rows=rows)
 
 
-async def _latencies(running: Sequence[_Running], messages: int, rounds: int, step: Callable[[], None]) -> dict[str, Latency]:
-    """Times to the first byte of a streamed answer to the next message of a known conversation, the systems in turn."""
+async def _search(port: int) -> str:
+    """What Kilburn says of how it finds."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return str(msgspec.json.decode(answer.partition(b"\r\n\r\n")[2]).get("search", ""))
+
+
+async def _latencies(
+    running: Sequence[_Running], messages: int, rounds: int, step: Callable[[], None], *, streamed: bool
+) -> dict[str, Latency]:
+    """Times to the first byte of an answer to the next message of a known conversation, the systems in turn."""
     waits: dict[str, list[float]] = {system.name: [] for system in running}
     firsts: dict[str, list[float]] = {system.name: [] for system in running}
-    cpu = dict.fromkeys(waits, 0.0)
+    cpu: dict[str, list[float]] = {system.name: [] for system in running}
+    begun = await _quiet(running)
+    during = dict.fromkeys(waits, 0.0)
     connections = {system.name: ClientConnection(system.port) for system in running}
     turns = TURNS if messages == SHORT else rounds
-    letters = 0
+    letters = said = 0
     for start in range(0, rounds, turns):
         talks = {}
         for system in running:
-            talk = talks[system.name] = ClientConversation(start, WORDS[messages], messages - (turns if turns < messages else 2))
+            before = turns if turns < messages else 2
+            talk = talks[system.name] = ClientConversation(start, WORDS[messages], messages - before, streamed=streamed)
+            spent = system.spent()
             firsts[system.name].append(await _asked(connections[system.name], talk, start, system.name))
+            during[system.name] += 0.0 if spent is None else (system.spent() or 0.0) - spent
         for turn in range(start, min(start + turns, rounds)):
             shifted = turn % len(running)
             for system in [*running[shifted:], *running[:shifted]]:
                 spent = system.spent()
                 waits[system.name].append(await _asked(connections[system.name], talks[system.name], turn, system.name))
                 if spent is not None:
-                    cpu[system.name] += (system.spent() or 0.0) - spent
+                    cpu[system.name].append((system.spent() or 0.0) - spent)
                 step()
         letters = max(letters, max(talk.letters for talk in talks.values()))
+        said += len(talks[FLOOR])
     for connection in connections.values():
         await connection.close()
-    direct = median(waits[DIRECT])
+    ended = await _quiet(running)
+    direct, floor = median(waits[DIRECT]), 1000 * median(cpu[FLOOR])
     found = {}
     for system in running:
-        middle, late = median(waits[system.name]), percentile_95(waits[system.name])
-        found[system.name] = Latency(
+        name = system.name
+        middle, late = median(waits[name]), percentile_95(waits[name])
+        took = 1000 * median(cpu[name]) if cpu[name] else None
+        one, other = begun[name], ended[name]
+        behind = None if one is None or other is None else 1000 * (other - one - during[name] - sum(cpu[name])) / said
+        found[name] = Latency(
+            streamed=streamed,
             messages=messages,
             tokens=letters // 4,
-            first=1000 * median(firsts[system.name]),
+            first=1000 * median(firsts[name]),
             p50=1000 * middle,
             p95=1000 * late,
             added_p50=1000 * (middle - direct),
             added_p95=1000 * (late - percentile_95(waits[DIRECT])),
             ratio=middle / median(waits[FLOOR]),
-            cpu=None if system.process is None else 1000 * cpu[system.name] / rounds,
+            cpu=took,
+            behind=behind,
+            cpu_ratio=None if took is None else took / floor,
         )
     return found
 
 
+async def _quiet(running: Sequence[_Running]) -> dict[str, float | None]:
+    """Seconds of processor time of each, once it has done what waits."""
+    return dict(zip((each.name for each in running), await asyncio.gather(*(each.quiet() for each in running)), strict=True))
+
+
+def _beginnings(stub: int, folder: Path, window: int, stores: Sequence[int], step: Callable[[], None]) -> tuple[Beginning, ...]:
+    """What a new conversation costs in stores of so many sessions."""
+    found: list[tuple[int, float, float]] = []
+    filled = 0
+    below = folder / "many"
+    below.mkdir()
+    for sessions in stores:
+        with kilburn.open(below / "gateway.db", window=window, embedder=None, durable=False) as store:
+            for number in range(filled, sessions):
+                store.session(f"chat-{number:016x}").append({"role": "user", "content": f"Question {number}: {_WORDS}"})
+                if number % 100 == 99:
+                    store.release(f"chat-{number:016x}")
+        filled = sessions
+        with _started(_own(stub, below, window), folder) as system:
+            first, cpu = asyncio.run(_begun(system, sessions, step))
+        found.append((sessions, 1000 * first, 1000 * cpu))
+    return tuple(Beginning(sessions=each, first=first, cpu=cpu, ratio=cpu / found[0][2]) for each, first, cpu in found)
+
+
+async def _begun(system: _Running, sessions: int, step: Callable[[], None]) -> tuple[float, float]:
+    """The middle time to the first byte, and of the processor, of new conversations."""
+    connection, waits, cpu = ClientConnection(system.port), list[float](), list[float]()
+    for number in range(FILLED + BEGUN):
+        talk = ClientConversation(sessions * 10_000 + number, WORDS[SHORT])
+        spent = system.spent() or 0.0
+        waits.append(await _asked(connection, talk, number, system.name))
+        cpu.append((system.spent() or 0.0) - spent)
+        step()
+    await connection.close()
+    return median(waits[FILLED:]), median(cpu[FILLED:])
+
+
 async def _asked(connection: ClientConnection, talk: ClientConversation, number: int, name: str) -> float:
-    heard = await connection.ask(talk.next(number, EVENTS))
+    heard = await connection.ask(talk.next(number, EVENTS, stream=talk.streamed))
     if not talk.hear(heard):
         raise Unavailable(f"{name} answered {heard.status}: {heard.text[:200]!r}", advice="run it by hand to see why")
     return heard.first

@@ -173,9 +173,10 @@ def _text(body: bytes) -> tuple[str, bool]:
 
 
 class ClientConversation:
-    """A client that resends everything: texts of `words` words, made up from a seed."""
+    """A client that resends everything: texts of `words` words, made up from a seed. `streamed` is what it asks for."""
 
-    def __init__(self, seed: int, words: int, before: int = 0) -> None:
+    def __init__(self, seed: int, words: int, before: int = 0, *, streamed: bool = True) -> None:
+        self.streamed = streamed
         self._chance = random.Random(f"{seed}/{words}")
         self._words = words
         self._bodies: list[bytes] = []

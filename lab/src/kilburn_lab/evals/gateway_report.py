@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,18 +11,34 @@ from kilburn.picture import picture
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 
+class Goal(NamedTuple):
+    """What a request may take: milliseconds that the gateway adds to the first byte, and of the processor."""
+
+    added: float
+    cpu: float
+
+
+GOALS = {20: Goal(2.0, 2.0), 1000: Goal(3.0, 5.0)}
+"""By the messages of a history."""
+
+
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds from a request to the first byte of its streamed answer.
+    """Milliseconds from a request to the first byte of its answer; of one that is not streamed, to its last.
 
     Args:
+        streamed: whether the answer is.
         messages, tokens: of the history that the client resends, of which one message is new; a token is four characters.
         first: when the system sees the history for the first time.
         p50, p95: the middle one, and the 95th of 100, of the later requests.
         added_p50, added_p95: beyond the same figure without a proxy.
         ratio: p50, as a multiple of the pass-through proxy's.
-        cpu: milliseconds that the system's processor worked for a request, its answer included.
+        cpu: milliseconds that the system's processor worked for a request until its answer was over, the middle one.
+        behind: milliseconds that it worked afterwards for each message that was new to it, until it was quiet: at vectors, for
+            example. A request brings two, with its answer.
+        cpu_ratio: `cpu`, as a multiple of the pass-through proxy's.
     """
 
+    streamed: bool = True
     messages: int
     tokens: int
     first: float
@@ -31,6 +48,22 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     added_p95: float
     ratio: float
     cpu: float | None = None
+    behind: float | None = None
+    cpu_ratio: float | None = None
+
+
+class Beginning(msgspec.Struct, frozen=True, kw_only=True):
+    """The first request of a new conversation, in a gateway whose store has so many sessions.
+
+    Args:
+        first: milliseconds to the first byte, the middle one. cpu: of the processor, the middle one.
+        ratio: `cpu`, as a multiple of that in the store with the fewest.
+    """
+
+    sessions: int
+    first: float
+    cpu: float
+    ratio: float
 
 
 class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +85,9 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     memory: list[tuple[int, float]]
     wrong: int
 
-    def at(self, messages: int) -> Latency:
+    def at(self, messages: int, *, streamed: bool = True) -> Latency:
         """The latency at so many messages; KeyError if it was not measured."""
-        return row_of(self.latencies, messages=messages)
+        return row_of(self.latencies, messages=messages, streamed=streamed)
 
     @property
     def growth(self) -> float | None:
@@ -73,7 +106,9 @@ class GatewayReport(EvalReport, frozen=True, kw_only=True):
     streams: int
     window: int
     cores: int
+    search: str = ""
     rows: list[GatewayRow]
+    beginnings: tuple[Beginning, ...] = ()
 
     def row(self, system: str) -> GatewayRow:
         """One system; KeyError if it was not measured."""
@@ -83,21 +118,43 @@ class GatewayReport(EvalReport, frozen=True, kw_only=True):
         """Plain text: times to the first byte, then the rest."""
         floor = self.row("pass-through").rate
         times = (
-            "system={system} | messages={one.messages:,} | tokens={one.tokens:,} | first time={one.first:.1f} ms | "
-            "p50={one.p50:.2f} ms | p95={one.p95:.2f} ms | added p50={one.added_p50:+.2f} ms | p95={one.added_p95:+.2f} ms | "
-            "x pass-through={one.ratio:.2f} | processor={one.cpu:.2f} ms"
+            "system={system} | messages={one.messages:,} | first time={one.first:.1f} ms | "
+            "p50={one.p50:.2f} ms | p95={one.p95:.2f} ms | added={one.added_p50:+.2f} ms | goal={goal.added:.0f} ms | "
+            "x={one.ratio:.2f} | processor={one.cpu:.2f} ms | goal={goal.cpu:.0f} ms | x={one.cpu_ratio:.2f} | "
+            "behind={one.behind:.2f} ms"
         )
+        begun = "sessions={sessions:,} | first byte={first:.2f} ms | processor={cpu:.2f} ms | x={ratio:.2f}"
         loads = (
             "system={system} | requests/s={rate:,.0f} | x pass-through={ratio:.2f} | processor={cpu:.2f} ms | failed={failed} | "
             "memory at first={memory[0][1]:,.1f MiB} | at last={last[1]:,.1f MiB} | a thousand add={growth:,.1f MiB} | "
             "wrong streams={wrong}"
         )
-        waits = [(row, row.at(one.messages)) for one in self.rows[0].latencies for row in self.rows]
+        own = self.rows[-1].system if len(self.rows) < 3 else self.rows[2].system
+
+        def waits(*, streamed: bool) -> str:
+            found = [one for one in self.rows[0].latencies if one.streamed == streamed]
+            pairs = [(row, row.at(one.messages, streamed=streamed)) for one in found for row in self.rows]
+            return table_of(
+                pairs,
+                times,
+                ("system",),
+                "-",
+                system=lambda pair: pair[0].system,
+                one=lambda pair: pair[1],
+                goal=lambda pair: GOALS.get(pair[1].messages) if pair[0].system == own else None,
+            )
+
+        tokens = " and ".join(f"{one.tokens:,}" for one in self.rows[0].latencies if one.streamed)
         return "\n\n".join(
             [
-                f"time to the first byte, {self.rounds} requests at 20 messages and a third of that at 1,000, the systems in "
-                f"turn; window {self.window:,} tokens; {self.cores} cores for all",
-                table_of(waits, times, ("system",), "-", system=lambda pair: pair[0].system, one=lambda pair: pair[1]),
+                f"time to the first byte of a streamed answer, {self.rounds} requests at 20 messages and a third of that at "
+                f"1,000 ({tokens} tokens), the systems in turn; x: of pass-through; behind: what is done for a new message when "
+                f"its request is over; window {self.window:,} tokens; {self.cores} cores for all; searches go by {self.search or 'nothing'}",
+                waits(streamed=True),
+                "the same to the last byte of an answer that is not streamed",
+                waits(streamed=False),
+                "a new conversation, by the sessions in the store; x: of the fewest",
+                table_of(self.beginnings, begun, (), "-"),
                 f"{self.requests:,} requests of 20 messages in the middle, 16 at once; then {self.streams} streams at once",
                 table_of(
                     self.rows,
@@ -121,7 +178,7 @@ def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
     with picture(path, 9, 3.8, force=force) as figure:
         added, memory = figure.subplots(1, 2)
         small = {"fontsize": 8}
-        sizes = [each.messages for each in rows[0].latencies]
+        sizes = [each.messages for each in rows[0].latencies if each.streamed]
         for index, size in enumerate(sizes):
             places = [at + 0.4 * index for at in range(len(rows))]
             own = [row.at(size) for row in rows]

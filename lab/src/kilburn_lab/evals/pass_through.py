@@ -40,4 +40,6 @@ def build(upstream: str) -> Starlette:
 
 
 if __name__ == "__main__":
-    uvicorn.run(build(sys.argv[2]), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
+    uvicorn.run(
+        build(sys.argv[2]), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False, timeout_keep_alive=600
+    )
