@@ -128,16 +128,16 @@ def by_the_book(texts: Sequence[str], words: Sequence[str], limit: int) -> list[
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 3))
+@given(st.integers(0, 2**32), st.integers(1, 80), st.integers(0, 3))
 def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among_few(seed: int, limit: int, common: int) -> None:
     chance = random.Random(seed)
     names = [f"w{one}{other}x" for one in "bdfgkmpt" for other in "bdfgkmpt"]
     chance.shuffle(names)
     everywhere, rare, others = names[:common], names[common:TERMS], names[TERMS:]
-    texts = [[*everywhere, *chance.choices(others, k=chance.choice([0, 5, 20]))] for _ in range(600)]
+    texts = [[*everywhere, *chance.choices(others, k=chance.choice([0, 20, 130]))] for _ in range(600)]
     assert len(texts) > ROWS // TERMS, "so the words that all texts have are not looked through"
     for word in rare:
-        for text in chance.sample(texts, chance.choice([0, 1, 5, 50, 200])):
+        for text in chance.sample(texts, chance.choice([0, 1, 5, 20, 60, 200])):
             text.append(word)
     said = [" ".join(text) or "-" for text in texts]
     query = [*everywhere, *rare]
@@ -151,6 +151,17 @@ def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among
     expected = by_the_book(said, query, wanted)
     assert [hit.page for hit in found] == [page for page, _ in expected]
     assert [hit.score for hit in found] == pytest.approx([score for _, score in expected])
+
+
+def test_long_texts_with_the_rarest_word_do_not_close_the_list_to_short_ones_without_it() -> None:
+    long, short = ["walrus " + "and so on " * 75] * 20, ["a kettle"] * 40
+    texts = [*long, *short, *["nothing of it"] * 500]
+    with store_of(*texts) as backend:
+        found = backend.search("walrus kettle", limit=20)
+    assert [(hit.page, hit.score) for hit in found] == [
+        (page, pytest.approx(score)) for page, score in by_the_book(texts, ["walrus", "kettle"], 20)
+    ]
+    assert {texts[hit.page - 1] for hit in found} == {"a kettle"}
 
 
 def test_spans_lead_to_the_words(tmp_path: Path) -> None:
