@@ -10,6 +10,9 @@ import kilburn
 from figures import Row, emit, median, parser, quantile
 from kilburn.kernel.session import Session
 
+GOAL = 2
+"""What a fork may take, compared with an append."""
+
 
 def call(number: int, name: str) -> dict[str, object]:
     """A message that calls a tool."""
@@ -35,6 +38,7 @@ def main() -> None:
     arguments = parser(str(__doc__))
     arguments.add_argument("--pages", type=int, action="append", help="pages of the session [default: 100 and 10000]")
     arguments.add_argument("--times", type=int, default=100, help="branches that are begun")
+    arguments.add_argument("--forget", action="store_true", help="also forget a page, and then the session with its branches")
     arguments.add_argument("--policy", default="fifo", help="what decides at the window")
     given = arguments.parse_args()
     rows: list[Row] = []
@@ -44,13 +48,16 @@ def main() -> None:
             session = store.session("main")
             filled(session, pages)
             times: dict[str, list[float]] = {"append": [], "fork": [], "exit": [], "letting go": []}
+            own: dict[str, list[float]] = {"append": [], "fork": []}
             for number in range(given.times):
-                start = time.perf_counter()
+                start, begun = time.perf_counter(), time.thread_time()
                 session.append(call(number, "branch"))
                 times["append"].append(time.perf_counter() - start)
-                start = time.perf_counter()
+                own["append"].append(time.thread_time() - begun)
+                start, begun = time.perf_counter(), time.thread_time()
                 branch = session.fork("Look into it.", call=f"branch{number}")
                 times["fork"].append(time.perf_counter() - start)
+                own["fork"].append(time.thread_time() - begun)
                 branch.append({"role": "assistant", "content": "It is fine."})
                 start = time.perf_counter()
                 branch.exit("fine")
@@ -65,9 +72,11 @@ def main() -> None:
                         "p50 ms": round(1000 * median(took), 2),
                         "p95 ms": round(1000 * quantile(took, 0.95), 2),
                         "x": round(median(took) / median(times["append"]), 2),
+                        "goal": GOAL if what == "fork" else "",
+                        "x, processor": round(median(own[what]) / median(own["append"]), 2) if what in own else "",
                     }
                 )
-            for what, address in (("forget a page", "p2"), ("forget the session", None)):
+            for what, address in (("forget a page", "p2"), ("forget the session", None)) if given.forget else ():
                 start = time.perf_counter()
                 store.forget(session="main", address=address)
                 took = 1000 * (time.perf_counter() - start)

@@ -14,6 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,13 @@ class Session:
 
     def __init__(self, path: Path, pages: int, window: int, policy: str, tokenizer: str, embedder: str | None = None) -> None:
         self.source = turns(SIZE)
-        if pages > 2 * OWN:
+        if pages > 2 * OWN and not path.exists():
             with kilburn.open(path, window=window, policy="fifo", tokenizer=tokenizer, embedder=None, durable=False) as store:
                 fill(store.session("s"), self.source, pages - OWN, batch=OWN)
         self.store = kilburn.open(path, window=window, policy=policy, tokenizer=tokenizer, embedder=embedder)
         self.session = self.store.session("s")
-        fill(self.session, self.source, pages)
+        if self.session.window.last < pages:
+            fill(self.session, self.source, pages)
         if embedder is not None:
             # From the first search on the background embeds what waits.
             self.session.search("anything")
@@ -101,11 +103,11 @@ def _rounds(
 
 
 def measure(
-    policy: str, sizes: list[int], window: int, tokenizer: str, rounds: int, folder: str, embedder: str | None
+    policy: str, sizes: list[int], window: int, tokenizer: str, rounds: int, keep: str | None, embedder: str | None
 ) -> list[Row]:
     """Rows for one policy; the baseline of the ratios is the bare insert."""
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        place = Path(made)
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory(dir=".") as folder:
+        place = Path(folder)
         sessions = {
             f"{policy}, {pages:,} pages": Session(place / f"{pages}.db", pages, window, policy, tokenizer, embedder)
             for pages in sizes
@@ -113,12 +115,15 @@ def measure(
         bare = Bare(place / "bare.db")
         subjects: dict[str, Callable[[Turn], None]] = {name: session.turn for name, session in sessions.items()}
         subjects |= {BARE: bare.turn, "naive list, not stored": Naive(window, turns(), min(max(sizes), 10_000)).turn}
-        times = _rounds(subjects, turns(SIZE, start=10_000_000), rounds)
+        # No call has the id of one of an earlier run.
+        last = max(session.session.window.last for session in sessions.values())
+        times = _rounds(subjects, turns(SIZE, start=10_000_000 + last), rounds)
         stored = [session.session.stats() for session in sessions.values()]
         assert not any(stats.overflow for stats in stored)
         for session in sessions.values():
             session.store.close()
         bare.db.close()
+        (place / "bare.db").unlink()
     base = {at: quantile([one[at] for one in times[BARE]], 0.5) for at in (0, 1)}
     rows: list[Row] = []
     for name, values in times.items():
@@ -157,7 +162,7 @@ def main() -> None:
     options.add_argument("--policy", action="append", help="may be given several times; hybrid where none is")
     options.add_argument("--pages", type=int, action="append", help=f"may be given several times; {SIZES} where none is given")
     options.add_argument("--embedder", help="measure again with this embedder at work in the background, such as minilm")
-    options.add_argument("--folder", default=".", help="where the files are")
+    options.add_argument("--keep", help="a folder in which the sessions stay, for another run")
     options.add_argument("--window", type=int, default=8000)
     options.add_argument("--tokenizer", default="auto")
     options.add_argument("--rounds", type=int, default=400)
@@ -171,7 +176,7 @@ def main() -> None:
         row
         for policy in asked.policy or ["hybrid"]
         for embedder in ([None, asked.embedder] if asked.embedder else [None])
-        for row in measure(policy, sizes, asked.window, asked.tokenizer, asked.rounds, asked.folder, embedder)
+        for row in measure(policy, sizes, asked.window, asked.tokenizer, asked.rounds, asked.keep, embedder)
     ]
     note = f"A turn is a call and its result, {SIZE} characters each, then render(); Kilburn {kilburn.__version__}."
     emit("turn", rows, asked.json, note)
