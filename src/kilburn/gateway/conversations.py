@@ -67,6 +67,8 @@ class Conversation:
         self.waiting: list[Message] = []
         """Our own calls and their results that are said here and not in the session: a branch has them, if it comes to one."""
         self.prefilled = False
+        self.renewed = False
+        """Whether something was appended just now, so that the session is known as it is."""
         self.memo: Memo | None = None
         """Of the request that goes on now."""
         self.spoken: list[Message] = []

@@ -250,6 +250,7 @@ class Histories:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
                     conversation.extend(digests)
                     conversation.turn = conversation.session.turn
+                conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 conversation.memo = None if asked.after else Memo(conversation, (form.name, name, user), asked)
                 return conversation
@@ -647,7 +648,8 @@ class Histories:
         with conversation.saying:
             for left in reversed(range(TRIES)):
                 try:
-                    session = self.current(conversation)
+                    # If others went on with it, nothing is written, and it is read again.
+                    session = conversation.session if left == TRIES - 1 else self.current(conversation)
                     others = said_after(session, conversation.start) if session.turn != conversation.turn else []
                     told = canonical(message for _, message in others)
                     conversation.repeated = conversation.repeated or bool(told)

@@ -81,7 +81,7 @@ def limits_of(given: Iterable[str], *, keyed: bool) -> RequestBounds:
         raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
 
 
-_MARKS = b'"[]{},'
+_MARKS = b"[]{},"
 _OTHERS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
@@ -122,8 +122,8 @@ class BodyTally:
             if piece.endswith(b"\\"):
                 # What it escapes comes with the next piece.
                 self._torn = b"\\"
-        texts = piece.translate(None, _OTHERS).split(b'"')
-        marks = b"".join(texts[self._in_text :: 2])
+        texts = piece.split(b'"')
+        marks = b"".join(texts[self._in_text :: 2]).translate(None, _OTHERS)
         self._in_text ^= len(texts) % 2 == 0
         opened = marks.count(b"[") + marks.count(b"{")
         self.values += opened + marks.count(b",")

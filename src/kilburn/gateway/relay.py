@@ -229,8 +229,10 @@ class _Work:
         """
         conversation = self.conversation
         session = conversation.session
-        # Where nothing is new nothing was appended; and another program may have forgotten what the client still sends.
-        session.refresh()
+        if not conversation.renewed:
+            # Nothing was appended; and another program may have forgotten what the client still sends.
+            session.refresh()
+        conversation.renewed = False
         self._fit(session.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None

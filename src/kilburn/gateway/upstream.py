@@ -88,6 +88,9 @@ LARGEST = 1 << 28
 LARGE = 1 << 18
 """Bytes of a body that is read by a thread."""
 
+WHOLE = 1 << 20
+"""Bytes of a body that is given to aiohttp as it is."""
+
 LINGER = 1.0
 """Seconds that an endpoint may keep its stream open after a reply."""
 
@@ -237,9 +240,10 @@ class Endpoint:
         Args:
             through: whether the answer goes to the client as it is, so that its length is known.
         """
-        data: AsyncIterator[bytes] | None
+        data: AsyncIterator[bytes] | bytes | None
         if isinstance(body, bytes):
-            data = _one(body) if body else None
+            # aiohttp warns of larger ones; it writes them piece by piece in any case.
+            data = (body if len(body) <= WHOLE else _one(body)) if body else None
             if body:
                 headers["content-length"] = str(len(body))
         else:
@@ -248,7 +252,7 @@ class Endpoint:
         url = URL(f"{self.url}/v1{path}".replace("#", "%23"), encoded=True)
         try:
             async with asyncio.timeout(self._timeout) as patience:
-                if data is not None and not isinstance(body, bytes):
+                if isinstance(data, AsyncIterator) and not isinstance(body, bytes):
                     data = self._patiently(data, patience)
                 response = await self._client.request(method, url, data=data, headers=headers, allow_redirects=False)
         except TimeoutError as error:

@@ -149,7 +149,8 @@ class GatewayReport(EvalReport, frozen=True, kw_only=True):
             [
                 f"time to the first byte of a streamed answer, {self.rounds} requests at 20 messages and a third of that at "
                 f"1,000 ({tokens} tokens), the systems in turn; x: of pass-through; behind: what is done for a new message when "
-                f"its request is over; window {self.window:,} tokens; {self.cores} cores for all; searches go by {self.search or 'nothing'}",
+                f"its request is over; window {self.window:,} tokens; {self.cores} cores for all; searches go by "
+                f"{self.search or 'nothing'}",
                 waits(streamed=True),
                 "the same to the last byte of an answer that is not streamed",
                 waits(streamed=False),
