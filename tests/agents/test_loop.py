@@ -66,7 +66,7 @@ def test_events_come_in_order() -> None:
     assert contents(session)[3] == ("tool", "8")
     for request in model.requests:
         validate_chat(request.messages)
-        assert {tool.name for tool in request.tools} == {"double", "recall", "search_memory", "pin", "note"}
+        assert {tool.name for tool in request.tools} == {"double", "recall", "search_memory", "pin", "note", "remember"}
     check_laws(session)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies
+from hypothesis import example, given, settings, strategies
 
 from kilburn.backend import State
 from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, together, topic
@@ -245,6 +245,7 @@ SAID = strategies.builds(
     since=strategies.none() | strategies.integers(0, 9).map(float),
     until=strategies.none() | strategies.integers(5, 20).map(float),
 )
+BOTH = (Trust.TOOL, Trust.USER)
 PLANS = strategies.lists(
     strategies.tuples(
         strategies.lists(strategies.tuples(SAID, strategies.sampled_from(list(Trust))), max_size=4), strategies.floats(0, 12)
@@ -255,11 +256,14 @@ PLANS = strategies.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(PLANS)
+@example([([(put(claim("Porto"), 0.0), Trust.USER)], 1.0), ([(put(claim("Braga"), 2.0), trust) for trust in BOTH], 3.0)])
 def test_whatever_is_said_nothing_unrelated_is_retired_and_nothing_twice(
     plans: list[tuple[list[tuple[Add, Trust]], float]],
 ) -> None:
     held: dict[int, tuple[Page, State]] = {}
-    for new, now in plans:
+    for told, now in plans:
+        # The same may be said twice, with another trust: each is known by its number.
+        new = [(msgspec.structs.replace(one, why=str(at)), trust) for at, (one, trust) in enumerate(told)]
         settled = settle(new, held.values(), now=now)
         adds = [move for move in settled.moves if isinstance(move, Add)]
         retired = [move for move in settled.moves if isinstance(move, Retire)]
@@ -270,7 +274,7 @@ def test_whatever_is_said_nothing_unrelated_is_retired_and_nothing_twice(
         places = {}
         for add in adds:
             number = -1 - len(held)
-            said = next(trust for one, trust in new if one.claim == add.claim and one.text == add.text)
+            said = new[int(add.why)][1]
             held[number] = page(number, add.claim, now if add.since is None else add.since, said, add.until)  # type: ignore[arg-type]
             places[len(places)] = number
         for move in retired:

@@ -144,3 +144,13 @@ def test_a_doubt_is_found_only_from_when_it_was_said(store: Store) -> None:
     told(store, "I sold the Volvo.")
     hits = store.search("drives a Volvo", where="facts", user="ana", at=before)
     assert [(hit.text, hit.doubted) for hit in hits] == [("The user drives a Volvo.", ())]
+
+
+def test_a_later_message_of_the_same_exchange_doubts_too(store: Store) -> None:
+    talk = store.session("s", user="ana")
+    talk.append({"role": "user", "content": "I drive a Volvo."}, {"role": "user", "content": "traded the car in for a Skoda"})
+    store.memory("ana").learn(talk)
+    assert marks(store, "drives a Volvo") == [
+        ("The user said: traded the car in for a Skoda", False),
+        ("The user drives a Volvo.", True),
+    ]

@@ -19,7 +19,7 @@ from kilburn.memory.view import MemoryView, Utterance
 from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_english, is_sign, names, stem, told
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
-from kilburn.page import Claim, address_of
+from kilburn.page import Claim, Page, address_of
 from kilburn.search.dates import grounded
 
 MOST = 5
@@ -56,43 +56,46 @@ def _matters() -> tuple[frozenset[str], ...]:
     return tuple(frozenset(map(stem, words.split())) for words in _MATTERS)
 
 
-def doubted(view: MemoryView, said: Utterance, gone: Iterable[int]) -> Generator[Effect, Answer, list[Add | Retire]]:
+def doubted(
+    view: MemoryView, said: Utterance, moves: Sequence[Add | Retire], gone: Iterable[int] = ()
+) -> Generator[Effect, Answer, list[Add | Retire]]:
     """The doubts that a message raises, and the end of older ones about the same facts.
 
     Args:
-        gone: facts that the same plan retires.
+        moves: of the same plan so far: facts of earlier messages are doubted, too, and what it retires is not.
+        gone: facts that are not doubted: the message says them.
     """
-    left = set(gone)
-    moves: list[Add | Retire] = []
+    made: list[Add | Retire] = []
     if said.role is not Role.USER or not is_english(said.text):
-        return moves
+        return made
+    left = {page for move in moves if isinstance(move, Retire) for page in move.pages} | set(gone)
+    adds = [move for move in moves if isinstance(move, Add)]
+    new = [at for at, add in enumerate(adds) if add.kind is Kind.FACT and add.cites and max(add.cites)[1] < said.page.id]
     for sentence in _sentences(said.text):
         answer = yield Find(query=sentence, limit=20)
         known = {hit.page: view.page(hit.page) for hit in answer.hits}
         known |= {page.id: page for page, _ in view.about(SPEAKER, "")}
         facts = [page for number, page in known.items() if page.kind is Kind.FACT and number not in left]
-        facts = [page for page in facts if page.time <= view.now and resembles(sentence, view.text(page.id), page.claim)]
-        if not 0 < len(facts) <= MOST:
+        pages = tuple(page.id for page in facts if resembles(sentence, view.text(page.id), page.claim))
+        refers = tuple(at for at in new if resembles(sentence, adds[at].text, adds[at].claim))
+        if not 0 < len(pages) + len(refers) <= MOST:
             continue
-        pages = tuple(page.id for page in facts)
-        claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, pages)), confidence=0.5, many=True)
-        text = f"The user said: {grounded(sentence, said.page.time)[0]}"
-        older = doubts_of(view, pages)
-        moves.append(
+        made.append(
             Add(
-                text=text,
+                text=f"The user said: {grounded(sentence, said.page.time)[0]}",
                 kind=Kind.TEXT,
-                claim=claim,
+                claim=Claim(subject=SPEAKER, relation=DOUBTS, confidence=0.5, many=True),
                 sources=pages,
+                refers=refers,
                 cites=(said.cite,),
                 since=said.page.time,
                 why="may have changed",
             )
         )
-        if older:
-            moves.append(Retire(older, until=said.page.time, why="a newer doubt"))
+        if older := doubts_of(view, pages):
+            made.append(Retire(older, until=said.page.time, why="a newer doubt"))
         left.update(pages)
-    return moves
+    return made
 
 
 _ONE = re.compile(
@@ -131,12 +134,18 @@ def link(olds: Sequence[int], why: str = "a later fact") -> Add:
 
 def doubts_of(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
     """The doubts in force about some facts and no others."""
-    names = set(map(address_of, pages))
+    names = set(pages)
     return tuple(
         page.id
         for page in (view.made_from(pages) if pages else ())
-        if page.claim is not None and page.claim.relation == DOUBTS and set(page.claim.object.split()) <= names
+        if page.claim is not None and page.claim.relation == DOUBTS and doubted_by(page) <= names
     )
+
+
+def doubted_by(page: Page) -> set[int]:
+    """The facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
+    named = page.claim.object.split() if page.claim is not None else []
+    return {source for source in page.sources if not named or address_of(source) in named}
 
 
 def _sentences(text: str) -> Iterator[str]:

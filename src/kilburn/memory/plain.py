@@ -54,7 +54,7 @@ class Plain:
             page for how, pages in zip(settled.standings, settled.rivals, strict=True) if how is Standing.SAME for page in pages
         }
         for said in view.new:
-            moves = _with(moves, (yield from doubted(view, said, {*retired, *again})))
+            moves = _with(moves, (yield from doubted(view, said, moves, again)))
         # What is over, or was said again, is doubted no longer.
         moot = {page for known in (*retired, *again) for page in doubts_of(view, (known,))}
         if moot:

@@ -463,10 +463,11 @@ class Searcher:
         for key in keys:
             page, state = self._rows[key] if self._is_read(key) else (None, None)
             if page is not None and state is not None and page.claim is not None and page.claim.relation == DOUBTS:
-                named = set(page.claim.object.split())
-                by = [(key[0], source) for source in page.sources if address_of(source) not in named] or [key]
+                # It names what it doubts where another fact does so, which it is made from, too.
+                named = page.claim.object.split()
+                by = [(key[0], source) for source in page.sources if named and address_of(source) not in named] or [key]
                 for source in page.sources if is_true(page, state, now) else ():
-                    if address_of(source) in named:
+                    if not named or address_of(source) in named:
                         doubts.setdefault((key[0], source), []).extend(by)
         self._read(key for of in doubts.values() for key in of)
         if not doubts:

@@ -159,7 +159,8 @@ def follow(
         raise SpecError(f"talks={talks}, tokens={tokens}", advice="give numbers of 1 or more")
     check_known("extractor", extractors, EXTRACTORS)
     check_known("half", [half], HALVES)
-    rows, every = [], []
+    rows: list[FollowRow] = []
+    every: list[FollowAnswer] = []
     for extractor in extractors:
         counts, answers = [], list[FollowAnswer]()
         for number in range(seed, seed + talks):
