@@ -87,9 +87,10 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
             history's.
         best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
         gain: less the share of `best`, on the same questions.
-        kept: the share of the prefix kept, over the prompts of the sessions and of the questions (`kilburn_lab.evals.prefix`);
-            None if no prompt has one before it. again: tokens of these that were told before and are read again because of an
-            edit, and again_share their share; edited, broken: prompts that do not begin with all, and with half, of the one before; prompts: all of them.
+        kept: the share of the prefix kept, over the prompts of the sessions and of the questions
+            (`kilburn_lab.evals.prefix`); None if no prompt has one before it.
+        again: tokens of these that were told before and are read again because of an edit. again_share: their share of all.
+        edited, broken: prompts that do not begin with all, and with half, of the one before. prompts: all of them.
         calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
         overflow: prompts over the window. failed: plans in which the policy raised, or returned nonsense.
         writer: what was asked of the model that answers the policy, in all sessions.

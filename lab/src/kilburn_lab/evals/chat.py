@@ -231,8 +231,8 @@ class ChatReport(EvalReport, frozen=True, kw_only=True):
         text = (
             "window={window} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={gain:+.3f} {gain_low:+.2f} {gain_high:+.2f} | old={old:.2f} | kept={kept:.2f} | edited={edited} | "
-            "broken={broken} | again={thousands[0]:,.0f} | share={again_share:.2f} | shipped={thousands[1]:,.0f} | ms={first:.1f} | last={last:.1f} | "
-            "over={overflow}"
+            "broken={broken} | again={thousands[0]:,.0f} | share={again_share:.2f} | shipped={thousands[1]:,.0f} | "
+            "ms={first:.1f} | last={last:.1f} | over={overflow}"
         )
         rows = table_of(self.rows, text, thousands=lambda row: (row.again / 1000, row.shipped / 1000))
         words = (

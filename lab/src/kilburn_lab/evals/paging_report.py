@@ -84,7 +84,8 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
             f"to best, 95%={{{kind}.gain:+.2f}} {{{kind}.gain_low:+.2f}} {{{kind}.gain_high:+.2f}}"
             for kind, what in (("name", "names"), ("copy", "copies"))
         )
-        text = f"window={{window}} | policy={{policy}} | {shares} | kept={{kept:.2f}} | again={{thousands:.1f}} | share={{again_share:.2f}}"
+        prefix = "kept={kept:.2f} | again={thousands:.1f} | share={again_share:.2f}"
+        text = f"window={{window}} | policy={{policy}} | {shares} | {prefix}"
         return table_of(
             self.rows,
             text,
