@@ -82,9 +82,8 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy at one window, over all questions. Intervals are of 95%, resampled by session.
 
     Args:
-        right: share of the questions. families: by where the answer is from. languages: of those from
-            sources, by language. reached: right, as a share of the full
-            history's.
+        right: share of the questions. families: by where the answer is from. languages: of those from sources, by language.
+        reached: right, as a share of the full history's.
         best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
         gain: less the share of `best`, on the same questions.
         kept: the share of the prefix kept, over the prompts of the sessions and of the questions
