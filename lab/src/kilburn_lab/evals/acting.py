@@ -138,7 +138,8 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         text = (
             "window={window} | policy={policy} | solved={solved:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={gain:+.3f}  {gain_low:+.2f} {gain_high:+.2f} | "
-            f"{columns('kinds', KINDS, '.2f')} | shown={{shown:.3f}} | kept={{kept:.2f}} | again={{thousands:.1f}}"
+            f"{columns('kinds', KINDS, '.2f')} | shown={{shown:.3f}} | kept={{kept:.2f}} | again={{thousands:.1f}} | "
+            "share={again_share:.2f}"
         )
         where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"

@@ -82,14 +82,14 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy at one window, over all questions. Intervals are of 95%, resampled by session.
 
     Args:
-        right: share of the questions. families: by where the answer is from. languages: of those from
-            sources, by language. reached: right, as a share of the full
-            history's.
+        right: share of the questions. families: by where the answer is from. languages: of those from sources, by language.
+        reached: right, as a share of the full history's.
         best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
         gain: less the share of `best`, on the same questions.
-        kept: the share of the prefix kept, over the prompts of the sessions and of the questions (`kilburn_lab.evals.prefix`);
-            None if no prompt has one before it. again: tokens of these that were told before and are read again because of an
-            edit; edited, broken: prompts that do not begin with all, and with half, of the one before; prompts: all of them.
+        kept: the share of the prefix kept, over the prompts of the sessions and of the questions
+            (`kilburn_lab.evals.prefix`); None if no prompt has one before it.
+        again: tokens of these that were told before and are read again because of an edit. again_share: their share of all.
+        edited, broken: prompts that do not begin with all, and with half, of the one before. prompts: all of them.
         calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
         overflow: prompts over the window. failed: plans in which the policy raised, or returned nonsense.
         writer: what was asked of the model that answers the policy, in all sessions.
@@ -110,6 +110,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     gain_high: float
     kept: float | None
     again: int
+    again_share: float
     edited: int
     broken: int
     prompts: int
@@ -139,7 +140,7 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
             "window={at} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={against.gain:+.3f}  {against.gain_low:+.2f} {against.gain_high:+.2f} | "
             f"{columns('families', sorted(set(FAMILIES.values())), '.2f')} | {self._languages()}"
-            "kept={kept:.2f} | again={thousands:.1f} | "
+            "kept={kept:.2f} | again={thousands:.1f} | share={again_share:.2f} | "
             "calls={calls:.2f} | shipped={shipped:,.0f}"
             + " | s={seconds:.2f}" * any(row.seconds >= 0.01 for row in self.rows)
             + " | over={overflow} | failed={failed}"
@@ -343,6 +344,7 @@ def _rows(
                 reached=mean(here[policy]) / full,
                 kept=cell.kept,
                 again=cell.refilled,
+                again_share=cell.again_share,
                 edited=cell.edited,
                 broken=cell.broken,
                 prompts=cell.calls,

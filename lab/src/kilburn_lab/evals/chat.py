@@ -184,7 +184,8 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
         gain: less the share of `best`, on the same questions.
         kept: the share of the prefix kept (`kilburn_lab.evals.prefix`); None for a chat of one exchange.
         edited: prompts that do not begin with all of the prompt before. broken: with less than half of it.
-        again: tokens that were told before and are read again after an edit. shipped: tokens of all prompts.
+        again: tokens that were told before and are read again after an edit. shipped: tokens of all prompts. again_share: the
+            one over the other.
         first, last: milliseconds of the processor for a turn, which is two appends and one rendering, with the policy's plans:
             the mean over the first and over the last tenth of the chat.
         overflow: prompts over the window. failed: plans in which the policy raised, or returned nonsense.
@@ -206,6 +207,7 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
     edited: int
     broken: int
     again: int
+    again_share: float
     shipped: int
     first: float
     last: float
@@ -229,14 +231,14 @@ class ChatReport(EvalReport, frozen=True, kw_only=True):
         text = (
             "window={window} | policy={policy} | right={right:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={gain:+.3f} {gain_low:+.2f} {gain_high:+.2f} | old={old:.2f} | kept={kept:.2f} | edited={edited} | "
-            "broken={broken} | again={thousands[0]:,.0f} | shipped={thousands[1]:,.0f} | ms={first:.1f} | last={last:.1f} | "
-            "over={overflow}"
+            "broken={broken} | again={thousands[0]:,.0f} | share={again_share:.2f} | shipped={thousands[1]:,.0f} | "
+            "ms={first:.1f} | last={last:.1f} | over={overflow}"
         )
         rows = table_of(self.rows, text, thousands=lambda row: (row.again / 1000, row.shipped / 1000))
         words = (
-            f"{PREFIX_WORDS}; shipped: thousands of all\nold: questions about what was said longer ago than the window is; "
-            "edited, broken: prompts that do not begin with all,\nand with less than half, of the prompt before; ms: of the "
-            "processor for a turn, in the first and in the last tenth"
+            f"{PREFIX_WORDS}\nold: questions about what was said longer ago than the window is; edited, broken: prompts that do "
+            "not begin with all,\nand with less than half, of the prompt before; shipped: thousands of tokens;\n"
+            "ms: of the processor for a turn, in the first and in the last tenth"
         )
         best = best_words("share of right answers", self.rows)
         return "\n\n".join([self.words, f"{best}\n{words}", rows, bill_table(self.bills, "right answers")])
@@ -336,6 +338,7 @@ def _row(talked: _Talked, done: Sequence[_Talked], asked: Sequence[RunQuestion],
         edited=cell.edited,
         broken=cell.broken,
         again=cell.refilled,
+        again_share=cell.again_share,
         shipped=cell.shipped,
         first=fmean(times[:end]),
         last=fmean(times[-end:]),

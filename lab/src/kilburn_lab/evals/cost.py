@@ -49,7 +49,8 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
         cached: tokens of these that are the same as the beginning of the prompt before. kept: their share of `later`, which is
             the share of the prefix kept; None if no prompt has one before it.
         edited: prompts that do not begin with all of the prompt before. broken: with less than half of it.
-        refilled: tokens that had to be read again only because the prompt had changed before them.
+        refilled: tokens that had to be read again only because the prompt had changed before them. again_share: their share of
+            all that were shipped.
         read, written: by provider, tokens that its cache reads and writes.
         costs: by price table, of 1,000 prompts.
         plan_p50, plan_p95: milliseconds of the processor for a plan that moved something; of a baseline, for a prompt
@@ -71,6 +72,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     edited: int
     broken: int
     refilled: int
+    again_share: float
     read: dict[str, int]
     written: dict[str, int]
     costs: dict[str, float]

@@ -11,7 +11,6 @@ import msgspec
 from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import grouped, interval, mean
-from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
 __all__ = ["DriftReport"]
@@ -208,7 +207,8 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
             shares([row for row in self.shares if row.kind == "fact"]),
             "Rules, verbatim, by where they stand",
             shares([row for row in self.shares if row.kind == "rule"]),
-            f"Facts lost and regained from one compaction to the next, over {max(self.passes)}; {PREFIX_WORDS}",
+            f"Facts lost and regained from one compaction to the next, over {max(self.passes)};\n"
+            "kept: share of the prefix kept; again: thousands of tokens read again after an edit",
             table_of(
                 self.losses,
                 _LOSSES,

@@ -112,8 +112,8 @@ class EquivalenceRow(msgspec.Struct, frozen=True, kw_only=True):
         best: whether it is the best plain baseline of this window, which is chosen on these same steps.
         gain: nats a dependent token below the best plain baseline; to_tail: below the tail.
         gap: share of the distance from the best plain baseline to full history that is closed; None where there is none.
-        kept, again: the share of the prefix kept, and tokens read again because of an edit, over all prompts of the runs up to
-            the steps (`kilburn_lab.evals.prefix`); None where no policy took part.
+        kept, again, again_share: the share of the prefix kept, tokens read again because of an edit, and their share of those
+            shipped, over all prompts of the runs up to the steps (`kilburn_lab.evals.prefix`); None where no policy took part.
     """
 
     policy: str
@@ -136,6 +136,7 @@ class EquivalenceRow(msgspec.Struct, frozen=True, kw_only=True):
     gap: float | None
     kept: float | None
     again: int | None
+    again_share: float | None
 
 
 class Separation(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +190,7 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
                 f"{self.steps} steps of {self.runs} runs drawn by seed {self.seed}; {self.dependents} of {self.tokens} tokens"
                 f" depend on older outputs\nmodel: {self.model}\nruns: {self.sample}",
                 "Nats a token of what the agent wrote next, each step alike; share of the way from the task alone to full"
-                " history;\nnats below the best plain baseline (it is chosen here, on the same steps) and below the tail;"
+                " history;\nnats below the best plain baseline (it is chosen here, on the same steps);"
                 "\nshare of the way from the best plain baseline to full history. One token of a window is"
                 f" {CHARACTERS} characters.\n{PREFIX_WORDS}",
                 self._rows_table(),
@@ -200,7 +201,7 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
         columns = (
             "window={at} | policy={policy} | steps={steps} | nats={dependent:.3f} | closed={closed:+.2f} | "
             "95%={closed_low:+.2f} {closed_high:+.2f} | to best={to_best} | 95%={below.gain_low:+.2f} {below.gain_high:+.2f} | "
-            "gap={below.gap:+.2f} | to tail={to_tail:+.2f} | of all={closed_all:+.2f} | kept={kept:.2f} | again={thousands:.1f}"
+            "gap={below.gap:+.2f} | of all={closed_all:+.2f} | kept={kept:.2f} | again={thousands:.1f} | share={again_share:.2f}"
         )
         return table_of(
             self.rows,
@@ -446,6 +447,7 @@ def _rows(cells: dict[tuple[str, int], _Cell], shipped: _Shipped, seed: int) -> 
                     gap=_closed(found[best], own, found[FULL], "dependent", seed)[0],
                     kept=counts.kept if counts is not None else None,
                     again=counts.refilled if counts is not None else None,
+                    again_share=counts.again_share if counts is not None else None,
                 )
             )
     return rows

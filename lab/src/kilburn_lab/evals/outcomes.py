@@ -93,6 +93,11 @@ class PolicyCounts:
         """The share of the prefix kept; None if no prompt has one before it."""
         return self.cached / self.later if self.later else None
 
+    @property
+    def again_share(self) -> float:
+        """The share of the tokens shipped that are read again after an edit; 0 where nothing was shipped."""
+        return self.refilled / max(1, self.shipped)
+
     def outcomes_of(self, kind: str) -> list[ReferenceOutcome]:
         """The outcomes of one kind of reference."""
         return [one for one in self.outcomes if one.kind == kind]

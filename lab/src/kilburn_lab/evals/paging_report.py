@@ -51,7 +51,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         parts = [
             f"{taken}; one token is {CHARACTERS} characters\nruns: {self.sample}",
             "What the next action names, or copies, and an older output had. Each action counts once, with the share of what\n"
-            f"it needs that the prompt showed. {PREFIX_WORDS}\n{self._best_by_action()}",
+            f"it needs that the prompt showed.\n{PREFIX_WORDS}\n{self._best_by_action()}",
             self._action_table(),
             "The same, each name and each copied line or value counting once;\n" + best_words("survival", self.rows),
             self._survival_table(),
@@ -81,10 +81,11 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     def _action_table(self) -> str:
         shares = " | ".join(
             f"{what}={{{kind}.share:.3f}} | 95%={{{kind}.low:.2f}}-{{{kind}.high:.2f}} | "
-            f"to best, 95%={{{kind}.gain:+.3f}} {{{kind}.gain_low:+.2f}} {{{kind}.gain_high:+.2f}}"
+            f"to best, 95%={{{kind}.gain:+.2f}} {{{kind}.gain_low:+.2f}} {{{kind}.gain_high:+.2f}}"
             for kind, what in (("name", "names"), ("copy", "copies"))
         )
-        text = f"window={{window}} | policy={{policy}} | {shares} | kept={{kept:.2f}} | again={{thousands:.1f}}"
+        prefix = "kept={kept:.2f} | again={thousands:.1f} | share={again_share:.2f}"
+        text = f"window={{window}} | policy={{policy}} | {shares} | {prefix}"
         return table_of(
             self.rows,
             text,

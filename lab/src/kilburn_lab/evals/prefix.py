@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-WORDS = "kept: share of the prefix kept; again: thousands of tokens read again after an edit"
+WORDS = "kept: share of the prefix kept; again: thousands of tokens read again after an edit; share: of those shipped"
 """What the columns of a table are."""
 
 
