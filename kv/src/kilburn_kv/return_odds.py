@@ -24,13 +24,13 @@ _EDGES = [0.0, *(float(2**power) for power in range(1, 20))]
 """Seconds of waiting at which one band of a count ends and the next begins; the last is six days."""
 
 _LAST = len(_EDGES) - 1
-_FOREVER = _EDGES[-1]
+FOREVER = _EDGES[-1]
 
 _SOON = 10.0
 """Seconds. Returns are counted over the logarithm of the wait plus so much: on this scale, most kinds come back evenly."""
 
 _LOGS = [math.log(edge + _SOON) for edge in _EDGES]
-_MIDDLES = [(edge + after) / 2 + _SOON for edge, after in pairwise(_EDGES)] + [_FOREVER + _SOON]
+_MIDDLES = [(edge + after) / 2 + _SOON for edge, after in pairwise(_EDGES)] + [FOREVER + _SOON]
 
 _GUESS = 0.5
 """Returns for each unit of that scale that are assumed before any is counted."""
@@ -53,7 +53,7 @@ _LONG = 45.0
 _SIZES = 6
 """Sizes of prompts that are told apart in each doubling."""
 
-CUT = 0.75
+MOST = 0.75
 """A return that keeps less of the prompt is a cut: the session has begun anew, or has compacted its past."""
 
 _FRESH = 512
@@ -250,7 +250,7 @@ class ReturnOdds(EvictionOrder):
     def _come_back(self, prompt: _Wait, units: Sequence[int], time: float) -> None:
         """A session's wait ends with a prompt of these units."""
         self._note(prompt, time, True)
-        kept = math.ceil(len(prompt.units) * CUT)
+        kept = math.ceil(len(prompt.units) * MOST)
         cut = prompt.units[:kept] != units[:kept]
         for size in (_size(prompt), -1):
             counted = self._cuts.setdefault((size, time - prompt.since > _LONG), [0, 0])
@@ -381,7 +381,7 @@ class ReturnOdds(EvictionOrder):
         still: dict[tuple[bool, str], list[tuple[float, float]]] = {}
         for number, prompt in waiting:
             session, silent = prompt.session, self._now - prompt.since
-            if silent > _FOREVER or (many > 0 and not prompt.held):
+            if silent > FOREVER or (many > 0 and not prompt.held):
                 many -= 1
                 self._note(prompt, self._now, False)
                 self._leave(prompt)
