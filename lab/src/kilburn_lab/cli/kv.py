@@ -69,5 +69,5 @@ verb(
     seed=Option("For the drawing, for when each session begins, for made-up traces, for intervals."),
     hours=Option("All sessions begin within so many hours, evenly."),
     subs=Option("Only with, or only without; both by default.", name="--sub-agents/--no-sub-agents"),
-    hold=Option("All of a prompt stays until the next, as in an engine; min is lower then."),
+    hold=Option("All of a prompt stays until its reply is complete, as in an engine; min is lower then."),
 )

@@ -2,8 +2,8 @@
 
 Traces of many sessions are merged into one stream, which a cache of so many tokens serves. A unit of 1,024 tokens is
 a hit if it and all units before it are cached, as in an engine's prefix cache. Every prompt is computed. The order
-decides which of its units are kept afterwards; with `hold`, all of them are kept until the next prompt, as in an
-engine. Time is not modelled: a prompt takes no time, and what replies add is not cached before a prompt repeats it.
+decides which of its units are kept afterwards; with `hold`, all of them are kept until the reply is complete, as in an
+engine. What replies add is not cached before a prompt repeats it.
 
     report = evaluate(list(read("traces.jsonl.gz")), capacities=[1_000_000])
     print(report.table())
@@ -86,8 +86,8 @@ def evaluate(
         hours: over which the sessions begin, at times drawn evenly.
         seed: for those times, and for the intervals.
         subs: with sub-agents (True), without (False), in turn.
-        hold: whether a prompt's units stay until the next prompt, whatever the order says. An engine needs them while
-            it computes. Without it, MIN may drop at once what it will not need.
+        hold: whether a prompt's units stay until its reply is complete, whatever the order says, as in an engine. Where
+            they leave no room, the newest other prompt gives way. Without it, MIN may drop at once what it will not need.
         policies: of `POLICIES`; LRU and the optimum are always measured.
         weavings: how often the traces are merged anew, with the next seeds; hits are summed.
         progress: called with the number of finished replays and of all replays.
@@ -145,12 +145,15 @@ def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hol
         SpecError: a prompt that is longer than the cache.
     """
     resident: set[int] = set()
+    running: dict[int, Sequence[int]] = {}
+    pinned = _Pinned()
     hits, units = Counter[int](), Counter[int]()
     told = chose = 0.0
     evicted = 0
     for event in events:
-        wanted = event.units
+        wanted, request = event.units, event.use.request
         if wanted is None:
+            pinned.less(running.pop(request, ()))
             began = time.process_time()
             order.ended(event.use, event.time, event.why)
             told += time.process_time() - began
@@ -167,15 +170,32 @@ def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hol
         order.used(wanted, event.use)
         told += time.process_time() - began
         resident.update(wanted)
-        over = len(resident) - capacity
-        if over > 0:
-            busy = frozenset(wanted if hold else ())
+        if hold:
+            running[request] = wanted
+            pinned.more(wanted)
+        while (over := len(resident) - capacity) > 0:
             began = time.process_time()
-            victims = order.evict(over, busy)
+            victims = order.evict(over, pinned)
             chose += time.process_time() - began
             evicted += len(victims)
             resident.difference_update(victims)
+            if len(victims) < over:  # the newest other gives way, as in an engine
+                pinned.less(running.pop([other for other in running if other != request][-1]))
     return HitTally(hits=hits, units=units, told=told, chose=chose, evicted=evicted)
+
+
+class _Pinned(dict[int, int]):
+    """The units of running prompts, and how many of them have each."""
+
+    def more(self, units: Sequence[int]) -> None:
+        for unit in units:
+            self[unit] = self.get(unit, 0) + 1
+
+    def less(self, units: Sequence[int]) -> None:
+        for unit in units:
+            self[unit] -= 1
+            if not self[unit]:
+                del self[unit]
 
 
 def serve(events: Sequence[Moment], capacity: int, order: str) -> HitTally:

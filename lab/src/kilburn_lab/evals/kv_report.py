@@ -76,7 +76,7 @@ class CacheReport(EvalReport, frozen=True, kw_only=True):
     """All rates of one measurement.
 
     Args:
-        hours: over which the sessions began. hold: whether a prompt's units had to stay until the next.
+        hours: over which the sessions began. hold: whether a prompt's units had to stay until its reply was complete.
         weavings: how often they were merged anew, with this seed and the next ones.
         units: of all prompts of all weavings, with sub-agents where those were measured.
     """
@@ -112,7 +112,7 @@ class CacheReport(EvalReport, frozen=True, kw_only=True):
         """Plain text, a part for each arm."""
         parts = [
             f"{self.traces} traces ({self._seeds()}) begin within {self.hours:g} hours; {self.units:,} units of 1,024 tokens"
-            + ("; a prompt stays until the next" if self.hold else "")
+            + ("; a prompt stays until its reply is complete" if self.hold else "")
         ]
         for subs in dict.fromkeys(rate.subs for rate in self.rates):
             parts += [f"{'With' if subs else 'Without'} sub-agents: share of the tokens that were cached", self._arm(subs)]
