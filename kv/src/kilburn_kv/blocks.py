@@ -7,6 +7,7 @@ left. Which one, an order of eviction decides (PagedAttention, arXiv 2309.06180,
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +16,15 @@ from itertools import count
 
 from kilburn.errors import FreedBlock, OutOfBlocks
 from kilburn_kv.eviction import EvictionOrder, PromptUse
-from kilburn_kv.return_odds import CUT, order_of
+from kilburn_kv.return_odds import MOST, order_of
 
 __all__ = ["Pool"]
 
 SIZE = 16
 """Slots in a block by default."""
+
+SESSIONS = 4096
+"""Sessions that a pool knows again when they come back; of more, the oldest are forgotten."""
 
 
 class Pool:
@@ -39,6 +43,7 @@ class Pool:
 
     Attributes:
         references: owners of each block; for reading only.
+        clock: seconds, when called.
         ramp: 0, 1, 2, ... for every slot, so that a run of slots is a slice; for reading only.
     """
 
@@ -56,10 +61,9 @@ class Pool:
         self.ramp = array("q", range(capacity * size))
         self._blank = list(range(capacity - 1, -1, -1))
         self._cached: set[int] = set()
-        self._order, self._clock = order_of(order), clock
-        self._uses = count(1)
-        # By block: the session that had it last, and of how many blocks that one was then.
-        self._whose: list[tuple[int, int]] = [(0, 0)] * capacity
+        self._order, self.clock = order_of(order), clock
+        self._numbers = count(1)
+        self._marks: dict[bytes, int] = {}  # the digest at the end of most of a sequence: its session
         self._names: dict[int, bytes] = {}
         self._holders: dict[bytes, int] = {}
 
@@ -117,27 +121,30 @@ class Pool:
         for block in blocks:
             references[block] += 1
 
-    def begin(self, found: Sequence[int] = ()) -> PromptUse:
-        """A sequence begins now, for which these blocks were found; to be given to `release` when it is freed.
-
-        It goes on with the session that had them last if they are most of what that one had. A prefix that many
-        share, such as a system prompt, is not.
-        """
-        session, blocks = self._whose[found[-1]] if found else (0, 0)
-        number = next(self._uses)
-        known = session and len(found) >= CUT * blocks
-        return PromptUse(self._clock(), number, session if known else number)
-
-    def release(self, blocks: Sequence[int], use: PromptUse | None = None, why: str = "") -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """One owner less for each of these distinct blocks, given in the order of the sequence; the last is freed first.
-
-        Args:
-            use: what `begin` returned, if a sequence is freed; None for single blocks.
-            why: why it ended, as an engine calls it: sequences that ended alike come back alike.
 
         Raises:
             FreedBlock: one of them has no owner, or is no block; nothing was released.
         """
+        self._drop(blocks, (), self.clock(), "")
+
+    def retire(self, blocks: Sequence[int], digests: Sequence[bytes], began: float, why: str) -> None:
+        """Release the blocks of a sequence that has ended.
+
+        It went on with the session of an earlier one if it begins with most of what that one was. A prefix that many
+        share, such as a system prompt, is less.
+
+        Args:
+            digests: of its full blocks. began: when it was opened, by `clock`.
+            why: why it ended, as an engine calls it: sequences that ended alike come back alike.
+
+        Raises:
+            FreedBlock: as `release`.
+        """
+        self._drop(blocks, digests, began, why)
+
+    def _drop(self, blocks: Sequence[int], digests: Sequence[bytes], began: float, why: str) -> None:
         self._check_owned(blocks)
         references, names, blank = self.references, self._names, self._blank
         named: list[int] = []
@@ -146,15 +153,25 @@ class Pool:
             references[block] = left
             if not left:
                 (named if block in names else blank).append(block)
+        number = next(self._numbers)
+        session = self._session(digests, number)
         if named:
             named.reverse()
-            use = use or self.begin()
             self._cached.update(named)
+            use = PromptUse(began, number, session)
             self._order.used(named, use)
-            self._order.ended(use, self._clock(), why)
-            whose = (use.session, len(blocks))
-            for block in named:
-                self._whose[block] = whose
+            self._order.ended(use, self.clock(), why)
+
+    def _session(self, digests: Sequence[bytes], number: int) -> int:
+        """The session that a sequence of these full blocks goes on with; a new one gets the number."""
+        if not digests:
+            return number
+        marks = self._marks
+        session = next((marks.pop(digest) for digest in reversed(digests) if digest in marks), number)
+        marks[digests[math.ceil(len(digests) * MOST) - 1]] = session
+        while len(marks) > SESSIONS:
+            del marks[next(iter(marks))]
+        return session
 
     def slots(self, blocks: Iterable[int]) -> array[int]:
         """The slots of some blocks, in their order."""

@@ -24,13 +24,13 @@ _EDGES = [0.0, *(float(2**power) for power in range(1, 20))]
 """Seconds of waiting at which one band of a count ends and the next begins; the last is six days."""
 
 _LAST = len(_EDGES) - 1
-_FOREVER = _EDGES[-1]
+FOREVER = _EDGES[-1]
 
 _SOON = 10.0
 """Seconds. Returns are counted over the logarithm of the wait plus so much: on this scale, most kinds come back evenly."""
 
 _LOGS = [math.log(edge + _SOON) for edge in _EDGES]
-_MIDDLES = [(edge + after) / 2 + _SOON for edge, after in pairwise(_EDGES)] + [_FOREVER + _SOON]
+_MIDDLES = [(edge + after) / 2 + _SOON for edge, after in pairwise(_EDGES)] + [FOREVER + _SOON]
 
 _GUESS = 0.5
 """Returns for each unit of that scale that are assumed before any is counted."""
@@ -53,7 +53,9 @@ _LONG = 45.0
 _SIZES = 6
 """Sizes of prompts that are told apart in each doubling."""
 
-CUT = 0.75
+_ANY_SIZE = -1
+
+MOST = 0.75
 """A return that keeps less of the prompt is a cut: the session has begun anew, or has compacted its past."""
 
 _FRESH = 512
@@ -236,8 +238,10 @@ class ReturnOdds(EvictionOrder):
             self._until_ranked = 0
         session = self._sessions.pop(use.session, None) or _Session(use.sub)
         self._sessions[use.session] = session  # the one that was used last is the last
-        if session.prompt is not None:
-            self._come_back(session.prompt, units, use.time)
+        old = session.prompt
+        if old is not None:
+            self._note(old, use.time, True)
+            self._leave(old)
         session.prompt = prompt = _Wait(units, session, use)
         of = self._of
         for unit in units:
@@ -245,18 +249,9 @@ class ReturnOdds(EvictionOrder):
             if before is not None:
                 before.held -= 1
             of[unit] = prompt
+        if old is not None:
+            self._note_cut(old, use.time - old.since > _LONG)
         insort(self._ranked, self._placed(prompt))
-
-    def _come_back(self, prompt: _Wait, units: Sequence[int], time: float) -> None:
-        """A session's wait ends with a prompt of these units."""
-        self._note(prompt, time, True)
-        kept = math.ceil(len(prompt.units) * CUT)
-        cut = prompt.units[:kept] != units[:kept]
-        for size in (_size(prompt), -1):
-            counted = self._cuts.setdefault((size, time - prompt.since > _LONG), [0, 0])
-            counted[0] += cut
-            counted[1] += 1
-        self._leave(prompt)
 
     def _note(self, prompt: _Wait, time: float, back: bool) -> None:
         """Count a wait that has ended, also as one that began with the prompt."""
@@ -268,6 +263,14 @@ class ReturnOdds(EvictionOrder):
                 pace = session.paces.setdefault(why, _Mean(0.0, _MEMORY, _DOUBT))
                 pace.add(math.log1p(wait) - kind.average.value)
                 kind.average.add(math.log1p(wait))
+
+    def _note_cut(self, prompt: _Wait, long: bool) -> None:
+        """Count a return by what it leaves behind of what was cached."""
+        cut = prompt.held > (1.0 - MOST) * len(prompt.units)
+        for size in (_size(prompt), _ANY_SIZE):
+            counted = self._cuts.setdefault((size, long), [0, 0])
+            counted[0] += cut
+            counted[1] += 1
 
     def _kind(self, sub: bool, why: str) -> _Kind:
         kind = self._kinds.get((sub, why))
@@ -368,7 +371,7 @@ class ReturnOdds(EvictionOrder):
         wait = max(0.0, self._now - prompt.since)
         worth = self._kind(prompt.session.sub, prompt.why).worth(wait, prompt.session.pace(prompt.why))
         cut, back = self._cuts.get((_size(prompt), wait > _LONG), (0, 0))
-        cuts, backs = self._cuts.get((-1, wait > _LONG), (0, 1))
+        cuts, backs = self._cuts.get((_ANY_SIZE, wait > _LONG), (0, 1))
         return worth * (1.0 - (cut + _DOUBT * cuts / backs) / (back + _DOUBT))
 
     def _refresh(self) -> None:
@@ -381,7 +384,7 @@ class ReturnOdds(EvictionOrder):
         still: dict[tuple[bool, str], list[tuple[float, float]]] = {}
         for number, prompt in waiting:
             session, silent = prompt.session, self._now - prompt.since
-            if silent > _FOREVER or (many > 0 and not prompt.held):
+            if silent > FOREVER or (many > 0 and not prompt.held):
                 many -= 1
                 self._note(prompt, self._now, False)
                 self._leave(prompt)

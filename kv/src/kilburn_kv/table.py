@@ -62,7 +62,7 @@ class Table:
 
     def __init__(self, number: int, pool: Pool, copies: Copies, key: PrefixKey | None) -> None:
         self.number, self.key = number, key
-        self._use = pool.begin()
+        self._began = pool.clock()
         self.pages = Ranges()
         self.stood: dict[int, int] = {}
         self._pool, self._copies = pool, copies
@@ -496,7 +496,6 @@ class Table:
         """Take what is known of a prompt's prefix; for `Tables`, of an empty table."""
         blocks, digests = find_prefix(self._pool, self._root, prompt)
         self._pool.share(blocks)
-        self._use = self._pool.begin(blocks)
         self._hold(blocks, self._pool.ramp[: len(blocks) * self._pool.size])
         self._digests, self._tokens = digests, prompt[: len(self._positions)]
 
@@ -519,7 +518,7 @@ class Table:
 
     def free(self, why: str = "") -> None:
         """Give its blocks back; for `Tables`."""
-        self._pool.release(self._blocks, self._use, why)
+        self._pool.retire(self._blocks, self._digests, self._began, why)
         self._freed = True
         self._hold([], array("q"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 
 from cli.terminal import kilburn
 from kilburn.errors import InvalidMessage, SpecError
+from kilburn_kv.blocks import Pool
 from kilburn_kv.eviction import LruOrder, PromptUse
+from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.return_odds import ReturnOdds
-from kilburn_lab.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample
+from kilburn_kv.tables import Tables
+from kilburn_lab.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample, serve
 from kilburn_lab.evals.kv_orders import FifoOrder, GreedyDual, LfuOrder, S3Fifo
 from kilburn_lab.evals.kv_report import MIN, OURS, draw
 from kilburn_lab.evals.kv_traces import Moment, RecordedPrompt, Trace, read, synthetic, weave
@@ -58,10 +62,13 @@ def by_definition(events: Sequence[Moment], name: str, hold: bool) -> int:
     resident: dict[int, dict[str, float]] = {}
     clock = total = 0
     age = 0.0
+    running: dict[int, tuple[int, ...]] = {}
     for event in events:
         if event.units is None:
+            running.pop(event.use.request, None)
             continue
         total += leading(event.units, resident)
+        running[event.use.request] = event.units if hold else ()
         for unit in event.units if name == "lru head first" else reversed(event.units):
             clock += 1
             facts = resident.setdefault(unit, {"in": clock, "uses": 0.0})
@@ -69,7 +76,10 @@ def by_definition(events: Sequence[Moment], name: str, hold: bool) -> int:
             facts["uses"] += 1
             facts["rank"] = age + facts["uses"]
         while len(resident) > CAPACITY:
-            free = [unit for unit in resident if not hold or unit not in event.units]
+            free = [unit for unit in resident if not any(unit in units for units in running.values())]
+            if not free:
+                del running[[other for other in running if other != event.use.request][-1]]
+                continue
             keys = {
                 "fifo": lambda unit: (resident[unit]["in"],),
                 "lru": lambda unit: (resident[unit]["last"],),
@@ -141,6 +151,82 @@ def test_victims_are_resident_not_busy_and_as_many_as_were_asked_for(name: str, 
     rest = order.evict(1000, ())
     assert set(rest) == resident
     assert order.evict(1, ()) == []
+
+
+@pytest.mark.parametrize("name", [*ONLINE])
+@given(events=streams(), chance=st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=25)
+def test_what_is_forgotten_is_not_evicted_until_it_is_used_again(name: str, events: list[Moment], chance: random.Random) -> None:
+    order = ONLINE[name](CAPACITY)
+    resident: set[int] = set()
+    for event in events:
+        if event.units is None:
+            order.ended(event.use, event.time, event.why)
+            continue
+        order.used(event.units, event.use)
+        resident |= set(event.units)
+        gone = set(chance.sample(sorted(resident), chance.randint(0, len(resident))))
+        order.forget(gone)
+        resident -= gone
+        victims = order.evict(chance.randint(0, 3), ())
+        assert set(victims) <= resident
+        resident -= set(victims)
+    assert set(order.evict(1000, ())) == resident
+
+
+@pytest.mark.parametrize("sessions", [20, 2000])
+def test_a_decision_looks_at_as_few_sessions_among_many_as_among_few(sessions: int) -> None:
+    order = ReturnOdds()
+    evicted = prompts = 0
+    fresh = iter(range(10**9))
+    for turn in range(3 * sessions):
+        use = PromptUse(float(turn), turn, session=turn % sessions)
+        order.used([next(fresh) for _ in range(4)], use)
+        order.ended(use, turn + 0.5, "stop")
+        prompts += 1
+        # As a pool does: a block at a time.
+        for _ in range(4 if turn >= sessions else 0):
+            evicted += len(order.evict(1, ()))
+    assert evicted == 8 * sessions
+    assert order.looked <= 2 * prompts + 2 * evicted + sessions
+
+
+@pytest.mark.parametrize("order", ["returning", "lru"])
+@given(events=streams())
+@settings(deadline=None, max_examples=25)
+def test_the_pool_of_an_engine_finds_what_its_order_kept_and_no_more(order: str, events: list[Moment]) -> None:
+    endless = sum(expire(events, TTLS["infinite"]).hits.values())
+    assert sum(serve(events, CAPACITY, order).hits.values()) <= endless
+    assert sum(serve(events, 10_000, order).hits.values()) == endless
+
+
+def test_the_pool_knows_who_comes_back_though_nobody_tells_it() -> None:
+    def kept(order: str) -> int:
+        now = 0.0
+        tables = Tables(Pool(40, 1, order, lambda: now))
+        key = PrefixKey("m", "d")
+
+        def run(tokens: list[int], why: str) -> int:
+            table = tables.open(key, [*tokens, 0])
+            found = len(table)
+            table.append(tokens[found:])
+            table.publish()
+            tables.free(table, why)
+            return found
+
+        again = found = 0
+        for turn in range(200):
+            now += 10.0
+            found = run(list(range(1, 11)), "tool_use")
+            again += found
+            for stranger in range(4):  # each of them comes once
+                now += 1.0
+                run([1000 + 100 * turn + 10 * stranger + place for place in range(10)], "end_turn")
+        return again
+
+    # When it comes back, four strangers have been here, who fill the pool: LRU has given it up.
+    assert kept("lru") == 0
+    assert kept("returning") > 150 * 10
 
 
 def test_s3_fifo_lets_a_scan_pass_and_keeps_what_was_used_before() -> None:
@@ -300,11 +386,29 @@ def test_what_cannot_be_measured_is_refused(traces: list[Trace], tmp_path: Path)
         evaluate([Trace("empty", ())])
     with pytest.raises(SpecError, match="ask for fewer"):
         sample(traces, 0, 13)
+    with pytest.raises(SpecError, match="known: tune, report"):
+        sample(traces, 0, half="other")
+    with pytest.raises(SpecError, match="known: returning, lru"):
+        Pool(4, 4, "clairvoyant")
 
 
 def test_two_parts_of_one_drawing_share_no_trace(traces: list[Trace]) -> None:
     first, second = sample(traces, 4, 6), sample(traces, 4, 6, skip=6)
     assert {trace.id for trace in first} | {trace.id for trace in second} == {trace.id for trace in traces}
+
+
+def test_the_halves_share_no_trace_and_are_all(traces: list[Trace]) -> None:
+    tune, report = (sample(traces, 0, half=half) for half in ("tune", "report"))
+    assert {trace.id for trace in tune}.isdisjoint(trace.id for trace in report)
+    assert len(tune) + len(report) == len(traces)
+
+
+def test_weavings_are_summed(traces: list[Trace]) -> None:
+    def hit(seed: int, weavings: int) -> float:
+        report = evaluate(traces, capacities=[300_000], hours=1, seed=seed, weavings=weavings, subs=[True], policies=[OURS])
+        return report.rate(OURS, 300_000).hit
+
+    assert hit(4, 2) == pytest.approx((hit(4, 1) + hit(5, 1)) / 2)
 
 
 def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() -> None:
@@ -313,9 +417,12 @@ def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() 
     assert done.status == 0
     assert {row["policy"] for row in done.json["rates"]} == {"lru", OURS, MIN}
     assert done.json["traces"] == 6
+    ours = next(row for row in done.json["rates"] if row["policy"] == OURS)
+    assert ours["goal"]
+    assert ours["used"] > 0 < ours["chosen"]
     assert not done.json["hold"]
     shown = kilburn(*words, "--hold", "--no-sub-agents")
-    assert "a prompt stays until the next" in shown.out
+    assert "a prompt stays until its reply is complete" in shown.out
     assert "With sub-agents" not in shown.out
     refused = kilburn("lab", "kv", "--policy", "clairvoyant")
     assert refused.status == 2

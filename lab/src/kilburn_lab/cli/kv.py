@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kilburn.errors import MissingExtra
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import HALF, Option, verb
 from kilburn_lab.evals.kv_report import CacheReport, draw
 
 MADE = 60
@@ -25,7 +25,9 @@ def _measured(
     policies: Sequence[str] = (),
     traces: int | None = None,
     skip: int = 0,
+    half: str = "",
     seed: int = 0,
+    weavings: int = 1,
     hours: float = 10.0,
     subs: bool | None = None,
     hold: bool = False,
@@ -38,13 +40,14 @@ def _measured(
         raise MissingExtra(error.name or "kilburn_kv", "kv") from error
     every = synthetic(skip + (traces or MADE), seed) if data is None else read(data)
     return evaluate(
-        sample(list(every), seed, traces, skip),
+        sample(list(every), seed, traces, skip, half),
         capacities=capacities or CAPACITIES,
         hours=hours,
         seed=seed,
         subs=(True, False) if subs is None else (subs,),
         hold=hold,
         policies=policies or POLICIES,
+        weavings=weavings,
         progress=progress,
     )
 
@@ -61,8 +64,10 @@ verb(
     policies=Option("An order of eviction; may be given again. All by default; lru and min always.", "NAME", "--policy"),
     traces=Option("Only so many, drawn by the seed.", "N", least=1),
     skip=Option("Leave out the first so many of the drawing.", "N", least=0),
+    half=HALF._replace(help="Only the traces of this half, by their id; all by default."),
+    weavings=Option("Merge them so many times, with the next seeds; hits are summed.", "N", least=1),
     seed=Option("For the drawing, for when each session begins, for made-up traces, for intervals."),
     hours=Option("All sessions begin within so many hours, evenly."),
     subs=Option("Only with, or only without; both by default.", name="--sub-agents/--no-sub-agents"),
-    hold=Option("All of a prompt stays until the next, as in an engine; min is lower then."),
+    hold=Option("All of a prompt stays until its reply is complete, as in an engine; min is lower then."),
 )

@@ -117,7 +117,12 @@ def sample_of(
 
 def half_of(run: Trajectory) -> str:
     """One of `HALVES`, by a hash of what the user asked, or of the id where nothing was."""
-    return HALVES[hashlib.sha256((run.asked or run.id).encode()).digest()[0] % len(HALVES)]
+    return half_by(run.asked or run.id)
+
+
+def half_by(text: str) -> str:
+    """One of `HALVES`, by a hash of a text."""
+    return HALVES[hashlib.sha256(text.encode()).digest()[0] % len(HALVES)]
 
 
 def _spoken(runs: Sequence[Trajectory]) -> str:
