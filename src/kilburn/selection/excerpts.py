@@ -169,7 +169,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     return select(
         found,
-        shown_texts(view, [page for page in view.pages if page.id not in leaving]),
+        shown_texts(view, (page for page in reversed(view.pages) if page.id not in leaving)),
         focus_of(view),
         room,
         view.count,
@@ -191,11 +191,11 @@ def _kept(page: Page) -> Parts:
     return page.parts or ((page.sources[0], page.spans),) if page.kind is Kind.EXCERPT and page.sources else ()
 
 
-def shown_texts(view: View, staying: Sequence[Page]) -> list[str]:
-    """The newest texts of the pages that stay in the prompt whole."""
+def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
+    """The newest texts of the pages that stay in the prompt whole, which are given newest first."""
     texts: list[str] = []
     left = SHOWN
-    for page in reversed(staying):
+    for page in staying:
         if left <= 0:
             break
         if page.kind is not Kind.IMAGE:

@@ -128,7 +128,8 @@ def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], floa
     least = worth(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
-    room = capacity - stays - shape.spare - 2 * view.handle
+    spare = max(shape.spare, shape.copy) if is_asked(view) else shape.spare
+    room = capacity - stays - spare - 2 * view.handle
     floor = shape.floor - stays if shape.floor else 0
     most = min(room, max(shape.held, floor + capacity // 5)) - held
     if young and most > capacity // 20:
