@@ -22,7 +22,7 @@ from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.retrieval import STOP
-from kilburn.selection.excerpts import ANSWERS, flow_of, is_asked, said_of, shown_texts
+from kilburn.selection.excerpts import ANSWERS, flow_of, said_of, shown_texts
 from kilburn.selection.passages import lines_of, words_of
 from kilburn.selection.selection import HEADING, MARK, TALK, PagePassage, candidates_of, joined, new_share
 
@@ -35,12 +35,13 @@ YOUNG = 8000
 GRAIN = 300
 """Characters of a passage at most."""
 
-ASKED = 1000
-"""Characters of the latest words that are searched for."""
+ASKED, HALF = 1000, 0.5
+"""Characters of what was said that are searched for, and the weight that it must have: a long request has less, and so have
+words before a short one."""
 
 LEAST, MUCH = 0.25, 1.5
 """Worth of the best passage, at least, if anything is brought: a share of what was said, or so many words that no other
-passage has, if that is less."""
+passage has, if that is less. In a small window, which shows less, down to three quarters of it."""
 
 MANY = 150
 """Passages of which the candidates are taken to be the best, for how rare a word is."""
@@ -139,12 +140,11 @@ def passages_asked(
     if any(page.role is Role.ASSISTANT for page in view.latest()):
         # The next prompt comes after somebody else's words.
         return []
-    asked = is_asked(view)
-    said = [(view.task, 1.0)] if asked else said_of(view)
+    said = [(text, weight) for text, weight in said_of(view) if weight >= HALF]
     terms = terms_of(said)
     if not terms or room <= 2 * view.handle:
         return []
-    answer = yield Find(query="\n".join(text for text, _ in reversed(said))[-ASKED:], limit=HITS, words=True)
+    answer = yield Find(query="\n".join([text[-ASKED:] for text, _ in said]), limit=HITS, words=True)
     spans: list[tuple[int, Span | None]] = [(hit.page, hit.span) for hit in answer.hits]
     if staying is not None:
         stays = {page.id for page in staying}
@@ -158,14 +158,16 @@ def passages_asked(
         page = view.page(number)
         if page.kind in (Kind.FOLD, Kind.IMAGE, Kind.OPAQUE):
             continue
-        talk = ANSWERS if asked else TALK
+        # Where the request alone is left, the agent has said nothing since, and is at work on an answer.
+        talk = ANSWERS if len(said) == 1 and said[0][0] is view.task else TALK
         for one in candidates_of(view.text(number), number, page.message, str(page.role), GRAIN, span, talk=talk):
             found[number, one.passage.start] = one
     newest = reversed(view.pages if staying is None else staying)
     shown = shown_texts(view, (page for page in newest if page.id not in view.copies))
     shown += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
     candidates = [found[key] for key in sorted(found)]
-    return chosen_of(candidates, shown, terms, room - view.count(HEADING), view.count(MARK), view.count)
+    least = LEAST * min(1.0, 0.75 + view.budget.capacity / 32_000)
+    return chosen_of(candidates, shown, terms, least, room - view.count(HEADING), view.count(MARK), view.count)
 
 
 def terms_of(said: Iterable[tuple[str, float]]) -> Terms:
@@ -182,13 +184,19 @@ def terms_of(said: Iterable[tuple[str, float]]) -> Terms:
 
 
 def chosen_of(
-    candidates: Sequence[PagePassage], shown: Sequence[str], terms: Terms, room: int, mark: int, count: Callable[[str], int]
+    candidates: Sequence[PagePassage],
+    shown: Sequence[str],
+    terms: Terms,
+    least: float,
+    room: int,
+    mark: int,
+    count: Callable[[str], int],
 ) -> list[PagePassage]:
-    """The passages that are worth most together, within `room` tokens; none if the best is not worth enough."""
+    """The passages that are worth most together, within `room` tokens; none if the best is worth less than `least`."""
     told, whole = _told(candidates, terms, "\n".join(shown).lower())
     if not whole:
         return []
-    least = min(LEAST, MUCH * math.log(1 + MANY) / whole)
+    least = min(least, MUCH * math.log(1 + MANY) / whole)
     usable = [_Wanted(one, its) for one, its in zip(candidates, told, strict=True) if math.fsum(its.values()) >= REST * least]
     lines: set[str] = set().union(*map(lines_of, shown)) if usable else set()
     chosen: list[PagePassage] = []
