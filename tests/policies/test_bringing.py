@@ -83,7 +83,7 @@ def test_a_question_about_nothing_old_brings_nothing(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_copies_leave_when_something_else_is_asked(policy: str) -> None:
     session = chat(policy, window=4000)
-    most = 0
+    most, shown = 0, ""
     for turn in range(3, 13):
         session.append({"role": "user", "content": f"On which port does the relay zeta{turn}x listen?"})
         shown = "\n".join(texts(session))
