@@ -18,7 +18,7 @@ SECRET = "the port of the lamp is 4711\nand it is blue\n"
 PART = (0, 29)
 
 
-def opened(path: str | Path = ":memory:") -> Session:
+def opened(path: str = ":memory:") -> Session:
     """p1 the task, pinned; p2 and p3 a call and its result, out; p4 and p5 talk; p6 a question."""
     session = kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4").session("a")
     session.append(user("Fix the lamp."), assistant(None, call_of("k", path="a.py")), tool("k", SECRET), assistant("Done. " * 40))
@@ -125,14 +125,14 @@ def test_a_receipt_says_what_was_brought_and_that_nothing_left() -> None:
 
 
 def test_it_is_there_after_reopening_and_in_a_branch(tmp_path: Path) -> None:
-    session = opened(tmp_path / "a.db")
+    session = opened(str(tmp_path / "a.db"))
     session.apply(Bring(((3, (PART,)),)))
     prompt = session.render()
     branch = session.fork("Look on.")
     assert branch.window.copies() == {-1}
     branch.apply(Evict((-1,)))
     assert session.window.copies() == {-1}
-    with kilburn.open(tmp_path / "a.db", window=4000, policy="fifo", tokenizer="chars/4") as store:
+    with kilburn.open(str(tmp_path / "a.db"), window=4000, policy="fifo", tokenizer="chars/4") as store:
         again = store.session("a")
         assert again.render() == prompt
         assert again.window.copies() == {-1}

@@ -5,9 +5,9 @@ left alone. The next one is put after them, so everything before it is read from
 the window, they are remade as one. What a passage must be worth follows from the prices: writing it to the cache
 once and reading it with each prompt until the next edit, against the chance that it is needed and the price of a
 miss. A large window is filled to some two thirds whatever the price. If pages were recalled recently, more is kept. It
-acts only when the window is full, because each edit costs money, and then on everything older than the latest message,
-because whatever follows an edit is re-prefilled anyway. It needs no model. This policy is ours; the figures are in
-docs/mechanisms/cost.md.
+edits only when the window is full, because each edit costs money, and then everything older than the latest message,
+because whatever follows an edit is re-prefilled anyway. What is asked is brought to the end, where it makes nothing void. It
+needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ __all__ = ["Cost"]
 CHANCE = 1000.0
 """Worth that a passage must have for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
 recorded runs, where one of 20 prompts needs a line that is older than the last output."""
-
-LASTING = 0.6
-"""Worth of a new passage as such: the choice stands for several prompts, whose thoughts are not known yet."""
 
 LATELY = 20
 """A recall of a page within this many messages means that too little was kept."""
@@ -88,7 +85,6 @@ class Cost:
             remade=int(REMADE * capacity),
             copy=copy_of(capacity),
             floor=floor_of(capacity),
-            recent=LASTING,
         )
         return keep(view, shape, self._table(), lambda leaving: self._least(view, leaving, capacity))
 

@@ -1,10 +1,13 @@
-"""The default: the newest pages and important pages stay whole; of everything else, the passages that are worth most stay.
+"""The default: excerpts in front that change seldom, and what is asked behind them.
 
-When the window is over its capacity, or the user asks something, everything older than the tail becomes one excerpt: whole
-passages, verbatim, each under the address of its page. They are chosen by their likeness to the latest words and the request,
-by their nearness in time, and by what they show that is not shown yet. The excerpt is chosen from the originals each time,
-never from its own text, so nothing drifts. Pages of which nothing is kept leave, and have a handle. It needs no model. This
-policy is ours; the figures are in docs/explanation/policies.md.
+When the window is full, everything older than the latest message becomes an excerpt: whole passages, verbatim, each under the
+address of its page. They are chosen by their likeness to the latest words and the request, by their nearness in time, and by
+what they show that is not shown yet. The next excerpt is put after it, so the beginning of the prompt stays as it is. When the
+excerpts take half of the window, they are remade as one, from the originals, so nothing drifts. Pages of which nothing is kept
+leave, and have a handle. What a question needs beside that, or the agent's latest words, is brought to the end. It needs no
+model. This policy is ours; the figures are in docs/explanation/policies.md.
+
+It is the plan of `cost` without a bar: what is kept has no price, and the room is filled.
 """
 
 from __future__ import annotations
@@ -17,20 +20,21 @@ from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
 from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep
 
-TAIL, SPARE, LASTING = 0.0, 0.2, 0.6
+SPARE = 0.2
+"""Share of the window that an edit leaves free: for the next messages, and for what is brought."""
+
 ADDED, HELD, REMADE = 0.25, 0.5, 0.4
 """Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
 
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Keep a tail and a core whole, and excerpt the rest, when the window is over capacity.
+    """Excerpt what is old when the window is full, and bring what is asked.
 
     Args:
-        low: tokens in the window after it acted; None leaves a tenth of a small window free, and nearly a quarter of a
-            large one. Every action edits the prefix, and a large window can afford to act less often.
-        tail: tokens of newest pages, before what the agent has not read, that stay whole; None for a tenth of the capacity.
-        core: tokens of important pages ("remember this") that stay whole; None for a quarter.
+        low: tokens in the window after an edit; None leaves a fifth free.
+        tail: tokens of newest pages, before what the agent has not read, that stay whole; None for none.
+        core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for a quarter of the capacity.
     """
@@ -50,7 +54,7 @@ class Hybrid:
         capacity = view.budget.capacity
         shape = WindowShape(
             capacity=capacity,
-            tail=int(TAIL * capacity) if self.tail is None else self.tail,
+            tail=self.tail or 0,
             core=capacity // 4 if self.core is None else self.core,
             whole=capacity // 4 if self.whole is None else self.whole,
             spare=int(SPARE * capacity) if self.low is None else max(0, capacity - self.low),
@@ -59,6 +63,5 @@ class Hybrid:
             remade=int(REMADE * capacity),
             copy=copy_of(capacity),
             floor=floor_of(capacity),
-            recent=LASTING,
         )
         return keep(view, shape, PRICES["hosted"])

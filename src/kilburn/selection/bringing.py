@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, chain, islice, takewhile
 from typing import NamedTuple
 
 from kilburn.effect import Answer, Effect, Find
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.retrieval import STOP
-from kilburn.selection.excerpts import ANSWERS, flow_of, is_asked, said_of, shown_texts
-from kilburn.selection.passages import bare, words_of
+from kilburn.selection.excerpts import ANSWERS, flow_of, said_of, shown_texts
+from kilburn.selection.passages import lines_of, words_of
 from kilburn.selection.selection import HEADING, MARK, TALK, PagePassage, candidates_of, joined, new_share
 
 HITS = 24
@@ -34,12 +35,16 @@ YOUNG = 8000
 GRAIN = 300
 """Characters of a passage at most."""
 
-ASKED = 1000
-"""Characters of the latest words that are searched for."""
+ASKED, HALF = 1000, 0.5
+"""Characters of what was said that are searched for, and the weight that it must have: a long request has less, and so have
+words before a short one."""
 
 LEAST, MUCH = 0.25, 1.5
 """Worth of the best passage, at least, if anything is brought: a share of what was said, or so many words that no other
-passage has, if that is less."""
+passage has, if that is less. In a small window, which shows less, down to three quarters of it."""
+
+MANY = 150
+"""Passages of which the candidates are taken to be the best, for how rare a word is."""
 
 REST = 0.3
 """Worth of each further passage, at least, as a share of that."""
@@ -132,12 +137,14 @@ def passages_asked(
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
         kept: what an excerpt of that plan keeps.
     """
-    asked = is_asked(view)
-    said = [(view.task, 1.0)] if asked else said_of(view)
+    if any(page.role is Role.ASSISTANT for page in view.latest()):
+        # The next prompt comes after somebody else's words.
+        return []
+    said = [(text, weight) for text, weight in said_of(view) if weight >= HALF]
     terms = terms_of(said)
     if not terms or room <= 2 * view.handle:
         return []
-    answer = yield Find(query="\n".join(text for text, _ in reversed(said))[-ASKED:], limit=HITS, words=True)
+    answer = yield Find(query="\n".join([text[-ASKED:] for text, _ in said]), limit=HITS, words=True)
     spans: list[tuple[int, Span | None]] = [(hit.page, hit.span) for hit in answer.hits]
     if staying is not None:
         stays = {page.id for page in staying}
@@ -151,14 +158,16 @@ def passages_asked(
         page = view.page(number)
         if page.kind in (Kind.FOLD, Kind.IMAGE, Kind.OPAQUE):
             continue
-        talk = ANSWERS if asked else TALK
+        # Where the request alone is left, the agent has said nothing since, and is at work on an answer.
+        talk = ANSWERS if len(said) == 1 and said[0][0] is view.task else TALK
         for one in candidates_of(view.text(number), number, page.message, str(page.role), GRAIN, span, talk=talk):
             found[number, one.passage.start] = one
-    there = [page for page in (view.pages if staying is None else staying) if page.id not in view.copies]
-    shown = shown_texts(view, there)
+    newest = reversed(view.pages if staying is None else staying)
+    shown = shown_texts(view, (page for page in newest if page.id not in view.copies))
     shown += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
     candidates = [found[key] for key in sorted(found)]
-    return chosen_of(candidates, shown, terms, room - view.count(HEADING), view.count(MARK), view.count)
+    least = LEAST * min(1.0, 0.75 + view.budget.capacity / 32_000)
+    return chosen_of(candidates, shown, terms, least, room - view.count(HEADING), view.count(MARK), view.count)
 
 
 def terms_of(said: Iterable[tuple[str, float]]) -> Terms:
@@ -175,17 +184,21 @@ def terms_of(said: Iterable[tuple[str, float]]) -> Terms:
 
 
 def chosen_of(
-    candidates: Sequence[PagePassage], shown: Sequence[str], terms: Terms, room: int, mark: int, count: Callable[[str], int]
+    candidates: Sequence[PagePassage],
+    shown: Sequence[str],
+    terms: Terms,
+    least: float,
+    room: int,
+    mark: int,
+    count: Callable[[str], int],
 ) -> list[PagePassage]:
-    """The passages that are worth most together, within `room` tokens; none if the best is not worth enough."""
-    lines = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
-    rarity = _rarities(candidates, frozenset().union(*terms), "\n".join(shown).lower())
-    whole = math.fsum([weight * max([rarity[word] for word in term]) for term, weight in terms.items()])
+    """The passages that are worth most together, within `room` tokens; none if the best is worth less than `least`."""
+    told, whole = _told(candidates, terms, "\n".join(shown).lower())
     if not whole:
         return []
-    least = min(LEAST, MUCH * math.log(1 + len(candidates)) / whole)
-    usable = [_Wanted(one, _told(one, terms, rarity, whole)) for one in candidates]
-    usable = [one for one in usable if math.fsum(one.told.values()) >= REST * least]
+    least = min(least, MUCH * math.log(1 + MANY) / whole)
+    usable = [_Wanted(one, its) for one, its in zip(candidates, told, strict=True) if math.fsum(its.values()) >= REST * least]
+    lines: set[str] = set().union(*map(lines_of, shown)) if usable else set()
     chosen: list[PagePassage] = []
     pages: set[int] = set()
     counts = [1.0] * len(terms)
@@ -194,7 +207,7 @@ def chosen_of(
         best = max(range(len(usable)), key=lambda at: (values[at], at))
         if values[best] < (REST * least if chosen else least):
             break
-        one, told = usable.pop(best)
+        one, its = usable.pop(best)
         cost = count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark + 4)
         if cost > room:
             continue
@@ -202,33 +215,37 @@ def chosen_of(
         chosen.append(one)
         pages.add(one.page)
         lines.update(one.passage.lines)
-        for at in told:
+        for at in its:
             counts[at] *= TOLD
     return chosen
 
 
-def _rarities(candidates: Sequence[PagePassage], words: Set[str], shown: str) -> dict[str, float]:
-    """How rare each word is among the passages; less if it is shown."""
-    holding: dict[str, int] = {}
-    for one in candidates:
-        for word in words & one.passage.words.keys():
-            holding[word] = holding.get(word, 0) + 1
-    many = len(candidates)
-    return {
-        word: math.log(1 + (many - (times := holding.get(word, 0)) + 0.5) / (times + 0.5)) * (KNOWN if word in shown else 1.0)
-        for word in words
+def _told(candidates: Sequence[PagePassage], terms: Terms, shown: str) -> tuple[list[dict[int, float]], float]:
+    """What each term counts in each passage that has it, by its place, as a share of what all terms count; and that."""
+    places: dict[str, list[int]] = {}
+    for at, term in enumerate(terms):
+        for word in term:
+            places.setdefault(word, []).append(at)
+    words = places.keys()
+    having = [words & one.passage.words.keys() for one in candidates]
+    times = Counter(chain.from_iterable(having))
+    many = max(MANY, len(candidates))
+    rarity = {
+        word: math.log(1 + (many - times[word] + 0.5) / (times[word] + 0.5)) * (KNOWN if word in shown else 1.0) for word in words
     }
-
-
-def _told(one: PagePassage, terms: Terms, rarity: Mapping[str, float], whole: float) -> dict[int, float]:
-    """What each term counts in a passage that has it, as a share of all."""
-    known = one.passage.words
-    told: dict[int, float] = {}
-    for at, (term, weight) in enumerate(terms.items()):
-        if there := term & known.keys():
-            often = max([rarity[word] * known[word] / (known[word] + OFTEN) for word in there]) * (1 + OFTEN)
-            told[at] = weight * often * min(1.0, one.weight) / whole
-    return told
+    weights = list(terms.values())
+    whole = math.fsum([weight * max([rarity[word] for word in term]) for term, weight in terms.items()])
+    told: list[dict[int, float]] = []
+    for one, there in zip(candidates, having, strict=True):
+        its: dict[int, float] = {}
+        share = min(1.0, one.weight) * (1 + OFTEN) / (whole or 1.0)
+        for word in there:
+            known = one.passage.words[word]
+            counts = rarity[word] * known / (known + OFTEN) * share
+            for at in places[word]:
+                its[at] = max(its.get(at, 0.0), weights[at] * counts)
+        told.append(its)
+    return told, whole
 
 
 def _value(wanted: _Wanted, counts: Sequence[float], lines: Set[str]) -> float:

@@ -34,7 +34,7 @@ ASKED = 40
 quarter of it."""
 
 BEFORE = 0.3
-"""Weight in the focus of what the agent said before a short request that just came."""
+"""Weight in the focus of what the agent said before a short request."""
 
 ANSWERS = 0.7
 """Weight of the agent's own words compared with tool output, when the user just asked something."""
@@ -169,7 +169,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     return select(
         found,
-        shown_texts(view, [page for page in view.pages if page.id not in leaving]),
+        shown_texts(view, (page for page in reversed(view.pages) if page.id not in leaving)),
         focus_of(view),
         room,
         view.count,
@@ -191,11 +191,11 @@ def _kept(page: Page) -> Parts:
     return page.parts or ((page.sources[0], page.spans),) if page.kind is Kind.EXCERPT and page.sources else ()
 
 
-def shown_texts(view: View, staying: Sequence[Page]) -> list[str]:
-    """The newest texts of the pages that stay in the prompt whole."""
+def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
+    """The newest texts of the pages that stay in the prompt whole, which are given newest first."""
     texts: list[str] = []
     left = SHOWN
-    for page in reversed(staying):
+    for page in staying:
         if left <= 0:
             break
         if page.kind is not Kind.IMAGE:
@@ -215,7 +215,8 @@ def said_of(view: View) -> list[tuple[str, float]]:
     said = islice(reversed(view.pages), LATEST)
     latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
     asked = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
-    before = 1.0 - (1.0 - BEFORE) * asked if _is_newest(view, view.task_page) else 1.0
+    # The agent may have said nothing since the request, and still be at work on it.
+    before = 1.0 - (1.0 - BEFORE) * asked if latest is None or latest.id < view.task_page else 1.0
     return [(view.task, asked), (view.text(latest.id) if latest else "", before)]
 
 

@@ -28,7 +28,9 @@ from kilburn.selection.excerpts import (
     split_excerpts,
     unread,
 )
-from kilburn.selection.selection import RECENT
+
+LASTING = 0.6
+"""Worth of a new passage as such: an excerpt stands for several prompts, whose thoughts are not known yet."""
 
 MARKS = 12
 """Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
@@ -51,7 +53,6 @@ class WindowShape:
         added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
         copy: of a copy at most.
         floor: that the window holds after an edit, at least; what is beyond that must be worth `least`.
-        recent: the worth of a new passage as such (see `select`).
     """
 
     capacity: int
@@ -64,7 +65,6 @@ class WindowShape:
     remade: int
     copy: int
     floor: int = 0
-    recent: float = RECENT
 
 
 class _Edit(NamedTuple):
@@ -128,7 +128,8 @@ def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], floa
     least = worth(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
-    room = capacity - stays - shape.spare - 2 * view.handle
+    spare = max(shape.spare, shape.copy) if is_asked(view) else shape.spare
+    room = capacity - stays - spare - 2 * view.handle
     floor = shape.floor - stays if shape.floor else 0
     most = min(room, max(shape.held, floor + capacity // 5)) - held
     if young and most > capacity // 20:
@@ -153,7 +154,7 @@ def _excerpt(
 ) -> tuple[list[Move], Parts]:
     """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
-    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=shape.recent)
+    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=LASTING)
     why = f"passages of {len(parts)} pages that are worth most"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
 

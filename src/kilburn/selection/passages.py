@@ -142,6 +142,12 @@ def bare(line: str) -> str:
     return _NUMBER.sub("", line, count=1).strip() if line[:1].isdigit() or line[:1].isspace() else line.strip()
 
 
+@lru_cache(maxsize=4096)
+def lines_of(text: str) -> frozenset[str]:
+    """The lines of a text as they are compared, without the tiny ones."""
+    return frozenset(line for line in map(bare, text.split("\n")) if len(line) >= 4)
+
+
 def _passage(text: str, start: int, end: int) -> TextPassage:
     own = text[start:end]
     own = own.rstrip()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kilburn.page import Parts, Span, address_of
 from kilburn.selection.lines import OMISSION
-from kilburn.selection.passages import TextPassage, bare, passages_of, words_of
+from kilburn.selection.passages import TextPassage, lines_of, passages_of, words_of
 from kilburn.selection.signs import Sign, sign_of_prose
 
 RECENT = 0.3
@@ -131,7 +131,7 @@ def select(
         return ()
     around = count(heading)
     worth = _worths(candidates, focus, recent, HALF * life, thrift)
-    seen = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
+    seen = set[str]().union(*map(lines_of, shown))
     parts: Parts = ()
     order: list[PagePassage] = []
     left, used, small = room - around, 0, TINY if thrift else SMALL

@@ -1,0 +1,181 @@
+"""What `hybrid` and `cost` bring for a question, where it stands, and when it leaves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kilburn
+from kilburn.kernel.session import Session
+from kilburn.prices import PRICES, Prices
+from kilburn.selection.bringing import pays
+from kilburn.testing import check_laws
+
+WORDS = [
+    "amber",
+    "basin",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heron",
+    "inlet",
+    "jetty",
+    "knoll",
+    "ledge",
+    "mesa",
+    "north",
+    "otter",
+    "plume",
+    "quarry",
+    "ridge",
+]
+POLICIES = ["hybrid", "cost"]
+
+
+def talk(turns: int, seed: int = 1) -> Iterator[tuple[str, str]]:
+    """Short questions and answers; each answer has a port that no other has."""
+    rng = random.Random(seed)
+    for turn in range(turns):
+        said = " ".join(rng.choices(WORDS, k=40))
+        yield f"Tell me more about {rng.choice(WORDS)}?", f"{said}.\nThe relay zeta{turn}x listens on port {7000 + turn}."
+
+
+def chat(policy: Any, turns: int = 60, window: int = 2000) -> Session:
+    session = kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").session("a")
+    for question, answer in talk(turns):
+        session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    return session
+
+
+def texts(session: Session) -> list[str]:
+    return [str(message["content"]) for message in session.render()]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_was_asked_about_stands_before_the_question_and_the_rest_keeps_its_bytes(policy: str) -> None:
+    session = chat(policy)
+    before = texts(session)
+    assert not any("zeta3x" in text for text in before)
+    session.append({"role": "user", "content": "On which port does the relay zeta3x listen?"})
+    after = texts(session)
+    assert after[: len(before)] == before
+    assert "zeta3x listens on port 7003" in after[-2]
+    assert after[-1].startswith("On which port")
+    check_laws(session)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_question_about_nothing_old_brings_nothing(policy: str) -> None:
+    session = chat(policy)
+    before = texts(session)
+    session.append({"role": "user", "content": "Could you write a sonnet about Lisbon instead?"})
+    assert texts(session) == [*before, "Could you write a sonnet about Lisbon instead?"]
+    assert not session.window.copies()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_copies_leave_when_something_else_is_asked(policy: str) -> None:
+    session = chat(policy, window=4000)
+    most, shown = 0, ""
+    for turn in range(3, 13):
+        session.append({"role": "user", "content": f"On which port does the relay zeta{turn}x listen?"})
+        shown = "\n".join(texts(session))
+        assert f"zeta{turn}x listens on port {7000 + turn}" in shown
+        most = max(most, len(session.window.copies()))
+        session.append({"role": "assistant", "content": "On that one."})
+        check_laws(session)
+    assert 1 <= most <= 3
+    assert "zeta3x listens on port" not in shown
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_asked_once_more_is_not_brought_again(policy: str) -> None:
+    session = chat(policy)
+    session.append({"role": "user", "content": "On which port does the relay zeta3x listen?"})
+    copies = session.window.copies()
+    assert copies
+    session.append({"role": "user", "content": "On which port does the relay zeta3x listen?"})
+    assert session.window.copies() == copies
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_conversation_keeps_its_beginning(policy: str) -> None:
+    session = kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4").session("a")
+    edits = prompts = 0
+    before: list[str] = []
+    for turn, (question, answer) in enumerate(talk(120)):
+        asked = f"On which port does the relay zeta{turn - 60}x listen?" if turn > 60 and turn % 5 == 0 else question
+        session.append({"role": "user", "content": asked})
+        after = texts(session)
+        # What came last, a copy and the question, may go; an edit is what changes before that.
+        edits += after[: len(before) - 2] != before[:-2] if before else 0
+        prompts += 1
+        before = after
+        session.append({"role": "assistant", "content": answer})
+    assert edits < prompts / 8
+    stats = session.stats()
+    assert stats.tokens_reprefilled < 0.1 * stats.tokens_shipped
+
+
+@given(
+    own=st.integers(1, 2000),
+    behind=st.integers(0, 20_000),
+    prompts=st.integers(0, 50),
+    prices=st.one_of(
+        st.sampled_from(list(PRICES.values())),
+        st.builds(Prices, cached=st.floats(0.01, 1), written=st.floats(0.01, 5), input=st.just(1.0)),
+    ),
+)
+def test_a_page_is_taken_out_only_if_the_prompts_that_follow_cost_less(
+    own: int, behind: int, prompts: int, prices: Prices
+) -> None:
+    keep = prompts * (own + behind) * prices.cached
+    leave = (behind * max(prices.written, prices.cached) if prompts else 0) + max(0, prompts - 1) * behind * prices.cached
+    if pays(own, behind, prompts, prices):
+        assert leave < keep or leave == pytest.approx(keep)
+    elif prompts:
+        assert leave >= keep or leave == pytest.approx(keep)
+
+
+def test_a_copy_stays_where_it_would_have_too_much_read_again() -> None:
+    """Calls and their results came behind it: to take it out would have all of that read again."""
+    session = chat("hybrid", window=4000)
+    session.append({"role": "user", "content": "On which port does the relay zeta3x listen?"})
+    copies = session.window.copies()
+    assert copies
+    for turn in range(12):
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        session.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": " ".join(WORDS) * 2})
+    assert sum(page.tokens for page in session.window.resident() if page.id > 121) > 150
+    session.append({"role": "assistant", "content": "On port 7003."})
+    session.append({"role": "user", "content": "Could you write a sonnet about Lisbon instead?"})
+    assert session.window.copies() == copies
+
+
+def test_two_copies_are_the_same_for_the_same_view() -> None:
+    first, second = (chat("hybrid") for _ in range(2))
+    for session in (first, second):
+        session.append({"role": "user", "content": "On which port does the relay zeta3x listen?"})
+    assert texts(first) == texts(second)
+
+
+def test_an_agents_words_bring_what_they_name() -> None:
+    session = kilburn.open(":memory:", window=2000, policy="hybrid", tokenizer="chars/4").session("a")
+    session.append({"role": "user", "content": "Please go on with the work. " * 40})
+    for turn, (_, listing) in enumerate(talk(40)):
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        said = "I need the port of zeta7x now." if turn == 39 else "Next."
+        session.append({"role": "assistant", "content": said, "tool_calls": [call]})
+        session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": listing})
+    shown = texts(session)
+    assert any("zeta7x listens on port 7007" in text for text in shown)
+    assert any(event.data.get("cover", event.pages) == [] for event in session.events() if "fold" in event.data)
+    check_laws(session)
