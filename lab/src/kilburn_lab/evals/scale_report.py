@@ -68,9 +68,9 @@ class ScaleReport(EvalReport, frozen=True, kw_only=True):
         """Plain text: a row for each system and number of facts."""
         columns = (
             "system={system} | facts={count:,} | stored/s={rate:,.0f} | with vectors={rate_vectors:,.0f} | "
-            "one by one={single:,.0f} | first={first:.2f} s | p50={p50:ms} | p95={p95:ms} | cpu={cpu:ms} | top 10={hits:.1%} | words p50={words_p50:ms} | "
-            "p95={words_p95:ms} | cpu={words_cpu:ms} | top 10={words_hits:.1%} | disk={disk:,.0f MiB} | memory={rss:,.0f MiB} | "
-            "at most={peak:,.0f MiB}"
+            "one by one={single:,.0f} | first={first:.2f} s | p50={p50:ms} | p95={p95:ms} | cpu={cpu:ms} | top 10={hits:.1%} | "
+            "words p50={words_p50:ms} | p95={words_p95:ms} | cpu={words_cpu:ms} | top 10={words_hits:.1%} | "
+            "disk={disk:,.0f MiB} | memory={rss:,.0f MiB} | at most={peak:,.0f MiB}"
         )
         words = (
             f"{self.questions} questions a row, seed {self.seed}; synthetic vectors, worked out from the words: no model takes "
