@@ -38,10 +38,14 @@ def test_both_store_all_facts_and_find_them() -> None:
         assert row.words_hits == 1.0
         assert row.rate_vectors is not None
         assert row.rate > row.rate_vectors > 0
+        assert row.single is not None
+        assert row.single > 0
         assert 0 < row.p50 <= row.p95
         assert row.disk > 300 * 384
         assert row.rss > 1 << 20
     assert "300" in report.table()
+    (goal,) = [line.split() for line in report.table().splitlines() if "stored in a second, in batches" in line]
+    assert float(goal[-2]) == pytest.approx(report.row("kilburn", 300).rate / 5000, abs=0.01)
     with pytest.raises(KeyError):
         report.row("kilburn", 301)
 

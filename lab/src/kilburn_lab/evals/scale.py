@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ BATCH = 1000
 
 HITS = 1000
 """Tokens that they may take; these facts take about 15 each."""
+
+SINGLE = 200
+"""Facts that are stored one by one, of the first tenth at most."""
 
 CANDIDATES = 50
 """Of each arm of the floor."""
@@ -152,10 +155,22 @@ class _Ready:
         return made
 
 
-def _batches(count: int, seed: int) -> Iterable[list[str]]:
+def _parts(count: int, seed: int) -> tuple[list[str], Iterable[list[str]]]:
+    """The facts that are stored one by one, and the others in batches."""
     every = facts(count, seed)
-    while batch := list(islice(every, BATCH)):
-        yield batch
+    first = list(islice(every, min(SINGLE, count // 10)))
+
+    def batches() -> Iterator[list[str]]:
+        while batch := list(islice(every, BATCH)):
+            yield batch
+
+    return first, batches()
+
+
+def _rates(first: int, alone: float, rest: int, stored: float, embedded: float) -> dict[str, float]:
+    """Facts a second: so many one by one in these seconds, and the rest in batches, whose vectors took further seconds."""
+    rates = {"rate": rest / stored, "rate_vectors": rest / (stored + embedded)}
+    return rates | ({"single": first / alone} if first else {})
 
 
 class _Kilburn:
@@ -165,11 +180,17 @@ class _Kilburn:
 
     @staticmethod
     def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
-        path, done = Path(folder) / "kilburn.db", 0
+        path = Path(folder) / "kilburn.db"
+        first, batches = _parts(count, seed)
+        done = len(first)
         with _opened(path, None) as store:
             memory = store.memory(USER)
             began = time.perf_counter()
-            for batch in _batches(count, seed):
+            for text in first:
+                memory.remember(text)
+            alone = time.perf_counter() - began
+            began = time.perf_counter()
+            for batch in batches:
                 memory.apply(*(Add(text=text) for text in batch))
                 done += len(batch)
                 say(done // 2)
@@ -181,7 +202,9 @@ class _Kilburn:
             embedded = time.perf_counter() - began - ready.seconds
             peak = memory_of("VmHWM")
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
-        return {"rate": count / stored, "rate_vectors": count / (stored + embedded), "disk": float(disk), "peak": peak}
+        rest = count - len(first)
+        rates = _rates(len(first), alone, rest, stored, embedded * rest / count)
+        return {**rates, "disk": float(disk), "peak": peak}
 
     @staticmethod
     def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
@@ -218,14 +241,17 @@ class _Floor:
     @staticmethod
     def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
         path, done, ready = Path(folder) / "floor.db", 0, _Ready(WordVectors())
+        first, batches = _parts(count, seed)
         db = sqlite3.connect(path, isolation_level=None)
         db.executescript(
             "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT);"
             "CREATE TABLE vector(number INTEGER PRIMARY KEY, numbers BLOB);"
             "CREATE VIRTUAL TABLE words USING fts5(text, content='fact', content_rowid='number');"
         )
-        seconds = [0.0, 0.0]
-        for batch in _batches(count, seed):
+        # Of facts that come one by one, and of those in batches: of the texts, and of the vectors.
+        single, many = [0.0, 0.0], [0.0, 0.0]
+        for batch in chain(([text] for text in first), batches):
+            seconds = single if done < len(first) else many
             began = time.perf_counter()
             numbered = list(enumerate(batch, done + 1))
             db.execute("BEGIN")
@@ -245,7 +271,8 @@ class _Floor:
         peak = memory_of("VmHWM")
         db.close()
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
-        return {"rate": count / seconds[0], "rate_vectors": count / sum(seconds), "disk": float(disk), "peak": peak}
+        rates = _rates(len(first), single[0], count - len(first), *many)
+        return {**rates, "disk": float(disk), "peak": peak}
 
     @staticmethod
     def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
