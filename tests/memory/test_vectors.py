@@ -264,6 +264,7 @@ def test_the_background_sees_whether_other_threads_compute(backend: Backend) -> 
     thread.start()
     try:
         until(vectors._others_compute)
+        assert thread.is_alive()
     finally:
         done.set()
         thread.join()

@@ -43,7 +43,7 @@ class Prompts:
         kernel = self._kernel
         shown = items(kernel.window)
         self._bring(shown)
-        prompt = render(transcript(kernel.window, lambda page: self._parts[page.id]), form, kernel.use)
+        prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window), form, kernel.use)
         prompt.pages = tuple(page.id for _, page, instead in shown if page is not None and not instead)
         if not kernel.backend.readonly:
             self._ship(shown)

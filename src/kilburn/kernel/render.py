@@ -73,15 +73,18 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
 
 
-def transcript(window: WindowState, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
+def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
     A result that came late, and stands further down, is put after its call by the wire form.
+
+    Args:
+        there: the window's items.
     """
     made: list[Message] = []
-    answered = {page.call for page in window.visible() if page.role is Role.TOOL}
+    answered = {page.call for _, page, _ in there if page is not None and page.role is Role.TOOL}
     key: tuple[Role, int] | None = None
-    for _, page, instead in items(window):
+    for _, page, instead in there:
         if instead and page is not None and page.kind is not Kind.RESULT:
             continue  # something attached to a result whose call stays: the result's own handle is enough
         shown, leftovers = _shown(page, instead, part, window)

@@ -55,7 +55,7 @@ PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two looks for what waits; after failures they double, up to the second."""
 PATIENCE, GLANCE = 5.0, 0.05
 """Seconds for which the thread waits for others before each batch, and between two looks whether they are done."""
-QUIET = 0.1
+QUIET = 0.02
 """The share of such a look for which the program's other threads may compute in a quiet moment."""
 
 
