@@ -21,7 +21,7 @@ from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.faults import Offer
-from kilburn.gateway.form import Form
+from kilburn.gateway.form import Form, fields_of
 from kilburn.gateway.history import Histories
 from kilburn.gateway.kept import Ids, Kept, is_ours, names_nothing
 from kilburn.gateway.keys import Key, Keys, Link
@@ -309,7 +309,11 @@ class _Endpoint:
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         try:
-            user = await in_thread(told, headers, body, key) if len(body) > LARGE else told(headers, body, key)
+            if len(body) > LARGE:
+                fields, user = None, await in_thread(told, headers, body, key)
+            else:
+                fields = None if self._form is None else fields_of(body)
+                user = told(headers, body, key, fields)
         except KilburnError as error:
             exchange.problem = type(error).__name__
             await fail(shape, error, send)
@@ -326,7 +330,7 @@ class _Endpoint:
             async with _UnlessLeft(receive, None if flow is None else flow.over):
                 try:
                     if flow is None:
-                        await self._answer(scope, body, headers, key, answering, lambda: began)
+                        await self._answer(scope, body, headers, key, answering, lambda: began, fields)
                     else:
                         await self._flow(scope, flow, headers, answering)
                 except KilburnError as error:
@@ -364,7 +368,14 @@ class _Endpoint:
         return telling
 
     async def _answer(
-        self, scope: Scope, body: bytes, headers: dict[str, str], key: Key, send: Send, began: Callable[[], bool]
+        self,
+        scope: Scope,
+        body: bytes,
+        headers: dict[str, str],
+        key: Key,
+        send: Send,
+        began: Callable[[], bool],
+        fields: Mapping[str, msgspec.Raw] | None,
     ) -> None:
         path, gateway = _path_of(scope), self._gateway
         form = self._form if scope["method"] == "POST" else None
@@ -385,7 +396,7 @@ class _Endpoint:
                     raise Refused(what, advice=f"send the whole conversation as {form.key}")
                 await self._pass(scope, path, body, headers, send)
                 return
-            await relay.answer(form, body, path, headers, key, exchange, send)
+            await relay.answer(form, body, path, headers, key, exchange, send, fields)
         except Exception as error:
             gateway.failed(error)
             if began() or not gateway.fails_open or not (reason := reason_of(error)) or is_ours(form, body):

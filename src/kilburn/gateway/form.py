@@ -107,13 +107,16 @@ class Form(ABC):
     caps: ClassVar[tuple[str, ...]]
     """Fields that bound the reply."""
 
-    def open(self, raw: bytes) -> Asked:
+    def open(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> Asked:
         """Take a request apart.
+
+        Args:
+            known: its fields, as `fields_of` gives them.
 
         Raises:
             InvalidMessage: it is not JSON, or not a request of this form.
         """
-        fields = decoded(_fields, raw, "the body is no JSON object")
+        fields = decoded(_fields, raw, "the body is no JSON object") if known is None else {**known}
         if self.key not in fields:
             raise InvalidMessage(f"{self.key} is missing", advice="send at least one message")
         choices = max(1, _count(fields, "n"))
@@ -399,6 +402,14 @@ def hidden(message: Message) -> Message:
         for part in message.parts
     )
     return msgspec.structs.replace(message, parts=parts)
+
+
+def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
+    """The fields of a body, each as its JSON; None where it is no object."""
+    try:
+        return _fields(raw)
+    except NOT_JSON:
+        return None
 
 
 def decoded(decode: Any, raw: bytes, what: str) -> Any:

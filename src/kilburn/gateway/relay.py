@@ -110,14 +110,25 @@ class Relay:
         self.learners = learners
 
     async def answer(
-        self, form: Form, body: bytes, path: str, headers: Mapping[str, str], key: Key, exchange: Exchange, send: Send
+        self,
+        form: Form,
+        body: bytes,
+        path: str,
+        headers: Mapping[str, str],
+        key: Key,
+        exchange: Exchange,
+        send: Send,
+        fields: Mapping[str, msgspec.Raw] | None = None,
     ) -> None:
         """Answer one request, and say in `exchange` what it took.
+
+        Args:
+            fields: of the body, if it was taken apart already.
 
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange)
+        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, fields)
         turn = _Turn(self, conversation, work, path, headers, exchange, send)
         try:
             await turn.run()
@@ -125,10 +136,16 @@ class Relay:
             await turn.give()
 
     def _begin(
-        self, form: Form, body: bytes, headers: Mapping[str, str], key: Key, exchange: Exchange
+        self,
+        form: Form,
+        body: bytes,
+        headers: Mapping[str, str],
+        key: Key,
+        exchange: Exchange,
+        fields: Mapping[str, msgspec.Raw] | None,
     ) -> tuple[Conversation, _Work]:
         exchange.form = form.name
-        asked = form.open(body)
+        asked = form.open(body, fields)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
         for left in reversed(range(TRIES)):
             conversation = self._histories.take(

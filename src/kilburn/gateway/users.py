@@ -48,13 +48,19 @@ class _Fields(msgspec.Struct):
 
 _fields = msgspec.json.Decoder(_Fields).decode
 
+NAMING = _Fields.__struct_fields__
+"""Fields of a body that say whose it is."""
 
-def told(headers: Mapping[str, str], body: bytes, key: Key) -> str:
+
+def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str, msgspec.Raw] | None = None) -> str:
     """The end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and Anthropic's
     `metadata.user_id`; "" for none. If several of these fields differ, together they are the user.
 
     What Claude Code writes into `user_id` by itself names a device and a session. The session is left out; and if the key is
     one person's, it names nobody else.
+
+    Args:
+        fields: of the body, if it was taken apart already.
 
     Raises:
         SpecError: a header that is not UTF-8.
@@ -66,10 +72,10 @@ def told(headers: Mapping[str, str], body: bytes, key: Key) -> str:
     if named:
         return _quoted(named)
     try:
-        fields = _fields(body)
+        naming = _fields(body) if fields is None else _Fields(**{name: fields[name] for name in NAMING if name in fields})
     except NOT_JSON:
         return ""  # whoever reads the body refuses it; and what is not read at all has no session
-    safety, user, metadata = map(_value, (fields.safety_identifier, fields.user, fields.metadata))
+    safety, user, metadata = map(_value, (naming.safety_identifier, naming.user, naming.metadata))
     said = [_quoted(_text(value)) for value in (safety, user)]
     named = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
     device = _device(named)

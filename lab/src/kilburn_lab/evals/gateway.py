@@ -377,7 +377,7 @@ def _beginnings(stub: int, folder: Path, window: int, stores: Sequence[int], ste
     below = folder / "many"
     below.mkdir()
     for sessions in stores:
-        with kilburn.open(below / "gateway.db", window=window, embedder=None, durable=False) as store:
+        with kilburn.open(str(below / "gateway.db"), window=window, embedder=None, durable=False) as store:
             for number in range(filled, sessions):
                 store.session(f"chat-{number:016x}").append({"role": "user", "content": f"Question {number}: {_WORDS}"})
                 if number % 100 == 99:
