@@ -10,7 +10,7 @@ from kilburn.budget import Budget
 from kilburn.kernel.store import Store
 from kilburn.memory.user_memory import UserMemory
 from kilburn.page import Place
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
 
 
 @pytest.fixture
@@ -154,3 +154,11 @@ def test_a_later_message_of_the_same_exchange_doubts_too(store: Store) -> None:
         ("The user said: traded the car in for a Skoda", False),
         ("The user drives a Volvo.", True),
     ]
+
+
+def test_what_a_model_says_nothing_of_is_doubted_too(store: Store) -> None:
+    store.memory("ana").remember("Ana drives a Volvo.")
+    talk = store.session("s", user="ana")
+    talk.append({"role": "user", "content": "I sold the Volvo."}, {"role": "assistant", "content": "I see."})
+    store.memory("ana").learn(talk, policy="facts", model=Scripted(['{"facts": []}']))
+    assert marks(store, "drives a Volvo") == [("The user said: I sold the Volvo", False), ("Ana drives a Volvo.", True)]

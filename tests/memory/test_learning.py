@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 import kilburn
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.effect import Ask, Find, Note, Outcome
+from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, Unavailable
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
@@ -26,6 +26,7 @@ from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.search.choice import vectors_for
 from kilburn.testing import MemoryBackend, Scripted
 from kilburn.testing.faults import FaultVFS
 
@@ -565,3 +566,42 @@ def test_what_an_assistant_repeats_in_a_later_exchange_is_still_only_proposed() 
         assert "Ana's account is X." not in texts(store)
         assert "Ana's account is X." in texts(store, proposed=True)
         assert "Sum up. I like tea." in texts(store)
+
+
+class _Bicycles:
+    """An embedder to which all words of cycling are one."""
+
+    name, dimensions = "bicycles", 2
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        np = pytest.importorskip("numpy")
+        rows = [[1.0, 0.0] if any(word in text for word in ("bicycle", "cycling", "bike")) else [0.0, 1.0] for text in texts]
+        return np.array(rows, dtype=np.float32)
+
+
+class _Looking:
+    """A policy that looks for something, and keeps what it found."""
+
+    def __init__(self, query: str, limit: int) -> None:
+        self.query, self.limit = query, limit
+        self.found: list[str] = []
+
+    def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add]]:
+        answer = yield Find(query=self.query, limit=self.limit)
+        self.found = [hit.text for hit in answer.hits]
+        return ()
+
+
+def test_what_a_policy_looks_for_is_found_by_meaning_too() -> None:
+    backend = MemoryBackend()
+    with Store(backend, Budget(4000), "fifo", tokenizer="chars/4", vectors=vectors_for(backend, _Bicycles())) as store:
+        memory = store.memory()
+        for text in ("Ana rides a red bicycle.", "Ana likes to go to work early.", "Ana is at work."):
+            memory.remember(text)
+        assert store.vectors is not None
+        store.vectors.catch_up()  # type: ignore[attr-defined]
+        store.session("s").append({"role": "user", "content": "Cycling to work is fun."})
+        looking = _Looking("cycling to work", 2)
+        memory.learn("s", policy=looking)
+        assert looking.found[1:] == ["Ana rides a red bicycle."]
+        assert "work" in looking.found[0]

@@ -11,6 +11,8 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cache
 
+import msgspec
+
 from kilburn.claims import DOUBTS, SPEAKER, is_speaker
 from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
@@ -140,6 +142,21 @@ def doubts_of(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
         for page in (view.made_from(pages) if pages else ())
         if page.claim is not None and page.claim.relation == DOUBTS and doubted_by(page) <= names
     )
+
+
+def with_doubts(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """Moves, and others after them; no page is retired twice."""
+    gone = {page for move in moves if isinstance(move, Retire) for page in move.pages}
+    kept = list(moves)
+    for move in more:
+        if isinstance(move, Retire):
+            left = tuple(page for page in move.pages if page not in gone)
+            gone.update(left)
+            if left:
+                kept.append(msgspec.structs.replace(move, pages=left))
+        else:
+            kept.append(move)
+    return kept
 
 
 def doubted_by(page: Page) -> set[int]:

@@ -18,6 +18,7 @@ import msgspec
 from kilburn.claims import SPEAKER, key_of, plain_name
 from kilburn.effect import Answer, Ask, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
+from kilburn.memory.doubt import doubted, with_doubts
 from kilburn.memory.extraction import Extracted, Failed, asked, extracted
 from kilburn.memory.view import SUMMARY, MemoryView
 from kilburn.memory.words import agreement, is_english, is_known, is_sign
@@ -88,6 +89,9 @@ class Facts:
                 if isinstance(move, Retire):
                     retired.update(move.pages)
                 moves.append(move)
+        for said in view.new:
+            # What the model says nothing of may be doubted all the same.
+            moves = with_doubts(moves, (yield from doubted(view, said, moves)))
         if figures:
             yield Note(figures=dict(figures))
         if self.summary:

@@ -25,7 +25,17 @@ from kilburn.backend import SegmentInfo, State
 from kilburn.claims import is_speaker, topic
 from kilburn.collections.collection import Collection
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
-from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
+from kilburn.errors import (
+    Forgotten,
+    KernelError,
+    ModelError,
+    QuotaExceeded,
+    SecretFound,
+    SpecError,
+    StoreError,
+    StoreStale,
+    UnknownAddress,
+)
 from kilburn.event import Act, Data
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.drive import answerer, run
@@ -262,7 +272,7 @@ class LearningJob:
         self.memory = store.memory(self.session.user if user is None else user)
         self.number = self.session.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
-        self.clock = store.clock
+        self.clock, self.vectors = store.clock, store.vectors
         self.secrets, self.quota = secrets, quota
         self.stopped = stopped
         self.stored: list[str] = []
@@ -480,6 +490,21 @@ class LearningJob:
         rows = memory.backend.read(keys)
         return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
 
+    def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
+        """Pages of the memory that are near a query in meaning and in force, best first; none where there are no vectors."""
+        memory = self.memory
+        if self.vectors is None or not limit:
+            return []
+        try:
+            nearest = dict(self.vectors.nearest(query, [memory.number], limit))
+        except ModelError as error:
+            log.warning("found by words alone: %s", error)
+            return []
+        passages = memory.backend.passages(nearest)
+        keys = list(dict.fromkeys((memory.number, passages[entry].page) for entry in nearest if entry in passages))
+        rows = memory.backend.read(keys)
+        return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
+
     # What a policy does
 
     def _plan(self, view: MemoryView) -> Generator[Ask, Answer, _Course]:
@@ -518,8 +543,12 @@ class LearningJob:
         return self._find(effect)
 
     def _find(self, find: Find) -> Answer:
-        memory = self.memory
-        rows = self._found(find.query, 4 * max(1, find.limit))[: max(0, find.limit)]
+        memory, most = self.memory, max(0, find.limit)
+        rows = self._found(find.query, 4 * max(1, find.limit))[:most]
+        alike = self._alike(find.query, most)
+        # Half of them by meaning, where there are so many: what says it in other words has none of these.
+        by_words = max(most - len(alike), most - most // 2)
+        rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:most]
         texts = memory.backend.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))

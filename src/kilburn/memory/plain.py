@@ -15,7 +15,7 @@ import msgspec
 from kilburn.claims import plain_name, same_claim
 from kilburn.effect import Answer, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.doubt import doubted, doubts_of
+from kilburn.memory.doubt import doubted, doubts_of, with_doubts
 from kilburn.memory.statements import USER, Statement, statements
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
@@ -54,29 +54,14 @@ class Plain:
             page for how, pages in zip(settled.standings, settled.rivals, strict=True) if how is Standing.SAME for page in pages
         }
         for said in view.new:
-            moves = _with(moves, (yield from doubted(view, said, moves, again)))
+            moves = with_doubts(moves, (yield from doubted(view, said, moves, again)))
         # What is over, or was said again, is doubted no longer.
         moot = {page for known in (*retired, *again) for page in doubts_of(view, (known,))}
         if moot:
-            moves = _with(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
+            moves = with_doubts(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
         if unchanged := settled.standings.count(Standing.SAME):
             yield Note(figures={"unchanged": unchanged})
         return moves
-
-
-def _with(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
-    """Moves, and others after them; no page is retired twice."""
-    gone = {page for move in moves if isinstance(move, Retire) for page in move.pages}
-    kept = list(moves)
-    for move in more:
-        if isinstance(move, Retire):
-            left = tuple(page for page in move.pages if page not in gone)
-            gone.update(left)
-            if left:
-                kept.append(msgspec.structs.replace(move, pages=left))
-        else:
-            kept.append(move)
-    return kept
 
 
 def _add(said: Utterance, statement: Statement) -> Add:

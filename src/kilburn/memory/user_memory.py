@@ -20,12 +20,15 @@ from kilburn.memory.doubt import link, may_doubt, resembles, rivals
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import is_said, is_sign
+from kilburn.memory.words import is_said, is_sign, told
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Place, parse_address
 from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
+
+NEAR = 10
+"""Facts that are compared with one that is told."""
 
 RECENT = 10
 """The user's last messages, in which it is looked for what an agent notes."""
@@ -117,13 +120,14 @@ class UserMemory(Collection):
         """The facts in force that a sentence may make untrue."""
         if not may_doubt(text):
             return []
-        keys = dict.fromkeys((hit.segment, hit.page) for hit in self.backend.search(text, segments=[self.number], limit=20))
+        words, changed = " ".join(sorted(told(text))), is_sign(text)
+        keys = dict.fromkeys((hit.segment, hit.page) for hit in self.backend.search(words, segments=[self.number], limit=NEAR))
         rows = [page for page, state in self.backend.read(keys).values() if state.at is Place.OUT and page.kind is Kind.FACT]
         texts = self.backend.texts({page.digest for page in rows})
         found = []
         for page in rows:
             known = texts[page.digest]
-            if rivals(text, known) or (is_sign(text) and resembles(text, known, page.claim)):
+            if rivals(text, known) or (changed and resembles(text, known, page.claim)):
                 found.append(page.id)
         return found if len(found) <= DOUBTED else []
 
