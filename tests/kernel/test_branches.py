@@ -41,7 +41,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.move import Add, Evict
+from kilburn.move import Add, Bring, Evict
 from kilburn.search.found import DamageWarning
 from kilburn.testing import FakeClock, MemoryBackend, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
@@ -218,6 +218,7 @@ def test_pages_of_a_branch_are_forgotten_by_the_address_that_recalls_them(opener
     reads(nested, 30, 31, "third")
     one, two, three = (f"b1/p{branch.branches.forked.known + at}" for at in (3, 5, 6))  # type: ignore[union-attr]
     deep = f"b1/b1/p{nested.window.last}"
+    nested.apply(Bring(((int(one[4:]), ((0, 9),)),)))
     assert "other 20" in parent.recall(one)
     assert ("work/b1", one[3:]) in [(name, page.address) for name, page in parent.closure(one)]
     assert {name for name, _ in parent.closure(one)} == {"work/b1", "work/b1/b1"}

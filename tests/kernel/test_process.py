@@ -306,7 +306,7 @@ def test_what_is_no_move_is_refused_and_the_error_says_what_a_move_is() -> None:
         session.append(user("one"), assistant("two"))
         before = session.render()
         for value in ("p1", 17, None, ["p1"], {"pages": [1]}):
-            with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Retire or Drop"):
+            with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Bring, Retire or Drop"):
                 session.apply(value)  # type: ignore[arg-type]
         assert session.render() == before
 

@@ -39,9 +39,9 @@ ASKED, HALF = 1000, 0.5
 """Characters of what was said that are searched for, and the weight that it must have: a long request has less, and so have
 words before a short one."""
 
-LEAST, MUCH = 0.25, 1.5
+LEAST, MUCH = 0.28, 1.5
 """Worth of the best passage, at least, if anything is brought: a share of what was said, or so many words that no other
-passage has, if that is less. In a small window, which shows less, down to three quarters of it."""
+passage has, if that is less. In a small window, which shows less, down to seven tenths of it."""
 
 MANY = 150
 """Passages of which the candidates are taken to be the best, for how rare a word is."""
@@ -166,7 +166,7 @@ def passages_asked(
     shown = shown_texts(view, (page for page in newest if page.id not in view.copies))
     shown += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
     candidates = [found[key] for key in sorted(found)]
-    least = LEAST * min(1.0, 0.75 + view.budget.capacity / 32_000)
+    least = LEAST * min(1.0, 0.7 + view.budget.capacity / 27_000)
     return chosen_of(candidates, shown, terms, least, room - view.count(HEADING), view.count(MARK), view.count)
 
 

@@ -118,7 +118,8 @@ def keep(
 def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], float]) -> _Edit:
     """An excerpt after the existing ones, or one in place of all of them."""
     capacity = shape.capacity
-    tail = min(unread(view), shape.whole) + shape.tail
+    # What the agent has not read stays, though it be the results of several calls.
+    tail = min(unread(view), max(shape.whole, capacity // 2)) + shape.tail
     leaving = old_pages(view, tail, shape.core)
     latest, saved = shorten_latest(view, shape.whole)
     use = view.use - saved - sum([page.tokens for page in copies_of(view)])
