@@ -74,6 +74,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
         cites: pages of other segments of the tenant that it was made from: (number of the segment, page id).
         since, until: from when to when it is true, in seconds since the epoch; see `Page`.
         importance: 0 to 1.
+        name: of a note: `core/human`. Nothing else in a collection has one.
     """
 
     text: str
@@ -86,6 +87,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     importance: float = 0.0
     why: str = ""
+    name: str = ""
 
 
 class Restore(msgspec.Struct, frozen=True):

@@ -68,8 +68,8 @@ class Blend:
         for index, (one, (words, meaning)) in enumerate(zip(candidates, own, strict=True)):
             page = one.page
             terms = {"words": words, "meaning": meaning}
-            if one.kind is SegmentKind.MEMORY:
-                # A fact stands alone: as well as it matches itself, it would match in its session.
+            if one.kind in (SegmentKind.MEMORY, SegmentKind.NOTES):
+                # A fact or a note stands alone: as well as it matches itself, it would match in its session.
                 terms["session"] = self.session * (words + meaning)
             else:
                 terms["session"] = self.session * sessions[one.segment]
