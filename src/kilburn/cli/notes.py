@@ -157,7 +157,7 @@ def write(
 
         kilburn notes write core/human "Ana drinks tea." --user ana
 
-        kilburn notes write workflows/release --user ana < release.md
+        kilburn notes write core/human "Ana drinks coffee." --user ana --anew
     """
     if new and seen is not None:
         raise SpecError("--new with --seen", advice="give one of the two")
@@ -206,7 +206,7 @@ def delete(
 
     Example:
 
-        kilburn notes delete workflows/ship --user ana
+        kilburn notes delete workflows/release --user ana
     """
     with writing(existing(db), tenant) as store:
         _show(_notes(store, user).delete(name, seen=seen, why=why), "deleted", json)
@@ -300,7 +300,7 @@ def export(folder: Folder, user: Owner = "", db: Db = None, tenant: Tenant = Non
 
     Example:
 
-        kilburn notes export notes --user ana
+        kilburn notes export notebook --user ana
     """
     with reading(db, tenant) as store:
         done = export_notes(_notes(store, user), folder)
@@ -328,9 +328,9 @@ def bring(
 
     Examples:
 
-        kilburn notes import notes --user ana
+        kilburn notes import notebook --user ana
 
-        kilburn notes import notes --user ana --resolved core/human
+        kilburn notes import notebook --user ana --resolved core/human
     """
     looked = secrets_of(secrets)
     with writing(db or "agent.db", tenant) as store:
