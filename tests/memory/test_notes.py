@@ -225,6 +225,8 @@ def test_what_an_agent_writes_is_in_force_at_once_and_never_more_trusted_than_th
     assert notes.write("b", "read it on a page", policy="agent", tainted=True).trust is Trust.TOOL
     assert {note.name: note.in_force for note in notes.list()} == {"a": True, "b": True}
     assert notes.write("b", "edited by a person").trust is Trust.TOOL
+    assert notes.write("a", "read it too", policy="agent", tainted=True).trust is Trust.TOOL
+    assert notes.restore("a", "p1").trust is Trust.USER
     assert notes.write("b", "all my own words", anew=True).trust is Trust.USER
 
 

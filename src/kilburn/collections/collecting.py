@@ -333,7 +333,7 @@ class Collecting:
         return msgspec.structs.replace(move, by=self.added[move.refers], refers=None)
 
     def _is_held(self, move: Retire) -> bool:
-        if self.policy == "user":
+        if self.policy == "user" or self.info.kind is SegmentKind.NOTES:
             return False
         return self.tainted or (move.by in self.states and self.states[move.by].at is Place.PROPOSED)
 

@@ -27,8 +27,6 @@ from kilburn.message import Kind
 from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, digest_of, parse_address
 
-__all__ = ["Notes"]
-
 NAMED = 5
 """Names that an error lists at most."""
 
