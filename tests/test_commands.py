@@ -181,6 +181,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("remember", "Ana prefers tea", "--user", "ana"),
         ("documents", "add", "handbook.md", "--name", "handbook"),
         ("documents", "add", "manual", "--name", "manual"),
+        ("notes", "write", "core/human", "Ana drinks tea.", "--user", "ana"),
+        ("notes", "write", "core/human", "Ana drinks water.", "--user", "ana"),
+        ("notes", "write", "workflows/release", "Tag it, then push.", "--user", "ana"),
+        ("notes", "export", "notebook", "--user", "ana"),
     ):
         done = program(*words, folder=folder)
         assert done.status == 0, done.err

@@ -18,6 +18,7 @@ LATE = {
     "kilburn.gateway.app",
     "kilburn.gateway.connection",
     "kilburn.mcp",
+    "kilburn.memory.notes",
     "kilburn.memory.user_memory",
     "kilburn.search.vectors",
     "kilburn_kv.likelihood",

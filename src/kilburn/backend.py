@@ -57,6 +57,8 @@ class SegmentKind(StrEnum):
     """A user's facts. It is a collection: nobody speaks in it, and it has no window."""
     DOCUMENT = "document"
     """A text that was handed over, in passages; a collection too."""
+    NOTES = "notes"
+    """Texts with names that a user or an agent keeps; a collection too."""
     FORGOTTEN = "forgotten"
     """It was forgotten as a whole; only its number is left, and nobody gets it again."""
 

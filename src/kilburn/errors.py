@@ -10,6 +10,7 @@
     │   │   └── PinsExceedWindow   the pinned pages alone do not fit
     │   ├── UnknownAddress       no such page, or not an address
     │   ├── Forgotten            the page was dropped on purpose
+    │   ├── NoteConflict         a note that another writer changed meanwhile (carries `.note`)
     │   ├── EmptyPrompt          nothing to send: a new session, or one of which all is forgotten
     │   └── InvalidBudget        a window or reserve that cannot be
     ├── StoreError             disk
@@ -57,6 +58,7 @@ the state before it. This module refuses to be a list of codes: catch the class.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kilburn.extras import command
 
@@ -82,6 +84,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "NoValue",
+    "NoteConflict",
     "OrphanResult",
     "OutOfBlocks",
     "Overlong",
@@ -169,6 +172,15 @@ class UnknownAddress(KernelError):
 
 class Forgotten(KernelError):
     """The page was dropped by an explicit forget; nothing of it is kept."""
+
+
+class NoteConflict(KernelError):
+    """A note is not what its writer has read: somebody changed it meanwhile. Nothing was written. `note` is what it is now, or
+    None if it is gone."""
+
+    def __init__(self, what: str, *, advice: str = "", note: Any = None) -> None:
+        self.note = note
+        super().__init__(what, advice=advice)
 
 
 class EmptyPrompt(KernelError):

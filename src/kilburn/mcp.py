@@ -68,6 +68,9 @@ WIDE = Budget(1 << 40)
 CHARACTERS = 100_000
 """Characters that one result or resource has at most."""
 
+LISTED_KINDS = (SegmentKind.SESSION, SegmentKind.MEMORY)
+"""What has a resource of its own."""
+
 LISTED = 100
 """Resources on one page of their list."""
 
@@ -313,7 +316,7 @@ class _Door:
 
     def resources(self, after: int) -> tuple[list[types.Resource], str | None]:
         """One page of them, oldest first, after the segment of that number; and where the next page begins."""
-        infos = [info for info in self._seen().values() if info.kind is not SegmentKind.DOCUMENT and info.number > after]
+        infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > after]
         found = [
             types.Resource(
                 uri=_uri(info), name=info.name, mime_type="text/plain", description=f"{info.kind}, {info.pages:,} pages"
@@ -325,7 +328,7 @@ class _Door:
     def resource(self, uri: str) -> str:
         """The text of a session or a memory: the newest pages that fit, each under a heading that none of them can write."""
         info = next((info for info in self._seen().values() if _uri(info) == uri), None)
-        if info is None or info.kind is SegmentKind.DOCUMENT:
+        if info is None or info.kind not in LISTED_KINDS:
             kind, _, name = uri.removeprefix("kilburn://").partition("/")
             raise SpecError(f"no {kind[:20]} {unquote(name)[:80]!r} here", advice="list the resources")
         is_memory = info.kind is SegmentKind.MEMORY

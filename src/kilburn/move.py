@@ -95,6 +95,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
         since, until: from when to when it is true, in seconds since the epoch; see `Page`.
         importance: 0 to 1.
         trust: that it has at most; None for all that the pages that it was made from give it.
+        name: of a note: `core/human`. Nothing else in a collection has one.
     """
 
     text: str
@@ -108,6 +109,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
     importance: float = 0.0
     why: str = ""
     trust: Trust | None = None
+    name: str = ""
 
 
 class Restore(msgspec.Struct, frozen=True):

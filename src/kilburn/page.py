@@ -81,6 +81,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         message: number of the message within its session, from 1; parts of one message share it.
         answers: for a result, and for what is attached to it, the id of the call's page; else 0.
         group: pages that move together share it (a call and its result); 0 for none.
+        name: of a call, its tool; of a note, what it is called; else None.
         tokens: what it costs when it is resident and whole, with its share of the message's envelope.
         time: seconds since the epoch, from the kernel's clock.
         sources: ids of the pages that it was made from; empty for originals, but for those that quote recalled pages.

@@ -5,7 +5,12 @@ from __future__ import annotations
 import apsw
 
 
+def take_back_format_7(db: apsw.Connection) -> None:
+    db.execute("PRAGMA user_version = 6")
+
+
 def take_back_format_6(db: apsw.Connection) -> None:
+    take_back_format_7(db)
     db.execute("DROP TRIGGER page_forgotten; DROP TABLE history; PRAGMA user_version = 5")
 
 

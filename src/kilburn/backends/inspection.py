@@ -75,6 +75,8 @@ def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     for segment in whole:
         _gather(found, "page", _pages(db, sealed, tenant, segment), segment.number)
         _gather(found, "ledger", _ledger(db, sealed, segment), segment.number)
+        if segment.kind is SegmentKind.NOTES:
+            _gather(found, "page", _names(sealed, segment), segment.number)
     _gather(found, "orphan", _strays(db))
     _gather(found, "index", _entries(db, index, tenant, whole))
     _gather(found, "index", _citations(db, sealed, tenant, whole))
@@ -173,6 +175,19 @@ def _pages(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: Segmen
         what = f"{there + len(strays)} pages are here where {segment.pages} were written"
         yield Finding(kind="page", what=what, segment=segment.number)
     yield from strays
+
+
+def _names(sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
+    """Of each name of a note, one page is in force."""
+    named: dict[str | None, int] = {}
+    for number, page, state in sealed.each_page(segment):
+        if isinstance(page, str) or isinstance(state, str) or state.at is not Place.OUT:
+            continue
+        first = named.setdefault(page.name, number)
+        if page.name is None or first != number:
+            both = f"{shown(first)} and {shown(number)} are both in force as the note {page.name!r}"
+            what = f"{shown(number)} is in force without a name" if page.name is None else both
+            yield Finding(kind="page", what=what, segment=segment.number, page=_id(number))
 
 
 def _id(page: object) -> int:

@@ -354,6 +354,10 @@ def _recognising(db: apsw.Connection) -> None:
     db.execute(HISTORY)
 
 
+def _noting(db: apsw.Connection) -> None:
+    """Notes may be here from now on. They need no table, but an older Kilburn does not know this kind of segment."""
+
+
 def _decoded(decode: Callable[[bytes], T], record: bytes) -> T | None:
     """A record that is read, or None: what is damaged stays as it is, and `fsck` reports it."""
     try:
@@ -373,7 +377,7 @@ def as_current(db: apsw.Connection, version: int) -> None:
     if version < INDEXED:
         db.execute(UNSEALED if version < SEALED else UNREMEMBERING if version < REMEMBERING else UNCALLED)
         db.execute(UNINDEXED if version >= REMEMBERING else EMPTY + UNINDEXED)
-    if version < len(MIGRATIONS):
+    if version < RECOGNISING:
         db.execute(UNRECOGNISED)
 
 
@@ -383,10 +387,21 @@ SEALED = 2
 INDEXED = 5
 """The first format with the index of mentions."""
 
+RECOGNISING = 6
+"""The first format with the index of histories."""
+
 REMEMBERING = 4
 """The first format with long-term memory."""
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering, _flat, _recognising)
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
+    _first,
+    _sealed,
+    _guarded,
+    _remembering,
+    _flat,
+    _recognising,
+    _noting,
+)
 
 
 @cache

@@ -20,7 +20,7 @@ from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import DOCUMENT, MEMORY, Store
+from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
 from kilburn.models.download import Progress
 from kilburn.models.weights import catalogue, pull
 from kilburn.search.choice import vectors_for
@@ -113,8 +113,8 @@ def counting(store: Store, name: str) -> Store:
     known = [info.name for info in infos]
     if name not in known:
         names = ", ".join(map(repr, known[:5])) + (" ..." if len(known) > 5 else "")
-        if name.startswith((MEMORY, DOCUMENT)):
-            raise SpecError(f"there is no {name!r}", advice="see `kilburn memories list` and `kilburn documents list`")
+        if name.startswith((MEMORY, DOCUMENT, NOTES)):
+            raise SpecError(f"there is no {name!r}", advice="see `kilburn memories list`, `documents list` and `notes list`")
         raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
     return _counting(store, infos[known.index(name)].number)
 

@@ -17,7 +17,7 @@ from kilburn.cli.moments import moment, when
 from kilburn.cli.screen import age, count
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
-from kilburn.kernel.store import DOCUMENT, MEMORY
+from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.search.found import Found
 from kilburn.terminal import emit, line, tell
 
@@ -44,7 +44,7 @@ def recall(
         kilburn recall @document/manual/pump.md p1
     """
     with reading(db, tenant) as store:
-        kept = {held.name: held for held in store.collections()} if name.startswith((MEMORY, DOCUMENT)) else {}
+        kept = {held.name: held for held in store.collections()} if name.startswith((MEMORY, DOCUMENT, NOTES)) else {}
         found = (kept[name] if name in kept else session(store, name)).recall(address)
     if json:
         pages = [
@@ -112,7 +112,7 @@ def search(
 def _facts(hit: Found) -> str:
     """A hit in one line: its origin and age, whether it is in the window, until when it is true, its tokens and its score."""
     said = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
-    if not hit.session.startswith((MEMORY, DOCUMENT)):  # facts and documents are in no window, so "out" would say nothing
+    if not hit.session.startswith((MEMORY, DOCUMENT, NOTES)):  # these are in no window, so "out" says nothing
         said.append(str(hit.where))
     if hit.until is not None:
         said.append(f"until {when(hit.until)}")

@@ -77,6 +77,7 @@ VERBS = {
     "export": "Write sessions as JSONL, every message as it was appended.",
     "import": "Import sessions into a store: all of a file, or nothing.",
     "memories": "What is remembered for long.",
+    "notes": "Texts with names that a user or an agent keeps.",
     "documents": "Texts to be searched beside the memory.",
     "keys": "The gateway's keys: who may come in.",
     "models": "Model files: which are known, which are here.",
@@ -131,6 +132,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import forget
 
             return forget
+        case "notes":
+            from kilburn.cli import notes
+
+            return notes
         case "remember" | "memories":
             from kilburn.cli import memories
 

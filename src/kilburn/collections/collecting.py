@@ -14,6 +14,7 @@ import msgspec
 
 from kilburn.backend import Batch, SegmentInfo, SegmentKind, State
 from kilburn.budget import Counter
+from kilburn.collections.names import LARGEST_NOTE, check_one_of_each, checked_name
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.event import Act, Data, Event, writable
 from kilburn.kernel.admission import line_of
@@ -102,6 +103,8 @@ def _check_add(add: Add) -> None:
             f"a {add.kind} of {len(add.text):,} characters", advice=f"{LONGEST[add.kind]:,} at most; keep long texts as documents"
         )
     add.text.encode("utf-8")
+    if add.name and checked_name(add.name) != add.name:
+        raise KernelError(f"the name {add.name!a} is not composed", advice="normalise it to NFC")
     _check_times(add.since, add.until)
     if add.since is not None and add.until is not None and add.since > add.until:
         raise KernelError(f"it begins at {add.since}, after its end at {add.until}", advice="give since <= until")
@@ -155,6 +158,7 @@ class Collecting:
         rows: every page that the changes name, as it is now; those that do not exist are missing.
         policy: whose changes they are; "user" for a person's.
         tainted: whether the policy had read untrusted text before.
+        named: of notes, the pages that are in force, by their names; None for any other collection.
     """
 
     def __init__(
@@ -168,9 +172,10 @@ class Collecting:
         policy: str = "user",
         cause: str = "user",
         tainted: bool = False,
+        named: Mapping[str, int] | None = None,
     ) -> None:
         self.info, self.last, self.rows, self.counter, self.now = info, last, rows, counter, now
-        self.policy, self.cause, self.tainted = policy, cause, tainted
+        self.policy, self.cause, self.tainted, self.named = policy, cause, tainted, named
         self.added: list[int] = []
         self.pages: dict[int, Page] = {}
         self.texts: dict[str, str] = {}
@@ -206,6 +211,8 @@ class Collecting:
                 self._known(page)
             if move.by not in self.pages:
                 self._record(Act.NOTE, move.pages, move.why, outcome="proposed", move="retire", by=move.by)
+        if self.named is not None:
+            check_one_of_each(self.named, [self._known(page) for page in self.states])
 
     def batch(self, head: int, observed: Sequence[Event] = ()) -> Batch:
         """The transaction after event `head`; what was observed before comes first."""
@@ -249,10 +256,15 @@ class Collecting:
         if not evidence and not by_person and self.info.kind is SegmentKind.MEMORY:
             raise LawBroken(4, "a policy's fact without a source", advice="cite the pages that it was made from")
         own = Trust.TOOL if self.info.kind is SegmentKind.DOCUMENT else Trust.USER
-        most = Trust.OPERATOR if add.trust is None else add.trust
-        trust = min([own if not evidence else Trust.OPERATOR, most, *(page.trust for page, _ in evidence)])
+        if self.info.kind is SegmentKind.NOTES and not by_person:
+            own = Trust.TOOL if self.tainted else Trust.AGENT
+        bound = own if not evidence or self.info.kind is SegmentKind.NOTES else Trust.OPERATOR
+        most = bound if add.trust is None else min(bound, add.trust)
+        trust = min([most, *(page.trust for page, _ in evidence)])
         waits = trust is Trust.TOOL or any(state.at is Place.PROPOSED for _, state in evidence)
-        place = Place.PROPOSED if not by_person and (self.tainted or waits) else Place.OUT
+        # A note is its writer's own, so it is in force at once; it shows its trust.
+        held = not by_person and (self.tainted or waits) and self.info.kind is not SegmentKind.NOTES
+        place = Place.PROPOSED if held else Place.OUT
         depth = 1 + max((page.depth for page, _ in made_from), default=0)
         self._keep(at, add, trust, place, depth if self.added[at] < 0 else 0)
 
@@ -269,6 +281,11 @@ class Collecting:
 
     def _keep(self, at: int, add: Add, trust: Trust, place: Place, depth: int) -> None:
         number = self.added[at]
+        if (self.named is not None) != bool(add.name) or (self.named is not None and add.kind is not Kind.TEXT):
+            what = "a note that is no text with a name" if self.named is not None else f"the name {add.name!r}"
+            raise KernelError(what, advice="notes are texts with names, and nothing else in a collection has one")
+        if add.name and len(add.text) > LARGEST_NOTE:
+            raise KernelError(f"a note of {len(add.text):,} characters", advice=f"{LARGEST_NOTE:,} at most; split it")
         digest = digest_of(add.text)
         self.texts[digest] = add.text
         self.pages[number] = Page(
@@ -282,6 +299,7 @@ class Collecting:
             trust=trust,
             sources=(*add.sources, *(self.added[n] for n in add.refers)),
             depth=depth,
+            name=add.name or None,
             order=(number, 0),
             label=line_of(add.text),
             cites=add.cites,
@@ -318,7 +336,7 @@ class Collecting:
         return msgspec.structs.replace(move, by=self.added[move.refers], refers=None)
 
     def _is_held(self, move: Retire) -> bool:
-        if self.policy == "user":
+        if self.policy == "user" or self.info.kind is SegmentKind.NOTES:
             return False
         return self.tainted or (move.by in self.states and self.states[move.by].at is Place.PROPOSED)
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.backend import Batch, SegmentInfo, State
+from kilburn.backend import Batch, SegmentInfo, SegmentKind, State
 from kilburn.budget import Counter
 from kilburn.collections.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
+from kilburn.collections.names import NoteNames
 from kilburn.collections.versions import Version, Versions
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Data, Event, writable
@@ -59,8 +60,8 @@ def undisturbed(work: Callable[[], T]) -> T:
 
 @checked
 class Collection(Segment):
-    """A user's facts or a document, made by `Store.memory` and `Store.document`. Recall, pins, forgetting and the
-    ledger are in `Segment`.
+    """A user's facts, a document, or notes, made by `Store.memory`, `Store.document` and `Store.notes`. Recall, pins, forgetting
+    and the ledger are in `Segment`.
 
     Safe to use from several threads; calls are serialised.
 
@@ -74,6 +75,7 @@ class Collection(Segment):
         # Its originals, of so many pages in all, as last counted.
         self._originals = self._counted = 0
         self._pending = Pending(info.head)
+        self._names = NoteNames()
 
     def __repr__(self) -> str:
         """What was last read of it: nothing is read for this, and no text of a page is in it."""
@@ -121,6 +123,12 @@ class Collection(Segment):
                     break
                 low = page
         return low
+
+    def named(self) -> Mapping[str, int] | None:
+        """Of notes, the pages that are in force by their names, as they were last read; None for any other collection."""
+        if self.kind is not SegmentKind.NOTES:
+            return None
+        return self._names.follow(self.backend, self.number, self.info.head)
 
     @property
     def _last(self) -> tuple[int, int]:
@@ -194,7 +202,10 @@ class Collection(Segment):
     ) -> Collecting:
         """The transaction of these changes, checked against what is there now."""
         rows = self.backend.read(keys_of(wanted, self.number))
-        made = Collecting(self.info, self._last, rows, self.counter, self.clock(), policy=policy, cause=cause, tainted=tainted)
+        now, named = self.clock(), self.named()
+        made = Collecting(
+            self.info, self._last, rows, self.counter, now, policy=policy, cause=cause, tainted=tainted, named=named
+        )
         made.carry(wanted)
         return made
 

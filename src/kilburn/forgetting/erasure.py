@@ -51,8 +51,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
         time: seconds since the epoch.
         pages: the addresses of the forgotten pages, in ranges, by the name of their segment.
         whole: names of the segments that are gone, with their ledgers.
-        places: counts of what was erased: originals, folds, facts, entities, chunks, and entries of the index of words. An entry
-            takes its vectors with it, and its place in the queue of those without one.
+        places: counts of what was erased: originals, folds, facts, entities, chunks, notes, and entries of the index of words. An
+            entry takes its vectors with it, and its place in the queue of those without one.
         told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
         left: (name, reason) of segments that stay: they are damaged, or somebody else's, and what goes was made from them.
@@ -170,8 +170,8 @@ def described(
 
 
 def _place_of(page: Page, kind: SegmentKind) -> str:
-    if kind is SegmentKind.DOCUMENT:
-        return "chunks"
+    if kind in (SegmentKind.DOCUMENT, SegmentKind.NOTES):
+        return "chunks" if kind is SegmentKind.DOCUMENT else "notes"
     if page.kind in (Kind.FACT, Kind.ENTITY):
         return "facts" if page.kind is Kind.FACT else "entities"
     return "originals" if page.id > 0 else "folds"

@@ -16,7 +16,7 @@ from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import DOCUMENT, MEMORY
+from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
@@ -202,7 +202,7 @@ def named(opened: Session, name: str, arguments: str) -> tuple[tuple[SegmentKind
 
 
 def _kind_of(name: str) -> tuple[SegmentKind, str]:
-    for kind, head in ((SegmentKind.MEMORY, MEMORY), (SegmentKind.DOCUMENT, DOCUMENT)):
+    for kind, head in ((SegmentKind.MEMORY, MEMORY), (SegmentKind.DOCUMENT, DOCUMENT), (SegmentKind.NOTES, NOTES)):
         if name == head or name.startswith(f"{head}/"):
             return kind, name[len(head) + 1 :]
     return SegmentKind.SESSION, name

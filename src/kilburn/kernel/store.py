@@ -36,15 +36,23 @@ from kilburn.search.search import RANKING, Searcher, kinds_of
 from kilburn.tokens.choice import counter_for
 
 if TYPE_CHECKING:
+    from kilburn.memory.notes import Notes
     from kilburn.memory.user_memory import UserMemory
 else:
-    UserMemory = Collection
+    # `checked` reads the annotations, and these modules stand above.
+    Notes, UserMemory = object, Collection
+
+COLLECTIONS = (SegmentKind.MEMORY, SegmentKind.DOCUMENT, SegmentKind.NOTES)
 
 MEMORY = "@memory"
 """The memory of all users of the tenant; that of one of them has a name below it."""
 
 DOCUMENT = "@document"
 """Documents have names below this."""
+
+
+NOTES = "@notes"
+"""Notes of all users of the tenant; those of one of them, or of an agent, have a name below it."""
 
 
 def _name_of_memory(user: str) -> str:
@@ -175,6 +183,19 @@ class Store:
         """
         return self._collection(f"{DOCUMENT}/{check_name(name, 'document')}", SegmentKind.DOCUMENT, user)
 
+    def notes(self, owner: str = "") -> Notes:
+        """The notes of a user of the tenant, or of an agent, by their names; "" for those of all users. They are begun where
+        there are none.
+
+        Raises:
+            SpecError: no name of a user. StoreReadOnly: there are none, and the store was opened for reading.
+        """
+        # What notes can do stands above the kernel.
+        from kilburn.memory.notes import Notes
+
+        name = f"{NOTES}/{owner}" if owner else NOTES
+        return Notes(self._collection(name, SegmentKind.NOTES, owner))
+
     def _collection(self, name: str, kind: SegmentKind, user: str) -> Collection:
         if user:
             check_name(user, "user")
@@ -182,11 +203,11 @@ class Store:
             return self._collect(self._info(check_name(name, str(kind)), kind, user))
 
     def collections(self) -> list[Collection]:
-        """All memories and documents of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
+        """All memories, documents and notes of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
         with a warning."""
         found = []
         for info in self.backend.segments():
-            if info.kind in (SegmentKind.MEMORY, SegmentKind.DOCUMENT) and not info.damaged:
+            if info.kind in COLLECTIONS and not info.damaged:
                 with self._lock:
                     found.append(self._collect(info))
             elif info.damaged and info.kind is not SegmentKind.SESSION:
@@ -199,7 +220,7 @@ class Store:
         if info is None and self.backend.readonly:
             raise StoreReadOnly(f"no {kind} {name!r} here, and this store was opened for reading", advice="see kilburn ps")
         if info is None:
-            if kind is SegmentKind.SESSION and name.partition("/")[0] in (MEMORY, DOCUMENT):
+            if kind is SegmentKind.SESSION and name.partition("/")[0] in (MEMORY, DOCUMENT, NOTES):
                 raise SpecError(f"{name!r} is the name of a collection", advice="give the session another name")
             info = self.backend.segment(name, time=self.clock(), kind=kind, user=user)
         if info is None or info.kind is not kind:
@@ -294,7 +315,7 @@ class Store:
 
         Args:
             limit: hits at most; None for as many as fit.
-            where: "sessions", "facts", "documents", "all", or several of these.
+            where: "sessions", "facts", "documents", "notes", "all", or several of these.
             user: only what belongs to this user of the tenant, or to all users (""); None for everything.
             at: what was known and true at this time, in seconds since the epoch; None for now.
             abstain: whether nothing is better than something unlikely.

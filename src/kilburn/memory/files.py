@@ -20,6 +20,10 @@ LARGEST = 4_000_000
 """Bytes of a file; a larger one is a table or a log, not a document."""
 
 
+HIDDEN = "hidden"
+"""Why a file whose name begins with a dot is passed over."""
+
+
 class File(msgspec.Struct, frozen=True):
     """A file: its path relative to the folder that was asked for (its own name if it was asked for itself), and its text, or
     why it has none."""
@@ -65,14 +69,14 @@ def _folder(place: Path, largest: int) -> Iterator[File]:
         unread.clear()
         for name in sorted(inner):
             if name.startswith("."):
-                yield File(os.path.normpath(os.path.join(beside, name)), skipped="hidden")
+                yield File(os.path.normpath(os.path.join(beside, name)), skipped=HIDDEN)
             elif stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                 yield File(os.path.normpath(os.path.join(beside, name)), skipped="a link")
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for name in sorted(names):
             path = os.path.normpath(os.path.join(beside, name))
             if name.startswith("."):
-                yield File(path, skipped="hidden")
+                yield File(path, skipped=HIDDEN)
             else:
                 yield _file(path, name, descriptor, largest, follow=False)
     yield from unread

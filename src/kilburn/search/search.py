@@ -35,6 +35,7 @@ PLACES: Mapping[str, tuple[SegmentKind, ...]] = {
     "sessions": (SegmentKind.SESSION,),
     "facts": (SegmentKind.MEMORY,),
     "documents": (SegmentKind.DOCUMENT,),
+    "notes": (SegmentKind.NOTES,),
     "all": tuple(SegmentKind),
 }
 """Where one can search."""
@@ -268,7 +269,7 @@ class Searcher:
         beside = {
             (segment, page + step): None
             for segment, page in best
-            if self._infos[segment].kind is not SegmentKind.MEMORY
+            if self._infos[segment].kind not in (SegmentKind.MEMORY, SegmentKind.NOTES)
             for step in range(-REACH, REACH + 1)
             if page > 0 and page + step > 0
         }

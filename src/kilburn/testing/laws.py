@@ -10,6 +10,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
+from kilburn.backend import SegmentKind
 from kilburn.budget import text_cost
 from kilburn.collections.collection import Collection
 from kilburn.event import Act, Data
@@ -82,9 +83,15 @@ def check_collection(collection: Collection) -> None:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
     indexed = {page for (_, page), found in backend.entries((number, page) for page in rows).items() if found}
+    if collection.kind is SegmentKind.NOTES:
+        named = [page.name for page, state in rows.values() if state.at is Place.OUT]
+        assert None not in named, "law 9: a note without a name"
+        assert len(set(named)) == len(named), f"law 9: two notes of one name among {sorted(map(str, named))}"
+        collection.refresh()
+        assert collection.named() == {page.name: page.id for page, state in rows.values() if state.at is Place.OUT}
     for page, state in rows.values():
         if state.at is Place.DROPPED:
-            assert (page.digest, page.cites, page.claim, page.label) == ("", (), None, ""), (
+            assert (page.digest, page.cites, page.claim, page.label, page.name) == ("", (), None, "", None), (
                 f"law 1: {page.address} is not forgotten whole"
             )
             assert page.id not in indexed, f"law 1: {page.address} is forgotten and in the index"

@@ -22,6 +22,9 @@ TURNS = ((1, 1.0), (2, 0.7), (3, 0.5), (4, 0.3))
 SHORT = 100
 """Tokens of a page whose length does not matter."""
 
+ALONE = (SegmentKind.MEMORY, SegmentKind.NOTES)
+"""Segments whose pages have no neighbours."""
+
 
 class Blend:
     """The default ranking. A weight of 0 switches a term off.
@@ -64,7 +67,7 @@ class Blend:
             cosine = one.meaning
             words, meaning = self.words * one.words / best, self.meaning * cosine if cosine is not None and cosine > 0 else 0.0
             own.append((words, meaning))
-            if one.kind is not SegmentKind.MEMORY:
+            if one.kind not in ALONE:
                 sums.setdefault(one.segment, {})[one.page.id] = words + meaning
         sessions = {segment: self.session * max(0.0, *of.values()) for segment, of in sums.items()}
         near = {segment: _near(of) for segment, of in sums.items()} if self.near else {}
@@ -78,8 +81,8 @@ class Blend:
                 terms["words"] = words
             if meaning:
                 terms["meaning"] = meaning
-            if one.kind is SegmentKind.MEMORY:
-                # A fact stands alone: as well as it matches itself, it would match in its session.
+            if one.kind in ALONE:
+                # A fact or a note stands alone: as well as it matches itself, it would match in its session.
                 session, beside = self.session * (words + meaning), 0.0
             else:
                 session, beside = sessions[one.segment], near[one.segment][page.id] if near else 0.0

@@ -1,0 +1,321 @@
+"""Anthropic's memory tool (`memory_20250818`) over notes: the files below `/memories` are the notes of one owner.
+
+`run` carries out one command and returns what the model is told, in the words of Anthropic's own tool, which models know.
+`memory_tool` makes the tool for the SDK's runner. Nothing of this is on unless it is handed to a model.
+
+    notes = store.notes("ana")
+    client.beta.messages.run_tools(model=..., messages=..., tools=[memory_tool(notes)])
+
+An edit is a version of the note, by the policy `agent`: it is trusted as an agent's words, or as a tool's where `tainted` says
+that the agent has read what a tool returned. Two writers edit one after the other; what does not fit any more is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import KernelError, MissingExtra, NoteConflict, StoreStale, ToolError, UnknownAddress
+from kilburn.memory.notes import Notes, NoteVersion
+from kilburn.memory.secrets import Secrets
+from kilburn.message import Kind
+from kilburn.move import Add, Retire
+
+__all__ = ["memory_tool"]
+
+ROOT = "/memories"
+WIDTH = 6
+"""Of the numbers of lines."""
+
+LEVELS = 2
+"""Below a folder that `view` lists."""
+
+AROUND = 2
+"""Lines that stand before and after a replacement in what is told of it."""
+
+TRIES = 20
+"""How often an edit is made anew because another writer was faster."""
+
+_ENCODED = re.compile(r"%(?:2e|2f|5c|00)", re.IGNORECASE)
+"""Dots, slashes and the like in disguise: no note needs them."""
+
+
+class _View(msgspec.Struct, tag_field="command", tag="view"):
+    path: str
+    view_range: list[int] | None = None
+
+
+class _Create(msgspec.Struct, tag_field="command", tag="create"):
+    path: str
+    file_text: str
+
+
+class _StrReplace(msgspec.Struct, tag_field="command", tag="str_replace"):
+    path: str
+    old_str: str
+    new_str: str = ""
+
+
+class _Insert(msgspec.Struct, tag_field="command", tag="insert"):
+    path: str
+    insert_line: int
+    insert_text: str
+
+
+class _Delete(msgspec.Struct, tag_field="command", tag="delete"):
+    path: str
+
+
+class _Rename(msgspec.Struct, tag_field="command", tag="rename"):
+    old_path: str
+    new_path: str
+
+
+_Command = _View | _Create | _StrReplace | _Insert | _Delete | _Rename
+
+
+def run(
+    notes: Notes, command: Mapping[str, Any], *, policy: str = "agent", tainted: bool = False, secrets: Secrets = None
+) -> str:
+    """Carry out a command of the memory tool; returns what the model is told.
+
+    Args:
+        command: the input of the model's call: `{"command": "view", "path": "/memories"}`.
+        policy: who writes, for the ledger.
+        tainted: whether the model has read what a tool returned.
+        secrets: what to do with a text that holds a secret: see `kilburn.memory.secrets.screen`.
+
+    Raises:
+        ToolError: it cannot be done; `what` is what the model is told. StoreError.
+    """
+    try:
+        asked = msgspec.convert(dict(command), _Command)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ToolError(f"not a command of the memory tool: {error}") from error
+    files = _Files(notes, policy, tainted, secrets)
+    try:
+        return files.carry_out(asked)
+    except (KernelError, UnicodeEncodeError) as error:
+        if isinstance(error, KernelError):
+            raise ToolError(f"{error.what}: {error.advice}" if error.advice else error.what) from error
+        raise ToolError("a text with half a character in it: leave it out") from error
+
+
+class _Files:
+    """Notes as files below `/memories`, for one command."""
+
+    def __init__(self, notes: Notes, policy: str, tainted: bool, secrets: Secrets) -> None:
+        self.notes, self.policy, self.tainted, self.secrets = notes, policy, tainted, secrets
+
+    def carry_out(self, asked: _Command) -> str:
+        """What the model is told."""
+        match asked:
+            case _View():
+                return self._view(asked)
+            case _Create():
+                return self._create(asked)
+            case _StrReplace():
+                return self._edited(asked.path, lambda text: _replaced(text, asked))
+            case _Insert():
+                return self._edited(asked.path, lambda text: _inserted(text, asked))
+            case _Delete():
+                return self._again(lambda: self._delete(asked))
+            case _Rename():
+                return self._again(lambda: self._rename(asked))
+
+    def _view(self, asked: _View) -> str:
+        name = _name_of(asked.path)
+        note = self._find(name)
+        if note is None:
+            return self._listing(asked.path, name)
+        lines, first = note.text.split("\n"), 1
+        if asked.view_range and len(asked.view_range) == 2:
+            first = max(1, asked.view_range[0])
+            lines = lines[first - 1 : None if asked.view_range[1] == -1 else asked.view_range[1]]
+        return f"Here's the content of {asked.path} with line numbers:\n" + _numbered(lines, first)
+
+    def _listing(self, path: str, folder: str) -> str:
+        found = self.notes.list(folder)
+        if not found and folder:
+            raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
+        sizes: dict[str, int] = {}
+        for note in found:
+            size, parts = len(note.text.encode("utf-8")), note.name.removeprefix(f"{folder}/" if folder else "").split("/")
+            for depth in range(1, min(LEVELS, len(parts)) + 1):
+                inner = "/".join(parts[:depth]) + ("/" if depth < len(parts) else "")
+                sizes[inner] = sizes.get(inner, 0) + size
+        head = f"Here're the files and directories up to {LEVELS} levels deep in {path}, excluding hidden items:"
+        whole = sum(size for inner, size in sizes.items() if "/" not in inner.rstrip("/"))
+        # A folder stands before what is in it.
+        order = sorted(sizes, key=lambda inner: [part for part in inner.split("/") if part])
+        return "\n".join([head, f"{_size(whole)}\t{path}", *(f"{_size(sizes[one])}\t{path}/{one}" for one in order)])
+
+    def _create(self, asked: _Create) -> str:
+        name = _file_of(asked.path)
+        try:
+            self._write(name, asked.file_text, "")
+        except NoteConflict:
+            raise ToolError(f"File {asked.path} already exists") from None
+        return f"File created successfully at: {asked.path}"
+
+    def _edited(self, path: str, edit: Callable[[str], tuple[str, str]]) -> str:
+        def edited() -> str:
+            name = _name_of(path)
+            note = self._find(name)
+            if note is None:
+                if not name or self.notes.list(name):
+                    raise ToolError(f"The path {path} is not a file.")
+                raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
+            text, told = edit(note.text)
+            self._write(name, text, note.digest)
+            return told
+
+        return self._again(edited)
+
+    def _delete(self, asked: _Delete) -> str:
+        head, pages = self.notes.collection.head, self._below(asked.path, "delete")
+        if not pages:
+            raise ToolError(f"The path {asked.path} does not exist")
+        changes = [Retire(tuple(note.page for note in pages.values()), why="deleted")]
+        self.notes.collection.apply(*changes, policy=self.policy, tainted=self.tainted, seen=head)
+        return f"Successfully deleted {asked.path}"
+
+    def _rename(self, asked: _Rename) -> str:
+        head, pages, to = self.notes.collection.head, self._below(asked.old_path, "rename"), _file_of(asked.new_path)
+        if self._find(to) is not None or self.notes.list(to):
+            raise ToolError(f"The destination {asked.new_path} already exists")
+        if not pages:
+            raise ToolError(f"The path {asked.old_path} does not exist")
+        changes: list[Add | Retire] = [
+            Add(text=note.text, kind=Kind.TEXT, name=_name_of(f"{ROOT}/{to}{rest}"), sources=(note.page,))
+            for rest, note in pages.items()
+        ]
+        changes += [Retire((note.page,), refers=at) for at, note in enumerate(pages.values())]
+        self.notes.collection.apply(*changes, policy=self.policy, tainted=self.tainted, seen=head)
+        return f"Successfully renamed {asked.old_path} to {asked.new_path}"
+
+    def _below(self, path: str, doing: str) -> dict[str, NoteVersion]:
+        """The notes that a path means: one, or all in a folder; by what is left of their names behind the path's."""
+        name = _name_of(path)
+        if not name:
+            raise ToolError(f"Cannot {doing} the {ROOT} directory itself")
+        note = self._find(name)
+        return {"": note} if note is not None else {one.name.removeprefix(name): one for one in self.notes.list(name)}
+
+    def _write(self, name: str, text: str, seen: str) -> None:
+        if not text.strip():
+            raise ToolError(f"{ROOT}/{name} would be empty: write something into it, or delete it")
+        self.notes.write(name, text, seen=seen, policy=self.policy, tainted=self.tainted, secrets=self.secrets)
+
+    def _find(self, name: str) -> NoteVersion | None:
+        try:
+            return self.notes.read(name) if name else None
+        except UnknownAddress:
+            return None
+
+    def _again(self, work: Callable[[], str]) -> str:
+        for _ in range(TRIES):
+            try:
+                return work()
+            except (NoteConflict, StoreStale):
+                continue
+        return work()
+
+
+def _name_of(path: str) -> str:
+    """The name of the note at a path; "" for `/memories` itself.
+
+    Raises:
+        ToolError: it leads elsewhere. KernelError: it cannot be the name of a note.
+    """
+    if path != ROOT and not path.startswith(f"{ROOT}/"):
+        raise ToolError(f"Path must start with {ROOT}, got: {path}")
+    name = path[len(ROOT) :].strip("/")
+    if ".." in name.split("/") or _ENCODED.search(name):
+        raise ToolError(f"Path {path} would escape {ROOT} directory")
+    return name
+
+
+def _file_of(path: str) -> str:
+    name = _name_of(path)
+    if not name or path.endswith("/"):
+        raise ToolError(f"The path {path} is not a file.")
+    return name
+
+
+def _replaced(text: str, asked: _StrReplace) -> tuple[str, str]:
+    """A text with one replacement, and what is told of it."""
+    old, places = asked.old_str, list(_places(text, asked.old_str))
+    if not places:
+        raise ToolError(f"No replacement was performed, old_str `{old}` did not appear verbatim in {asked.path}.")
+    if len(places) > 1:
+        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in places)
+        raise ToolError(
+            f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines: {lines}. Please ensure it is unique"
+        )
+    changed, made = text.count("\n", 0, places[0]), text.replace(old, asked.new_str)
+    first = max(0, changed - AROUND)
+    shown = made.split("\n")[first : changed + AROUND + 1]
+    told = "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
+    return made, told + _numbered(shown, first + 1)
+
+
+def _places(text: str, old: str) -> Iterator[int]:
+    """Where a text stands, those that overlap too; nowhere if it is empty."""
+    at = text.find(old) if old else -1
+    while at >= 0:
+        yield at
+        at = text.find(old, at + 1)
+
+
+def _inserted(text: str, asked: _Insert) -> tuple[str, str]:
+    """A text with a text inserted after a line, and what is told of it."""
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not 0 <= asked.insert_line <= len(lines):
+        raise ToolError(f"Invalid `insert_line` parameter: {asked.insert_line}. It should be within the range [0, {len(lines)}].")
+    lines.insert(asked.insert_line, asked.insert_text.rstrip("\n"))
+    return "\n".join(lines) + "\n", f"The file {asked.path} has been edited."
+
+
+def _numbered(lines: Sequence[str], first: int) -> str:
+    return "\n".join(f"{number:>{WIDTH}}\t{line}" for number, line in enumerate(lines, first))
+
+
+def _size(count: int) -> str:
+    """Bytes as `ls -h` writes them."""
+    step = min(max(0, count.bit_length() - 1) // 10, 3)
+    size = count / 1024**step
+    return f"{int(size) if size == int(size) else f'{size:.1f}'}{'BKMG'[step]}"
+
+
+def memory_tool(notes: Notes, *, policy: str = "agent", tainted: bool = False, secrets: Secrets = None) -> Any:
+    """The memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`); see `run`.
+
+    Raises:
+        MissingExtra: the SDK is not installed.
+    """
+    try:
+        from anthropic.lib.tools import BetaAbstractMemoryTool
+        from anthropic.lib.tools import ToolError as Told
+    except ImportError:
+        raise MissingExtra("anthropic", "anthropic") from None
+
+    class NotesTool(BetaAbstractMemoryTool):
+        """Anthropic's tool, whose files are notes."""
+
+        def execute(self, command: Any) -> Any:
+            """Carry out a command."""
+            try:
+                given = command.to_dict() if hasattr(command, "to_dict") else dict(command)
+                return run(notes, given, policy=policy, tainted=tainted, secrets=secrets)
+            except ToolError as error:
+                raise Told(error.what) from error
+
+        view = create = str_replace = insert = delete = rename = execute
+
+    return NotesTool()

@@ -1,0 +1,362 @@
+"""`notes`: texts with names that a user or an agent keeps; with their versions, and as a folder of Markdown."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from typer import Argument, Option
+
+from kilburn.backend import SegmentKind
+from kilburn.cli.access import embed, existing, reading, writing
+from kilburn.cli.forget import carry_out
+from kilburn.cli.memories import Look, secrets_of
+from kilburn.cli.moments import when
+from kilburn.cli.screen import count, many, table
+from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.collections.names import LARGEST_NOTE
+from kilburn.errors import SpecError
+from kilburn.kernel.store import Store
+from kilburn.memory.note_files import NoteFiles, export_notes, import_notes
+from kilburn.memory.notes import Notes, NoteVersion
+from kilburn.message import Trust
+from kilburn.terminal import emit, line, say, tell
+
+notes = typer.Typer(
+    help="Texts with names that a user or an agent keeps, with all their versions.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(notes, name="notes")
+
+Owner = Annotated[str, Option("--user", metavar="NAME", help="Whose notes: a user, or an agent; else those of all users.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Such as core/human, as `notes list` has it.", show_default=False)]
+Version = Annotated[str, Option(metavar="ADDRESS", help="A version, as `notes history` has it: p1, f3.")]
+Seen = Annotated[
+    str | None, Option("--seen", metavar="DIGEST", help="Only if this is what it says now, by the digest that --json shows.")
+]
+Folder = Annotated[Path, Argument(metavar="FOLDER", help="A folder with a Markdown file for each note.", show_default=False)]
+
+
+def _row(note: NoteVersion, *, text: bool = False) -> dict[str, Any]:
+    row = {
+        "note": note.name,
+        "address": note.address,
+        "digest": note.digest,
+        "written": note.time,
+        "trust": Trust(note.trust).name.lower(),
+        "tokens": note.tokens,
+        "in_force": note.in_force,
+    }
+    return row | {"text": note.text} if text else row
+
+
+def _notes(store: Store, owner: str) -> Notes:
+    """Notes that are there.
+
+    Raises:
+        SpecError: there are none of this owner.
+    """
+    owners = [held.user for held in store.collections() if held.kind is SegmentKind.NOTES]
+    if owner not in owners:
+        others = ", ".join(repr(one) for one in owners if one)
+        whose = f"of {owner!r}" if owner else "of all users"
+        raise SpecError(
+            f"there are no notes {whose}", advice=f"give --user: {others}" if others else "see kilburn notes write --help"
+        )
+    return store.notes(owner)
+
+
+def _show(note: NoteVersion, done: str, json: bool) -> None:
+    if json:
+        emit(_row(note))
+        return
+    tell(line(f"{done}: {note.name}  {note.address}, {many(note.tokens, 'token')}{_mark(note)}"))
+
+
+def _mark(note: NoteVersion) -> str:
+    """What is worth knowing of a note's trust."""
+    return "" if note.trust >= Trust.USER else f", trust {Trust(note.trust).name.lower()}"
+
+
+@notes.command("list")
+def list_notes(
+    under: Annotated[str, Argument(metavar="[NAME]", help="Only those below this name.", show_default=False)] = "",
+    user: Owner = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """List the notes in force.
+
+    Examples:
+
+        kilburn notes list --user ana
+
+        kilburn notes list core --user ana --json
+    """
+    with reading(db, tenant) as store:
+        rows = [_row(note) for note in _notes(store, user).list(under)]
+    if json:
+        emit(rows)
+        return
+    heads = ("note", "version", "written", "trust", "tokens")
+    table(heads, ((row["note"], row["address"], when(row["written"]), row["trust"], count(row["tokens"])) for row in rows))
+    tell(many(len(rows), "note"))
+
+
+@notes.command("read")
+def read(name: Name, user: Owner = "", version: Version = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Write the text of a note to standard output, or that of an earlier version.
+
+    Examples:
+
+        kilburn notes read core/human --user ana
+
+        kilburn notes read core/human --version p1 --user ana
+    """
+    with reading(db, tenant) as store:
+        held = _notes(store, user)
+        note = _version(held, name, version) if version else held.read(name)
+        row = _row(note, text=True)
+    if json:
+        emit(row)
+        return
+    tell(row["text"], end="" if row["text"].endswith("\n") else "\n")
+
+
+def _version(held: Notes, name: str, address: str) -> NoteVersion:
+    found = [note for note in held.history(name) if note.address == address]
+    if not found:
+        raise SpecError(f"{address[:40]!r} is no version of {name!r}", advice="see kilburn notes history")
+    return found[0]
+
+
+@notes.command("write")
+def write(
+    name: Name,
+    text: Annotated[
+        str | None, Argument(metavar="[TEXT]", help="What it says; else standard input is read.", show_default=False)
+    ] = None,
+    user: Owner = "",
+    seen: Seen = None,
+    new: Annotated[bool, Option("--new", help="Only if there is none of this name yet.")] = False,
+    anew: Annotated[
+        bool, Option("--anew", help="The text is all your own: nothing of what it said before is its source.")
+    ] = False,
+    secrets: Look = None,
+    why: Why = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Write a note, new or in place of what it says now. What it said before stays in its history.
+
+    Examples:
+
+        kilburn notes write core/human "Ana drinks tea." --user ana
+
+        kilburn notes write core/human "Ana drinks coffee." --user ana --anew
+    """
+    if new and seen is not None:
+        raise SpecError("--new with --seen", advice="give one of the two")
+    given = text if text is not None else _input()
+    with writing(db or "agent.db", tenant) as store:
+        expected = "" if new else seen
+        note = store.notes(user).write(name, given, seen=expected, anew=anew, secrets=secrets_of(secrets), why=why)
+        _show(note, "written", json)
+        embed(store)
+
+
+def _input() -> str:
+    data = sys.stdin.buffer.read(4 * LARGEST_NOTE + 1)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError("standard input is no text in UTF-8", advice="give text") from error
+
+
+@notes.command("rename")
+def rename(
+    name: Name,
+    to: Annotated[str, Argument(metavar="NAME", help="What to call it from now on.", show_default=False)],
+    user: Owner = "",
+    seen: Seen = None,
+    why: Why = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Give a note another name. Its history goes on under the new one.
+
+    Example:
+
+        kilburn notes rename workflows/release workflows/ship --user ana
+    """
+    with writing(existing(db), tenant) as store:
+        _show(_notes(store, user).rename(name, to, seen=seen, why=why), "renamed", json)
+
+
+@notes.command("delete")
+def delete(
+    name: Name, user: Owner = "", seen: Seen = None, why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False
+) -> None:
+    """Take a note out of force. Its versions stay readable, and `restore` brings them back; `forget` erases them.
+
+    Example:
+
+        kilburn notes delete workflows/release --user ana
+    """
+    with writing(existing(db), tenant) as store:
+        _show(_notes(store, user).delete(name, seen=seen, why=why), "deleted", json)
+
+
+@notes.command("history")
+def history(name: Name, user: Owner = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """List the versions of a note, oldest first, with those under another name and those before it was deleted.
+
+    Example:
+
+        kilburn notes history core/human --user ana
+    """
+    with reading(db, tenant) as store:
+        rows = [_row(note, text=json) for note in _notes(store, user).history(name)]
+    if json:
+        emit(rows)
+        return
+    heads = ("version", "written", "note", "trust", "tokens", "is")
+    cells = ((row["address"], when(row["written"]), row["note"], row["trust"], count(row["tokens"])) for row in rows)
+    table(heads, ((*cell, "in force" if row["in_force"] else "") for cell, row in zip(cells, rows, strict=True)))
+
+
+@notes.command("restore")
+def restore(
+    name: Name,
+    version: Annotated[str, Argument(metavar="ADDRESS", help="A version, as `notes history` has it.", show_default=False)],
+    user: Owner = "",
+    why: Why = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Put an earlier version of a note in force again.
+
+    Example:
+
+        kilburn notes restore core/human p1 --user ana
+    """
+    with writing(existing(db), tenant) as store:
+        _show(_notes(store, user).restore(name, version, why=why), "restored", json)
+
+
+@notes.command("diff")
+def diff(
+    name: Name,
+    old: Annotated[str, Option(metavar="ADDRESS", help="A version; else the one before.")] = "",
+    new: Annotated[str, Option(metavar="ADDRESS", help="A version; else what it says now.")] = "",
+    user: Owner = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Show what changed between two versions of a note.
+
+    Example:
+
+        kilburn notes diff core/human --old p1 --user ana
+    """
+    with reading(db, tenant) as store:
+        text = _notes(store, user).diff(name, old, new)
+    if json:
+        emit({"note": name, "diff": text})
+        return
+    tell(text, end="")
+
+
+@notes.command("forget")
+def forget(
+    name: Name, user: Owner = "", yes: Yes = False, why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False
+) -> None:
+    """Forget a note for ever: all its versions, with what was made from them; prints a receipt.
+
+    Example:
+
+        kilburn notes forget core/human --user ana --yes
+    """
+    with writing(existing(db), tenant) as store:
+        held = _notes(store, user)
+        pages = [note.page for note in held.history(name)]
+        said = {"session": held.collection.name, "address": ", ".join(note.address for note in held.history(name))}
+        roots = {held.collection.number: pages}
+        carry_out(lambda only: store.forget_pages(roots, asked=said, why=why, dry=only), store, yes=yes, json=json)
+
+
+@notes.command("export")
+def export(folder: Folder, user: Owner = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Write the notes into a folder, a Markdown file each, or bring it up to date. An edited file is not overwritten.
+
+    Keep the folder in Git with its hidden list, which says what each file was written from; `import` brings edits back.
+
+    Example:
+
+        kilburn notes export notebook --user ana
+    """
+    with reading(db, tenant) as store:
+        done = export_notes(_notes(store, user), folder)
+    _report(done, folder, json, "kilburn notes import")
+
+
+@notes.command("import")
+def bring(
+    folder: Folder,
+    user: Owner = "",
+    resolved: Annotated[
+        list[str] | None,
+        Option("--resolved", metavar="NAME", help="A note whose file has both sides' words now; may be given again."),
+    ] = None,
+    delete: Annotated[bool, Option("--delete", help="Delete the notes whose files are gone.")] = False,
+    secrets: Look = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Take in what was edited in a folder: each changed file is a new version, each new one a note.
+
+    Where the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
+    with --resolved.
+
+    Examples:
+
+        kilburn notes import notebook --user ana
+
+        kilburn notes import notebook --user ana --resolved core/human
+    """
+    looked = secrets_of(secrets)
+    with writing(db or "agent.db", tenant) as store:
+        done = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=looked)
+        embed(store)
+    _report(done, folder, json, "kilburn notes import --resolved NAME, when its file has both sides' words")
+
+
+def _report(done: NoteFiles, folder: Path, json: bool, then: str) -> None:
+    """Print what was done, and end with status 1 where there are conflicts."""
+    if json:
+        emit(msgspec.structs.asdict(done))
+    else:
+        for file, why in done.skipped:
+            say(line(f"passed over: {file}: {why}"))
+        for name in done.newer:
+            say(line(f"newer in the store: {name}; see kilburn notes export"))
+        for name in done.gone:
+            say(line(f"its file is gone: {name}; --delete deletes it"))
+        for name, shown in done.conflicts:
+            say(line(f"changed on both sides, and left as it is: {name}"))
+            tell(shown, end="")
+        figures = f"{many(len(done.written), 'note')} written, {count(len(done.removed))} removed"
+        figures += f", {count(done.unchanged)} unchanged, {many(len(done.conflicts), 'conflict')}"
+        tell(line(f"{folder}: {figures}"))
+        if done.conflicts:
+            say(f"then: {then}")
+    if done.conflicts:
+        raise typer.Exit(1)

@@ -1,0 +1,332 @@
+"""Notes as a folder of Markdown that a person edits and keeps in Git: what was edited comes back as versions.
+
+A hidden file of the folder says which version each file was written from. So it is known what has changed since, on both sides:
+what only one side changed is taken over, and where both did, nothing is written and both are shown. Files are opened below the
+folder's own descriptor, a part of the path at a time, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets as chance
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from kilburn.collections.names import LARGEST_NOTE, checked_name
+from kilburn.errors import KernelError, NoteConflict, SecretFound, SpecError, UnknownAddress
+from kilburn.memory.files import HIDDEN, File, texts_of
+from kilburn.memory.notes import Notes, NoteVersion, diff_of
+from kilburn.memory.secrets import Secrets
+from kilburn.page import digest_of
+
+LIST = ".kilburn-notes.json"
+"""The file that says what the others were written from; it belongs into Git with them."""
+
+LARGEST = 4 * LARGEST_NOTE
+"""Bytes of a file. A note has as many characters as a fourth of that."""
+
+SUFFIX = ".md"
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FileBase(msgspec.Struct, frozen=True):
+    """What a file was written from: the note's name, and the digest of its text."""
+
+    name: str
+    digest: str
+
+
+class _List(msgspec.Struct, frozen=True, kw_only=True):
+    owner: str
+    notes: dict[str, FileBase] = {}
+    format: int = 1
+
+
+class NoteFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an export or an import; notes are given by name.
+
+    Args:
+        written: files, or new versions of notes. removed: files, or notes that were deleted.
+        unchanged: how many are the same on both sides.
+        newer: of an import: the store has a newer version, and the file was not edited. Export again to get it.
+        gone: of an import: notes whose file was deleted, which stay without `delete`.
+        conflicts: (name, diff from the store's version to the file's) of those that both sides changed. Of them nothing was
+            written.
+        skipped: (file, reason) of what was passed over.
+    """
+
+    written: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unchanged: int = 0
+    newer: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    conflicts: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+class _Report:
+    """A `NoteFiles` that is being made, and the list as it will be."""
+
+    def __init__(self, known: dict[str, FileBase]) -> None:
+        self.notes = dict(known)
+        self.written: list[str] = []
+        self.removed: list[str] = []
+        self.newer: list[str] = []
+        self.gone: list[str] = []
+        self.conflicts: list[tuple[str, str]] = []
+        self.skipped: list[tuple[str, str]] = []
+        self.unchanged = 0
+
+    def conflict(self, name: str, file: str, note: NoteVersion | None, text: str) -> None:
+        old = f"{name} {note.address}, in the store" if note is not None else f"{name}, deleted in the store"
+        self.conflicts.append((name, diff_of("" if note is None else note.text, text, old, f"{file}, in the folder")))
+
+    def made(self) -> NoteFiles:
+        lists = {name: tuple(getattr(self, name)) for name in ("written", "removed", "newer", "gone", "conflicts", "skipped")}
+        return NoteFiles(unchanged=self.unchanged, **lists)
+
+
+def file_of(name: str) -> str:
+    """The file of a note, below its folder."""
+    return name if name.endswith(SUFFIX) else name + SUFFIX
+
+
+def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
+    """Write notes into a folder, one file each, or bring the folder up to date. A file that was edited since the last export or
+    import is not overwritten, nor is any other that stands there.
+
+    Args:
+        folder: is made where there is none.
+
+    Raises:
+        SpecError: it is no folder, or has another owner's notes. OSError: it cannot be written.
+    """
+    place = Path(folder)
+    if not os.path.lexists(place):
+        place.mkdir(parents=True)
+    with _opened(place) as root:
+        known, present = _list_in(root, notes), {file.path: file for file in texts_of(place, LARGEST)}
+        report, used = _Report(known), dict[str, str]()
+        for note in notes.list():
+            file, text = file_of(note.name), note.text
+            other = used.setdefault(file.casefold(), note.name)
+            if other != note.name:
+                report.skipped.append((file, f"the note {note.name!r} would have the file of {other!r}: rename one"))
+            elif _is_free(report, present.get(file), known.get(file), note, file, text):
+                try:
+                    _write(root, file, text.encode("utf-8"))
+                except OSError as error:
+                    report.skipped.append((file, _why(error)))
+                    continue
+                report.written.append(note.name)
+                report.notes[file] = FileBase(note.name, note.digest)
+        for file, base in known.items():
+            if file.casefold() not in used:
+                _remove(root, report, present.get(file), file, base)
+        _keep_list(root, notes, report)
+    return report.made()
+
+
+def _is_free(report: _Report, found: File | None, base: FileBase | None, note: NoteVersion, file: str, text: str) -> bool:
+    """Whether the file of a note may be written; else it is said why not."""
+    if found is None:
+        return True
+    if found.skipped:
+        report.skipped.append((file, found.skipped))
+    elif found.text == text:
+        report.unchanged += 1
+        report.notes[file] = FileBase(note.name, note.digest)
+    elif base is not None and digest_of(found.text) == base.digest:
+        return True
+    else:
+        report.conflict(note.name, file, note, found.text)
+    return False
+
+
+def _remove(root: int, report: _Report, found: File | None, file: str, base: FileBase) -> None:
+    """Remove the file of a note that is not there any more, unless somebody edited it."""
+    if found is not None and found.skipped:
+        report.skipped.append((file, found.skipped))
+        return
+    if found is not None and digest_of(found.text) != base.digest:
+        report.conflict(base.name, file, None, found.text)
+        return
+    del report.notes[file]
+    if found is not None:
+        with _below(root, file) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+        report.removed.append(base.name)
+
+
+def import_notes(
+    notes: Notes,
+    folder: str | os.PathLike[str],
+    *,
+    resolved: Collection[str] = (),
+    delete: bool = False,
+    secrets: Secrets = None,
+) -> NoteFiles:
+    """Take in what a person edited in a folder: each file that changed becomes a new version of its note, each new one a note.
+
+    Args:
+        resolved: names of notes whose file has both sides' words now: it becomes the next version, whatever the store says.
+        delete: delete the notes whose files are gone.
+        secrets: what to do with a file that holds a secret: see `kilburn.memory.secrets.screen`; one that is refused is passed
+            over.
+
+    Raises:
+        SpecError: no such folder, or it has another owner's notes, or `resolved` names none of its notes. StoreError: what was
+            taken in up to here stays, and trying again goes on.
+    """
+    place = Path(folder)
+    with _opened(place) as root:
+        known = _list_in(root, notes)
+        report, seen = _Report(known), set[str]()
+        for file in texts_of(place, LARGEST):
+            if file.skipped == HIDDEN:
+                continue
+            seen.add(file.path)
+            try:
+                _take_in(notes, report, file, known.get(file.path), resolved, secrets)
+            except (KernelError, SecretFound) as error:
+                report.skipped.append((file.path, f"{error.what}: {error.advice}" if error.advice else error.what))
+        for path, base in known.items():
+            if path not in seen:
+                _miss(notes, report, path, base, delete=delete)
+        if strange := set(resolved) - {base.name for base in report.notes.values()}:
+            raise SpecError(f"no file of the note {min(strange)!r} here", advice="give the name of a note, without .md")
+        _keep_list(root, notes, report)
+    return report.made()
+
+
+def _take_in(
+    notes: Notes, report: _Report, file: File, base: FileBase | None, resolved: Collection[str], secrets: Secrets
+) -> None:
+    path, text = file.path, file.text
+    if file.skipped or not path.endswith(SUFFIX):
+        report.skipped.append((path, file.skipped or f"its name does not end in {SUFFIX}"))
+        return
+    name = checked_name(path.removesuffix(SUFFIX) if base is None else base.name)
+    now = _now(notes, name)
+    if "\r" in text and digest_of(text) not in (base and base.digest, now and now.digest):
+        text = text.replace("\r\n", "\n")
+    digest = digest_of(text)
+    if now is not None and now.digest == digest:
+        report.unchanged += 1
+        report.notes[path] = FileBase(name, digest)
+    elif base is not None and base.digest == digest and name not in resolved:
+        report.newer.append(name)
+    elif name in resolved or (base is None if now is None else base is not None and base.digest == now.digest):
+        try:
+            made = notes.write(name, text, seen="" if now is None else now.digest, secrets=secrets, why=f"edited in {path}")
+        except NoteConflict as error:
+            report.conflict(name, path, error.note, text)
+            return
+        report.written.append(name)
+        report.notes[path] = FileBase(name, made.digest)
+    else:
+        report.conflict(name, path, now, text)
+
+
+def _miss(notes: Notes, report: _Report, path: str, base: FileBase, *, delete: bool) -> None:
+    """The file of a note is not there any more."""
+    now = _now(notes, base.name)
+    if now is None:
+        del report.notes[path]
+    elif not delete:
+        report.gone.append(base.name)
+    elif now.digest != base.digest:
+        report.conflict(base.name, path, now, "")
+    else:
+        notes.delete(base.name, seen=now.digest, why=f"{path} was deleted")
+        report.removed.append(base.name)
+        del report.notes[path]
+
+
+def _now(notes: Notes, name: str) -> NoteVersion | None:
+    try:
+        return notes.read(name)
+    except UnknownAddress:
+        return None
+
+
+@contextmanager
+def _opened(place: Path) -> Iterator[int]:
+    """The descriptor of a folder, which may itself be reached by a link."""
+    try:
+        root = os.open(os.path.realpath(place), FOLDER)
+    except (OSError, ValueError) as error:
+        why = _why(error) if isinstance(error, OSError) else str(error)
+        raise SpecError(f"{str(place)[:200]!r}: {why}", advice="give a folder") from error
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+def _list_in(root: int, notes: Notes) -> dict[str, FileBase]:
+    """What the files of a folder were written from.
+
+    Raises:
+        SpecError: the list cannot be read, or is another owner's.
+    """
+    try:
+        with open(os.open(LIST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root), "rb") as file:
+            found = msgspec.json.decode(file.read(), type=_List)
+        for path, base in found.notes.items():
+            checked_name(path.removesuffix(SUFFIX))
+            checked_name(base.name)
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KernelError) as error:
+        why = error.what if isinstance(error, KernelError) else str(error)
+        raise SpecError(f"{LIST} cannot be used: {why}", advice="take it from Git, or export to another folder") from error
+    if found.owner != notes.owner:
+        raise SpecError(f"these are notes of {found.owner!r}", advice=f"give another folder for those of {notes.owner!r}")
+    return found.notes
+
+
+def _keep_list(root: int, notes: Notes, report: _Report) -> None:
+    kept = msgspec.json.encode(_List(owner=notes.owner, notes=dict(sorted(report.notes.items()))))
+    _write(root, LIST, msgspec.json.format(kept, indent=1) + b"\n")
+
+
+@contextmanager
+def _below(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """The descriptor of the folder that a path below `root` leads to, and its last part; folders are made if need be."""
+    *parts, last = path.split("/")
+    folder = os.dup(root)
+    try:
+        for part in parts:
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=folder)
+            inner = os.open(part, FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder, last
+    finally:
+        os.close(folder)
+
+
+def _write(root: int, path: str, data: bytes) -> None:
+    """Put a whole file in place of what is there, which is never written into: it may be a second name of another file."""
+    with _below(root, path) as (folder, name):
+        part = f".kilburn-{chance.token_hex(8)}.part"
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(part, dir_fd=folder)
+            raise
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or "it cannot be read"

@@ -1,0 +1,306 @@
+"""Notes: texts with names that a user or an agent keeps, such as `core/human` or `workflows/release`.
+
+A note is a page with a name, in a collection of its own for each user or agent. Of each name one page is in force (law 9). An
+edit appends a page and retires the one before it in the same transaction, so every version stays readable, and history, undo,
+trust, search and forgetting are those of any collection.
+
+    notes = store.notes("ana")
+    first = notes.write("core/human", "Ana drinks tea.")
+    notes.write("core/human", "Ana drinks coffee.", seen=first.digest)
+    print(notes.diff("core/human"))
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from kilburn.arguments import checked
+from kilburn.backend import State
+from kilburn.collections.collection import Collection, undisturbed
+from kilburn.collections.names import checked_name
+from kilburn.collections.versions import Versions
+from kilburn.errors import KernelError, NoteConflict, UnknownAddress
+from kilburn.event import Act
+from kilburn.memory.secrets import Secrets, screen
+from kilburn.message import Kind
+from kilburn.move import Add, Drop, Restore, Retire
+from kilburn.page import Page, Place, digest_of, parse_address
+
+NAMED = 5
+"""Names that an error lists at most."""
+
+
+class NoteVersion:
+    """One version of a note: a page, and its text, which is read when it is asked for.
+
+    Attributes:
+        name: what the note was called then.
+        digest: SHA-256 of its text, hex: by it a writer says which version it has seen.
+        address: `p1`, `f3`; any version can be recalled by it. page: the id of that page.
+        trust: the lowest of its writer's and of what it was made from; TOOL where a tool's text got into it.
+        time: when it was written, in seconds since the epoch.
+        in_force: whether it is what the note says now.
+    """
+
+    def __init__(self, collection: Collection, page: Page, state: State) -> None:
+        self.name, self.digest, self.address = page.name or "", page.digest, page.address
+        self.trust, self.time, self.tokens = page.trust, page.time, page.tokens
+        self.in_force = state.at is Place.OUT
+        self._collection, self.page = collection, page.id
+
+    def __repr__(self) -> str:
+        """Its name and address; no word of its text."""
+        return f"<NoteVersion {self.address} of {self.name!r}{'' if self.in_force else ', not in force'}>"
+
+    @property
+    def text(self) -> str:
+        """The exact text.
+
+        Raises:
+            Forgotten, StoreCorrupt.
+        """
+        return self._collection.text(self.page)
+
+
+@checked
+class Notes:
+    """The notes of one owner, made by `Store.notes`. Safe to use from several threads.
+
+    Args:
+        collection: where they are; its ledger, `recall` and `closure` are those of any segment.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+
+    @property
+    def owner(self) -> str:
+        """The user or agent whose they are; "" for all users."""
+        return self.collection.user
+
+    def list(self, under: str = "") -> Sequence[NoteVersion]:
+        """The notes in force, by name.
+
+        Args:
+            under: only those below this name: `core` for `core/human`; "" for all.
+        """
+        named = self._named()
+        ids = {page: name for name, page in named.items() if not under or name.startswith(f"{under.rstrip('/')}/")}
+        rows = self.collection.backend.read((self.collection.number, page) for page in ids)
+        found = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
+        return sorted(found, key=lambda note: note.name)
+
+    def read(self, name: str) -> NoteVersion:
+        """A note as it is now.
+
+        Raises:
+            KernelError: no name of a note. UnknownAddress: there is none of this name.
+        """
+        found = self._find(checked_name(name))
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def write(
+        self,
+        name: str,
+        text: str,
+        *,
+        seen: str | None = None,
+        anew: bool = False,
+        cites: Sequence[tuple[int, int]] = (),
+        policy: str = "user",
+        tainted: bool = False,
+        secrets: Secrets = None,
+        why: str = "",
+    ) -> NoteVersion:
+        """Write a note, new or in place of what it says now; what it said before stays in its history. The same text again
+        changes nothing.
+
+        Args:
+            seen: the digest of the version that the writer has seen; "" if there may be none yet; None for whatever is there.
+            anew: nothing of the version before is in the text. Else that one is its source: its trust is no higher, and it is
+                forgotten with it.
+            cites: pages of other segments that it was made from: (number of the segment, page id).
+            policy: who writes; "user" for a person, else the agent or the policy.
+            tainted: whether that one had read what a tool returned.
+            secrets: what to do if the text holds a secret: see `kilburn.memory.secrets.screen`.
+
+        Raises:
+            NoteConflict: it is not what was seen. KernelError: no name of a note, or a text that is empty or too long.
+            UnknownAddress, Forgotten: what it cites is not there. LawBroken: it is pinned. SecretFound, MissingExtra. StoreError.
+            Nothing was changed.
+        """
+        name = checked_name(name)
+        text, _ = screen(text, secrets)
+
+        def written() -> NoteVersion:
+            head, before = self.collection.head, self._find(name)
+            self._check_seen(name, before, seen)
+            if before is not None and before.digest == digest_of(text) and not anew:
+                return before
+            sources = () if before is None or anew else (before.page,)
+            add = Add(text=text, kind=Kind.TEXT, name=name, sources=sources, cites=tuple(cites), why=why)
+            retired = [] if before is None else [Retire((before.page,), refers=0, why=why)]
+            return self._applied(add, *retired, policy=policy, tainted=tainted, head=head)
+
+        return undisturbed(written)
+
+    def rename(self, name: str, to: str, *, seen: str | None = None, policy: str = "user", why: str = "") -> NoteVersion:
+        """Give a note another name. Its history goes on under the new one.
+
+        Raises:
+            UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`, or the other name is taken. LawBroken:
+            it is pinned. StoreError. Nothing was changed.
+        """
+        name, to = checked_name(name), checked_name(to)
+
+        def renamed() -> NoteVersion:
+            head, before, taken = self.collection.head, self._find(name), self._find(to)
+            if before is None:
+                raise self._unknown(name)
+            self._check_seen(name, before, seen)
+            if taken is not None:
+                raise NoteConflict(f"there is a note {to!r} already", advice="delete it first, or take another name", note=taken)
+            page = before.page
+            add = Add(text=before.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
+            return self._applied(add, Retire((page,), refers=0, why=why), policy=policy, head=head)
+
+        return undisturbed(renamed)
+
+    def delete(self, name: str, *, seen: str | None = None, policy: str = "user", why: str = "") -> NoteVersion:
+        """Take a note out of force; returns what it said. Its versions stay readable, and `restore` brings them back: to
+        erase them, `forget` it.
+
+        Raises:
+            UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`. LawBroken: it is pinned.
+        """
+        name = checked_name(name)
+
+        def deleted() -> NoteVersion:
+            head, before = self.collection.head, self._find(name)
+            if before is None:
+                raise self._unknown(name)
+            self._check_seen(name, before, seen)
+            self.collection.apply(Retire((before.page,), why=why), policy=policy, seen=head)
+            return NoteVersion(self.collection, *self.collection.read(before.page))
+
+        return undisturbed(deleted)
+
+    def history(self, name: str) -> Sequence[NoteVersion]:
+        """The versions of a note, in the order in which they were written: also those that had another name, and those before it
+        was deleted. The whole ledger is read.
+
+        Raises:
+            UnknownAddress: there never was one of this name, or it was forgotten.
+        """
+        name = checked_name(name)
+        collection = self.collection
+        rows = {page.id: (page, state) for page, state in collection.pages(history=True)}
+        versions = Versions(collection.backend.events(collection.number))
+        own = {page for page, (found, _) in rows.items() if found.name == name}
+        chain = {page for one in own for page in versions.of(one)} & rows.keys()
+        if not chain:
+            raise self._unknown(name)
+        order = {page: at for at, page in enumerate(self._written())}
+        return [NoteVersion(collection, *rows[page]) for page in sorted(chain, key=lambda page: order.get(page, 0))]
+
+    def restore(self, name: str, address: str, *, why: str = "") -> NoteVersion:
+        """Put an earlier version in force again, as a person, with the trust that it had; what the note says now is retired.
+
+        Args:
+            address: of the version, as `history` has it.
+
+        Raises:
+            UnknownAddress, Forgotten: there is no such version. KernelError: it is in force, or was called otherwise.
+        """
+        name = checked_name(name)
+
+        def restored() -> NoteVersion:
+            head, before, page = self.collection.head, self._find(name), self._version(name, address)
+            if before is not None and before.page == page.id:
+                raise KernelError(f"{address} is what {name!r} says now", advice="see its history")
+            now = [] if before is None else [Retire((before.page,), by=page.id, why=why)]
+            self.collection.apply(Restore((page.id,), why), *now, cause="undo", seen=head)
+            return NoteVersion(self.collection, *self.collection.read(page.id))
+
+        return undisturbed(restored)
+
+    def diff(self, name: str, old: str = "", new: str = "") -> str:
+        """What changed between two versions of a note, as a unified diff; "" where nothing did.
+
+        Args:
+            old, new: their addresses; "" for the version in force and the one before `new`.
+
+        Raises:
+            UnknownAddress, Forgotten: there is no such version.
+        """
+        versions = [*self.history(name)]
+        places = {version.address: at for at, version in enumerate(versions)}
+        if strange := [address for address in (old, new) if address and address not in places]:
+            raise UnknownAddress(f"{strange[0]} is no version of {name!r}", advice=f"it has {', '.join(places)}")
+        in_force = next((at for at, version in enumerate(versions) if version.in_force), len(versions) - 1)
+        last = places[new] if new else in_force
+        first = versions[places[old]] if old else versions[last - 1] if last else None
+        before = "" if first is None else first.text
+        heads = (f"{name} {'(none)' if first is None else first.address}", f"{name} {versions[last].address}")
+        return diff_of(before, versions[last].text, *heads)
+
+    def forget(self, name: str, why: str = "") -> Sequence[str]:
+        """Forget a note for ever: all its versions, and everything that was made from them, in every place; returns the addresses
+        of its versions.
+
+        Raises:
+            UnknownAddress: there is no such note. StoreError.
+        """
+        versions = self.history(name)
+        self.collection.apply(Drop(tuple(version.page for version in versions), why))
+        return [version.address for version in versions]
+
+    def _named(self) -> dict[str, int]:
+        with self.collection.lock:
+            self.collection.refresh()
+            return dict(self.collection.named() or {})
+
+    def _find(self, name: str) -> NoteVersion | None:
+        page = self._named().get(name)
+        return None if page is None else NoteVersion(self.collection, *self.collection.read(page))
+
+    def _unknown(self, name: str) -> UnknownAddress:
+        near = difflib.get_close_matches(name, known := sorted(self._named()), NAMED, 0.4) or known[:NAMED]
+        return UnknownAddress(f"there is no note {name!r}", advice=f"there is {', '.join(near) or 'none yet'}")
+
+    def _check_seen(self, name: str, before: NoteVersion | None, seen: str | None) -> None:
+        now = "" if before is None else before.digest
+        if seen is None or seen == now:
+            return
+        if before is None:
+            raise NoteConflict(f"the note {name!r} is gone", advice="write it as a new one, or restore it")
+        what = f"there is a note {name!r} already" if not seen else f"the note {name!r} was changed meanwhile"
+        raise NoteConflict(what, advice=f"read it: it is {before.address} now; then edit that", note=before)
+
+    def _version(self, name: str, address: str) -> Page:
+        numbers = self.collection.resolve(address)
+        page = self.collection.read(numbers[0])[0]
+        if len(numbers) > 1 or page.name != name:
+            called = f", but of {page.name!r}" if len(numbers) == 1 and page.name else ""
+            raise UnknownAddress(f"{address} is no version of {name!r}{called}", advice="see its history")
+        return page
+
+    def _written(self) -> Sequence[int]:
+        """All pages in the order in which they were written."""
+        events = self.collection.backend.events(self.collection.number)
+        return [page for event in events if event.act is Act.ADMIT for page in event.pages]
+
+    def _applied(
+        self, *changes: Add | Retire | Restore, policy: str, tainted: bool = False, head: int | None = None
+    ) -> NoteVersion:
+        (address,) = self.collection.apply(*changes, policy=policy, tainted=tainted, seen=head)
+        return NoteVersion(self.collection, *self.collection.read(parse_address(address)[0]))
+
+
+def diff_of(before: str, after: str, old: str, new: str) -> str:
+    """A unified diff of two texts under their headings; "" where they are the same."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="")
+    return "".join(f"{line}\n" for line in lines)
