@@ -35,7 +35,7 @@ class Pool:
     Args:
         capacity: blocks in all, at least 1.
         size: slots (tokens) in a block, at least 1.
-        order: which named block is taken first: "returning", "lru", or an order of one's own.
+        order: which named block is taken first: "lru", "returning", or an order of one's own.
         clock: seconds, for the order.
 
     Raises:
@@ -51,7 +51,7 @@ class Pool:
         self,
         capacity: int,
         size: int = SIZE,
-        order: str | EvictionOrder = "returning",
+        order: str | EvictionOrder = "lru",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if capacity < 1 or size < 1:

@@ -402,7 +402,7 @@ def _size(prompt: _Wait) -> int:
     return int(_SIZES * math.log2(len(prompt.units) + 1))
 
 
-_ORDERS: dict[str, Callable[[], EvictionOrder]] = {"returning": ReturnOdds, "lru": LruOrder}
+_ORDERS: dict[str, Callable[[], EvictionOrder]] = {"lru": LruOrder, "returning": ReturnOdds}
 
 
 def order_of(spec: str | EvictionOrder) -> EvictionOrder:

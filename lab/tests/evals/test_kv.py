@@ -388,7 +388,7 @@ def test_what_cannot_be_measured_is_refused(traces: list[Trace], tmp_path: Path)
         sample(traces, 0, 13)
     with pytest.raises(SpecError, match="known: tune, report"):
         sample(traces, 0, half="other")
-    with pytest.raises(SpecError, match="known: returning, lru"):
+    with pytest.raises(SpecError, match="known: lru, returning"):
         Pool(4, 4, "clairvoyant")
 
 
