@@ -252,7 +252,7 @@ PARTS = {
         1, f"{LAB} answers --policy fifo --policy summarize --policy cost --policy hybrid", "--chat 600", "--chat 160", _chat,
     ),
     "paging": Part(
-        1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 60",
+        1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 40",
         "--sample 4", _paging,
     ),
     "answers": Part(2, f"{LAB} answers {{runs}} {WIDE}", "--sessions 20", "--sessions 2 --questions 2", _answers),
@@ -358,7 +358,8 @@ def save(result: Result) -> None:
 def write_page() -> None:
     """Rewrite the page's table and picture from what was saved."""
     results = saved()
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results, DRAWN.name), encoding="utf-8")
+    left = [name for name in PARTS if name not in {result.part for result in results}]
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results, DRAWN.name, left), encoding="utf-8")
     draw(DRAWN, results, force=True)
 
 

@@ -114,9 +114,10 @@ def as_json(results: Sequence[Result]) -> str:
     return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
 
 
-def written(results: Sequence[Result], drawn: str) -> str:
-    """The part of the page between its markers: `drawn` is the picture's name."""
-    lines = [BEGIN, "", f"{_summary(results)} Measured on: {'; '.join(sorted({each.machine for each in results}))}.", ""]
+def written(results: Sequence[Result], drawn: str, left: Sequence[str]) -> str:
+    """The part of the page between its markers: `drawn` is the picture's name, `left` are the parts that were not measured."""
+    lines = [BEGIN, "", f"{_summary(results)} Measured on: {'; '.join(sorted({each.machine for each in results}))}."]
+    lines += [*([f"Not measured yet: {', '.join(left)}."] if left else []), ""]
     lines += [f"![Cost against size, with the goals]({drawn})"]
     for line, some in _grouped(results):
         lines += ["", f"### {GROUPS[line]}", ""]
@@ -129,7 +130,7 @@ def written(results: Sequence[Result], drawn: str) -> str:
     return "\n".join([*lines, "", END])
 
 
-def rewritten(page: str, results: Sequence[Result], drawn: str) -> str:
+def rewritten(page: str, results: Sequence[Result], drawn: str, left: Sequence[str]) -> str:
     """A page whose marked part is of these results.
 
     Raises:
@@ -137,7 +138,7 @@ def rewritten(page: str, results: Sequence[Result], drawn: str) -> str:
     """
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
-    return before + written(results, drawn) + after
+    return before + written(results, drawn, left) + after
 
 
 def draw(path: Path, results: Iterable[Result], *, force: bool = False) -> None:
