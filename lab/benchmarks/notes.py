@@ -70,9 +70,7 @@ def main() -> None:
     """Measure and print."""
     options = parser(__doc__ or "")
     options.add_argument("--notes", type=int, action="append", help="notes; 10 and 1000 where none is given")
-    options.add_argument(
-        "--versions", type=int, action="append", help="edits of one before; 10 and 2000 where none is given"
-    )
+    options.add_argument("--versions", type=int, action="append", help="edits of one before; 10 and 2000 where none is given")
     options.add_argument("--rounds", type=int, default=200)
     asked = options.parse_args()
     rows: list[Row] = []
