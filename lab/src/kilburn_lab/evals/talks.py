@@ -3,7 +3,8 @@
 A fact is stated, and later it gets a new value, is denied, corrected, ended by an event ("sold", "quit", "moved"), or ends on a
 day that was named. It is said plainly, inside a task, casually, or in another language. Between these stand traps: what is
 only imagined, quoted, told of somebody else, a joke or a story. All sentences are written by hand, in two halves: rules and
-weights are made on `tune`, figures are told of `report`. The same seed gives the same talk.
+weights are made on `tune`, figures are told of `report`; one hand wrote both, so `report` is not blind to the words. The same
+seed gives the same talk.
 """
 
 from __future__ import annotations
