@@ -365,7 +365,7 @@ class TextIndex:
         rarer: Sequence[int],
         found: Sequence[Sequence[int]],
         full: Sequence[bool],
-    ) -> Iterable[int]:
+    ) -> list[int]:
         """Those of these entries that have a word, and others; each of these entries has a rarer one. They are looked for among
         those with as few rarer words as need be, and where such a word is common, not beyond those that were looked at."""
         low, high = min(entries), max(entries)
@@ -378,7 +378,7 @@ class TextIndex:
                 few.append(words[other])
         if few:
             numbers += self._having(words[word], [(low, high)], ROWS, few)
-        return dict.fromkeys(numbers)
+        return list(dict.fromkeys(numbers))
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """The first entries that have a word, at most so many of all ranges together; if `among` is given, of those that also

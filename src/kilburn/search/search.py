@@ -195,7 +195,7 @@ class Searcher:
             # An endpoint that is down must not take the words with it.
             log.warning("searched by words alone: %s", error)
             self._vectors = None
-        self._read(seen)
+        self._read([key for key in seen if key not in self._rows])
         usables = {key for key in seen if self._is_read(key) and usable(key)}
         matching = set(seen)
         self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
