@@ -112,6 +112,8 @@ def measure(
             f"{policy}, {pages:,} pages": Session(place / f"{pages}.db", pages, window, policy, tokenizer, embedder)
             for pages in sizes
         }
+        for stale in place.glob("bare.db*"):
+            stale.unlink()
         bare = Bare(place / "bare.db")
         subjects: dict[str, Callable[[Turn], None]] = {name: session.turn for name, session in sessions.items()}
         subjects |= {BARE: bare.turn, "naive list, not stored": Naive(window, turns(), min(max(sizes), 10_000)).turn}
@@ -123,7 +125,6 @@ def measure(
         for session in sessions.values():
             session.store.close()
         bare.db.close()
-        (place / "bare.db").unlink()
     base = {at: quantile([one[at] for one in times[BARE]], 0.5) for at in (0, 1)}
     rows: list[Row] = []
     for name, values in times.items():
