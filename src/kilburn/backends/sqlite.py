@@ -125,8 +125,8 @@ class Sqlite:
         self._shown: tuple[Sequence[SegmentRow], Sequence[SegmentInfo]] | None = None
         self._some: tuple[tuple[object, int], dict[int, SegmentRow | None]] | None = None
         self._extents: tuple[tuple[object, int], Extents] | None = None
-        # Set once every session's row was looked at, before the first new one is made.
-        self._surveyed = False
+        # Of which state of the file, as others left it, every session's row was looked at before a new one was made.
+        self._surveyed: int | None = None
         self._prepare_file(vfs)
         with translate_errors(self.path, "opening"):
             self._db = self._connect(vfs)
@@ -378,14 +378,18 @@ class Sqlite:
     def _survey(self, name: str) -> None:
         """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
         continuing the old one."""
-        known = self._sealed.segments(self._number) if not self._surveyed else []
+        state = self._db.pragma("data_version")
+        if self._surveyed == state:
+            # Since then only this connection has written: what a new session costs does not grow with their number.
+            return
+        known = self._sealed.segments(self._number) if self._surveyed is None else []
         count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
         ((there, same),) = rows(self._db, count, self._number, name)
         if same or there < self._sessions_made() or any(one.damaged and not one.quarantined for one in known):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
-        self._surveyed = True
+        self._surveyed = state
 
     def _sessions_made(self) -> int:
         """How many sessions this tenant must have; 0 where that is not known."""
