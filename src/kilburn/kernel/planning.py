@@ -99,8 +99,8 @@ class Planner:
             self._page_oversized(came)
         return wanted
 
-    def bring(self, pages: Sequence[int]) -> None:
-        """Bring pages into the window whole, before they are pinned."""
+    def load(self, pages: Sequence[int]) -> None:
+        """Load pages into the window whole, before they are pinned."""
         below = tuple(page for page in pages if self.kernel.window.at(page) != Place.IN)
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)

@@ -576,7 +576,7 @@ class Session(Segment):
         def change() -> tuple[int, ...]:
             pages = self._kernel.resolve(address)
             if act is Act.PIN:
-                self._planner.bring(pages)
+                self._planner.load(pages)
             self._kernel.mark(act, pages, **data)
             return tuple(pages)
 
