@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import anthropic
@@ -111,6 +112,23 @@ def test_a_long_session_keeps_the_cache_warm(claude: Any) -> None:
     with setup.store() as store:
         (info,) = store.sessions()
         assert len(store.session(info.name).messages()) == 80
+
+
+def test_what_is_brought_for_a_question_leaves_the_cache_warm(claude: Any) -> None:
+    answer = "Fine. " * 80
+    setup = claude(window=2500, policy="hybrid", upstream=Upstream(otherwise=answer, least=100))
+    messages: list[dict[str, Any]] = []
+    for number in range(60):
+        story = " ".join(f"w{number}x{at}" for at in range(60))
+        asked = f"Locker{number} has code K{number}Q: {story}." if number < 40 else f"What is the code of locker{number - 40}?"
+        messages.append({"role": "user", "content": asked})
+        ask(setup, messages, streamed=False)
+        messages.append({"role": "assistant", "content": answer})
+    late = setup.upstream.sent[40:]
+    brought = [(before, sent) for before, sent in itertools.pairwise(late) if "in part" in str(before.body["messages"][-1])]
+    # Where nothing was edited in front, the next prompt reads all from the cache but the question and what was brought for it.
+    again = [before.tokens - sent.cached - len(str(before.body["messages"][-1])) // 4 for before, sent in brought]
+    assert sum(tokens <= 0 for tokens in again) > len(again) / 2 > 3
 
 
 def test_a_prompt_that_is_too_long_is_made_shorter_once(claude: Any) -> None:

@@ -102,7 +102,7 @@ def test_request_is_sent_whole() -> None:
     assert (body["temperature"], body["thinking"]["budget_tokens"]) == (0.0, 1024)
 
 
-def test_cache_marks_system_and_last_message_and_leaves_the_request_alone() -> None:
+def test_cache_marks_system_and_last_two_messages_and_leaves_the_request_alone() -> None:
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]
     request = Request(messages=[{"role": "user", "content": "first"}, {"role": "user", "content": blocks}], system="Be brief.")
     with loopback(plain()) as server, open_messages(server, cache=True) as model:
@@ -110,7 +110,7 @@ def test_cache_marks_system_and_last_message_and_leaves_the_request_alone() -> N
         body = server.asked[0].body
     mark = {"type": "ephemeral"}
     assert body["system"] == [{"type": "text", "text": "Be brief.", "cache_control": mark}]
-    assert body["messages"][0] == {"role": "user", "content": "first"}
+    assert body["messages"][0] == {"role": "user", "content": [{"type": "text", "text": "first", "cache_control": mark}]}
     assert [part.get("cache_control") for part in body["messages"][1]["content"]] == [mark, None]
     assert blocks == [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]
 

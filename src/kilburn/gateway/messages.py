@@ -146,14 +146,23 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def marked(messages: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
-    """The messages with the provider's cache marks at the end of what stays: on the last message, and on the user's message
-    before it, where the last prompt ended.
+    """The messages with the provider's cache marks at the end of what stays: on the last message, on the user's message
+    before it, where the last prompt ended, and on the assistant's before the last message: a copy that was brought for the
+    question stands in that message, and is not in the next prompt.
 
     Args:
         room: marks that a request may still have.
     """
-    ends = [at for at, message in enumerate(messages) if message["role"] == "user"][-2:][::-1][: max(room, 0)]
+    ends = [at for at, message in enumerate(messages) if message["role"] == "user"][-2:][::-1]
+    ends = [*ends, *(at - 1 for at in ends[:1] if at and _can_end(messages[at - 1]))][: max(room, 0)]
     return [_with_mark(_without_marks(message)) if at in ends else _without_marks(message) for at, message in enumerate(messages)]
+
+
+def _can_end(message: dict[str, Any]) -> bool:
+    """Whether a mark may stand on a message's end: an empty text and thinking take none."""
+    content = message.get("content", "")
+    last = content[-1] if isinstance(content, list) and content else {}
+    return bool(content) and message["role"] == "assistant" and last.get("type") not in wire.THOUGHTS
 
 
 def _without_marks(message: dict[str, Any]) -> dict[str, Any]:

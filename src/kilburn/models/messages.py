@@ -50,7 +50,7 @@ class Messages(SdkModel):
         base_url: of the endpoint, without its version; None is Anthropic, or what ANTHROPIC_BASE_URL says.
         api_key: None takes what the SDK finds (ANTHROPIC_API_KEY); a `base_url` that needs none may go without.
         context: its window in tokens, or None if unknown.
-        cache: mark the system prompt and the end of the last message for the provider's prompt cache.
+        cache: mark the system prompt and the ends of the last two messages for the provider's prompt cache.
         timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
         retry: how failed calls are repeated.
 
@@ -256,7 +256,9 @@ def arguments(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
     """The fields of a request, as the SDK takes them; those that it does not know are in `extra_body`."""
     messages, system = list(request.messages), request.system
     if cache:
-        messages[-1] = {**messages[-1], "content": _with_breakpoint(messages[-1]["content"])}
+        # What was brought for the question stands in the last message, and is not in the next prompt.
+        for at in range(len(messages))[-2:]:
+            messages[at] = {**messages[at], "content": _with_breakpoint(messages[at]["content"])}
         system = system and _with_breakpoint(system)
     given: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
     if system:
