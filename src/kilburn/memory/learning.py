@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
-from kilburn.backend import SegmentInfo, State
+from kilburn.backend import Passage, SegmentInfo, State
 from kilburn.claims import is_speaker, topic
 from kilburn.collections.collection import Collection
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
@@ -484,25 +484,23 @@ class LearningJob:
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Pages of the memory that match a query and are in force, best first."""
-        memory = self.memory
-        passages = memory.backend.search(query, segments=[memory.number], limit=limit)
-        keys = list(dict.fromkeys((passage.segment, passage.page) for passage in passages))
-        rows = memory.backend.read(keys)
-        return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
+        return self._in_force(self.memory.backend.search(query, segments=[self.memory.number], limit=limit))
 
     def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Pages of the memory that are near a query in meaning and in force, best first; none where there are no vectors."""
-        memory = self.memory
         if self.vectors is None or not limit:
             return []
         try:
-            nearest = dict(self.vectors.nearest(query, [memory.number], limit))
+            nearest = self.vectors.nearest(query, [self.memory.number], limit)
         except ModelError as error:
             log.warning("found by words alone: %s", error)
             return []
-        passages = memory.backend.passages(nearest)
-        keys = list(dict.fromkeys((memory.number, passages[entry].page) for entry in nearest if entry in passages))
-        rows = memory.backend.read(keys)
+        return self._in_force(passage for passage, _ in nearest)
+
+    def _in_force(self, passages: Iterable[Passage]) -> list[tuple[Page, State]]:
+        """The pages of some passages that are in force, in their order."""
+        keys = list(dict.fromkeys((passage.segment, passage.page) for passage in passages))
+        rows = self.memory.backend.read(keys)
         return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
 
     # What a policy does
