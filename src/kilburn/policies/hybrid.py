@@ -18,13 +18,16 @@ from typing import ClassVar
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
-from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep
+from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep, largeness
 
-SPARE = 0.2
-"""Share of the window that an edit leaves free: for the next messages, and for what is brought."""
+SPARE, MORE_SPARE = 0.1, 0.1
+"""Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""
 
-ADDED, HELD, REMADE = 0.25, 0.5, 0.4
-"""Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
+ADDED, LESS_ADDED = 0.35, 0.1
+"""Share of the window of one excerpt at most; what is taken off in a large one."""
+
+HELD, REMADE = 0.5, 0.4
+"""Shares of the window: of all excerpts before they are remade, and of the remade one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Hybrid:
     """Excerpt what is old when the window is full, and bring what is asked.
 
     Args:
-        low: tokens in the window after an edit; None leaves a fifth free.
+        low: tokens in the window after an edit; None leaves a tenth of a small window free, and a fifth of one of
+            8,000 or more.
         tail: tokens of newest pages, before what the agent has not read, that stay whole; None for none.
         core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
@@ -52,13 +56,15 @@ class Hybrid:
     def plan(self, view: View) -> Plan:
         """An edit in front if the window is full, and passages behind for what was asked."""
         capacity = view.budget.capacity
+        large = largeness(capacity)
+        spare, added = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
             core=capacity // 4 if self.core is None else self.core,
             whole=capacity // 4 if self.whole is None else self.whole,
-            spare=int(SPARE * capacity) if self.low is None else max(0, capacity - self.low),
-            added=int(ADDED * capacity),
+            spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
+            added=int(added * capacity),
             held=int(HELD * capacity),
             remade=int(REMADE * capacity),
             copy=copy_of(capacity),

@@ -85,9 +85,14 @@ def _nothing(pages: Sequence[Page]) -> float:
     return 0.0
 
 
+def largeness(capacity: int) -> float:
+    """0 for a window of 4,000 tokens or less, 1 for one of 8,000 or more, and between them what lies between."""
+    return min(1.0, max(0.0, capacity / SMALL - 1))
+
+
 def floor_of(capacity: int) -> int:
     """Tokens that a window holds after an edit, at least: two thirds of a window of 8,000 or more, nothing of one of 4,000."""
-    return int(FILL * capacity * min(1.0, max(0.0, capacity / SMALL - 1)))
+    return int(FILL * capacity * largeness(capacity))
 
 
 def keep(
