@@ -120,7 +120,7 @@ class TextIndex:
             "SELECT json_group_array(rowid)"
             f" FROM (SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"
         )
-        self._newest = f"SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?"
+        self._newest = f"SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?"
         self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
         pages = f"{name}_idx CROSS JOIN {name}_data ON id = (segid << 37) + (pgno >> 1)"
         self._guides = f"SELECT segid, term, block FROM {pages}"
@@ -397,7 +397,8 @@ class TextIndex:
         return found
 
     def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
-        """The last entries of a segment that have every one of these words, and one of the others if there are any."""
+        """The newest entries of a segment that have every one of these words, and one of the others if there are any: those with
+        the lowest numbers."""
         words, others = self.terms(every), self.terms(some) if some else {}
         if not words or limit < 1:
             return []
