@@ -140,10 +140,10 @@ class UserMemory(Collection):
         texts = self.backend.texts({page.digest for page in rows}) if rows else {}
         rivals, resembles = rivalling(text), resembling(text) if words else None
         olds = []
-        for page in rows:
-            known = texts[page.digest]
-            if rivals(known) or (resembles is not None and resembles(known, page.claim)):
-                olds.append(page.id)
+        for row in rows:
+            known = texts[row.digest]
+            if rivals(known) or (resembles is not None and resembles(known, row.claim)):
+                olds.append(row.id)
         return olds if len(olds) <= DOUBTED else []
 
     def update(self, address: str, text: str, *, since: float | None = None, secrets: Secrets = None) -> str:
