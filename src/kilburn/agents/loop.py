@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,6 +34,8 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import tainted
+from kilburn.memory.account import quotation
+from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
 from kilburn.models.scheduler import ScheduledModel
@@ -41,9 +43,6 @@ from kilburn.page import Place, parse_address
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
-
-if TYPE_CHECKING:
-    from kilburn.memory.learning import Learning
 
 __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
 
@@ -504,8 +503,6 @@ class Agent:
 
     def _learn(self) -> None:
         """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
-        from kilburn.memory.learning import Learning  # this import would slow down agents that learn nothing
-
         if self.knows is None or self.knows.backend.readonly or (self.learning is not None and not self.learning.done):
             return
         try:
@@ -664,8 +661,6 @@ class Agent:
         """What the user's memory, documents and other sessions say about the user's last words; None for nothing."""
         if self.knows is None:
             return None
-        from kilburn.memory.account import quotation
-
         store, session = self.knows, self.session
         try:
             with session.lock:
