@@ -317,6 +317,12 @@ class Backend(Protocol):
         left out."""
         ...
 
+    def newest(self, segment: int, wanted: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
+        """For each pair of texts, the newest passages of a segment that have every word of the first one, and one of the second
+        one unless that is "": newest first, with the score 0, at most so many of each. None where the first one has no words, or
+        the segment is damaged. What it costs does not grow with the segment."""
+        ...
+
     def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
         """The passages of pages, in reading order, by (number of the segment, page id), with the score 0; a page that is
         not indexed is left out."""

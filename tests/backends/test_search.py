@@ -94,6 +94,17 @@ def test_of_equal_passages_the_newer_comes_first() -> None:
         assert [hit.page for hit in backend.search("same words")] == [3, 2, 1]
 
 
+def test_the_newest_with_every_word_are_found_however_many_have_one_of_them() -> None:
+    with store_of(
+        "Ana lives in Porto", *(f"person{n} lives in Porto" for n in range(99)), "Ana lived in Braga", "Ana sings"
+    ) as backend:
+        found = backend.newest(
+            1, [("Ana lives", ""), ("lives", ""), ("lives", "Braga Ana"), ("nobody lives", ""), ("", "Ana")], 3
+        )
+        assert [[hit.page for hit in hits] for hits in found] == [[101, 1], [101, 100, 99], [101, 1], [], []]
+        assert backend.newest(7, [("Ana", "")]) == [[]]
+
+
 def test_stop_words_count_only_where_there_is_nothing_else() -> None:
     with store_of("the what and the who", "fox") as backend:
         assert [hit.page for hit in backend.search("what is the fox")] == [2]

@@ -138,6 +138,18 @@ def test_remembering_beside_each_other_marks_nothing(store: Store, one: str, oth
     assert not [hit for hit in store.search(one, where="facts", user="ana") if hit.doubted]
 
 
+def test_what_is_told_is_compared_with_the_right_facts_among_many(store: Store) -> None:
+    memory = store.memory("ana")
+    homes = [memory.remember(f"Person{n} lives in Town{n % 7}") for n in range(60)]
+    dark = memory.remember("I prefer dark mode")
+    for n in range(60):
+        memory.remember(f"I prefer dish{n} to soup{n}")
+    for old, text in [(homes[3], "Person3 lives in Leeds"), (homes[5], "Person5 moved to York"), (dark, "I prefer light mode")]:
+        new = memory.remember(text)
+        marks = {hit.address: hit.doubted for hit in store.search(memory.recall(old), where="facts", user="ana")}
+        assert marks[old] == (f"@memory/ana {new}",)
+
+
 def test_a_doubt_is_found_only_from_when_it_was_said(store: Store) -> None:
     told(store, "I drive a Volvo.")
     before = store.clock()

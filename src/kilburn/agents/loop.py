@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -24,24 +25,32 @@ from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
 from kilburn.backend import SegmentKind
 from kilburn.budget import Budget
-from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
+from kilburn.errors import AccessDenied, Cancelled, KilburnError, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
 from kilburn.kernel.brought import Brought
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
 from kilburn.kernel.taint import tainted
+from kilburn.memory.account import quotation
+from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
 from kilburn.models.scheduler import ScheduledModel
+from kilburn.page import Place, parse_address
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
 
 __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
 
+log = logging.getLogger("kilburn")
+
 WORKERS = 8
+KNOWN = 300
+"""Tokens of what is known about the user's words, at most; in a small window an eighth of it."""
 RETURNED = "returned"
 """How a run finished that a tool ended."""
 LEAST = 256
@@ -417,6 +426,8 @@ class Agent:
         clock: monotonic seconds, for `Limits.seconds`.
         above: the account of the run that this agent works for.
         beside: what the model is offered besides tools and memory.
+        knows: the store of the session, of which what is known about the user's words is brought beside each prompt; what the
+            user says is learned from by rules, in a thread, after each run. No model is called for it. None for neither.
         rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
         confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
@@ -430,6 +441,8 @@ class Agent:
     """What a tool ended the run with; None while it goes on."""
     caller: Agent | None = None
     """The agent that this one works for: what that one may not do, this one may not do either."""
+    learning: Learning | None = None
+    """What is being learned from the session, or was last."""
     searches = False
     """Whether what has left the window is brought by a search, because the model takes no tools."""
 
@@ -445,10 +458,12 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         above: Account | None = None,
         beside: Sequence[ToolSpec] = (),
+        knows: Store | None = None,
         rights: Rights | None = None,
         confirm: Confirm | Confirmation | None = None,
     ) -> None:
         self.model: Model = resolve("models", model)
+        self.knows = knows
         self.session, self.clock, self.above = session, clock, above
         self.rights = rights or Rights()
         self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
@@ -477,7 +492,23 @@ class Agent:
         """Tokens of what is sent besides the window: the tools, and what a search brings."""
         session = self.session
         tools = session.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
-        return tools + (brought.room_for(session.budget.window) if self.searches else 0)
+        return tools + self._room
+
+    @property
+    def _room(self) -> int:
+        """Tokens that are reserved for what is brought beside a prompt."""
+        window = self.session.budget.window
+        known = min(KNOWN, window // 8) if self.knows is not None else 0
+        return known + (brought.room_for(window) if self.searches else 0)
+
+    def _learn(self) -> None:
+        """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
+        if self.knows is None or self.knows.backend.readonly or (self.learning is not None and not self.learning.done):
+            return
+        try:
+            self.learning = Learning(self.knows, self.session, "plain")
+        except KilburnError as error:
+            log.warning("session %s: nothing was learned: %s", self.session.name, type(error).__name__)
 
     def run(self, text: str | dict[str, Any] | Message | None = None) -> RunResult:
         """Work until the model stops calling tools, or a limit is reached.
@@ -552,6 +583,7 @@ class Agent:
         if self.returned is not None:
             outcome.finish, outcome.text = RETURNED, self.returned
         self.account.reached()
+        self._learn()
         yield Stopped(outcome)
 
     def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
@@ -607,19 +639,52 @@ class Agent:
     def _prompt(self) -> tuple[Prompt, Brought | None]:
         """The prompt for the model, and the passages in it that a search brought."""
         prompt = to_send(self.session.render(self.model.form))
-        if not self.searches or self.session.window.whole:
+        missed = None
+        if self.searches and not self.session.window.whole:
+            missed = brought.bring(self.session, brought.room_for(self.session.budget.window))
+        parts = [part for part in (self._known(), missed) if part is not None]
+        if not parts:
             return prompt, None
-        found = brought.bring(self.session, brought.room_for(self.session.budget.window))
-        messages = brought.behind(prompt, found.text) if found is not None else None
+        found = Brought(
+            text="\n\n".join(part.text for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            pages=tuple(dict.fromkeys(page for part in parts for page in part.pages)),
+            names=tuple(dict.fromkeys(name for part in parts for name in part.names)),
+        )
+        messages = brought.behind(prompt, found.text)
         if messages is None:
             return prompt, None
         prompt[:] = messages
         return prompt, found
 
+    def _known(self) -> Brought | None:
+        """What the user's memory, documents and other sessions say about the user's last words; None for nothing."""
+        if self.knows is None:
+            return None
+        store, session = self.knows, self.session
+        try:
+            with session.lock:
+                request = [page for page in session.window.request if session.window.at(page) is not Place.DROPPED]
+                words = "\n".join(session.text(page) for page in request)[-brought.QUERY :]
+            if not words.strip():
+                return None
+            room = min(KNOWN, session.budget.window // 8)
+            text, hits = quotation(store, words, room, session.user, without=session.name)
+            infos = [store.backend.segment(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
+        except KilburnError as error:
+            log.warning("session %s: nothing was recalled: %s", session.name, type(error).__name__)
+            return None
+        numbers = {info.name: info.number for info in infos if info is not None}
+        there = [hit for hit in hits if hit.session in numbers]
+        if not there:
+            return None
+        pages = dict.fromkeys((numbers[hit.session], parse_address(hit.address)[0]) for hit in there)
+        names = tuple(dict.fromkeys(hit.reference for hit in there))
+        return Brought(text=text, tokens=store.counter.count(text), pages=tuple(pages), names=names)
+
     def _unused(self, found: Brought | None) -> int:
-        """Of the room for what a search brings, the tokens that are not in the prompt."""
-        room = brought.room_for(self.session.budget.window) if self.searches else 0
-        return room - (found.tokens if found is not None else 0)
+        """Of the room for what is brought, the tokens that are not in the prompt."""
+        return self._room - (found.tokens if found is not None else 0)
 
     def _charge(self, usage: Tokens) -> None:
         """Count what a reply cost, before it is admitted."""

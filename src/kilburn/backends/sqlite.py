@@ -613,6 +613,15 @@ class Sqlite:
             readable = self._whole(number >> 32 for number in spans)
         return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in readable]
 
+    def newest(self, segment: int, wanted: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
+        """See `Backend`."""
+        with self._reading("searching"):
+            if not self._whole([segment]):
+                return [[] for _ in wanted]
+            found = [self._index.newest(every, some, segment, limit) for every, some in wanted]
+            spans = self._index.spans(list({number for numbers in found for number in numbers}))
+        return [[_passage(number, *spans[number]) for number in numbers if number in spans] for numbers in found]
+
     def _everywhere(self) -> Extents:
         """The extents of all segments; read once for each state of the file."""
         state = self._state()

@@ -120,6 +120,7 @@ class TextIndex:
             "SELECT json_group_array(rowid)"
             f" FROM (SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"
         )
+        self._newest = f"SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?"
         self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
         pages = f"{name}_idx CROSS JOIN {name}_data ON id = (segid << 37) + (pgno >> 1)"
         self._guides = f"SELECT segid, term, block FROM {pages}"
@@ -394,6 +395,19 @@ class TextIndex:
         for (numbers,) in rows_of_each(self._db, self._scan, bindings):
             found += _integers(numbers)
         return found
+
+    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+        """The newest entries of a segment that have every one of these words, and one of the others if there are any: those with
+        the lowest numbers."""
+        words, others = self.terms(every), self.terms(some) if some else {}
+        if not words or limit < 1:
+            return []
+        match = " AND ".join(f'"{word}"' for word in words)
+        if others:
+            listed = '" OR "'.join(others)
+            match = f'{match} AND ("{listed}")'
+        found = rows(self._db, self._newest, match, segment << 32, (segment + 1 << 32) - 1, limit)
+        return [number for (number,) in found if isinstance(number, int)]
 
     def _having_within(self, word: str, found: list[int], last: int, high: int, wanted: Set[int], depth: int) -> list[int]:
         """The first entries of these segments that have a word, of which `found` are those up to entry `last`."""

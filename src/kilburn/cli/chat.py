@@ -22,6 +22,9 @@ from kilburn.errors import KilburnError, ModelError, SpecError
 from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
+PATIENCE = 5.0
+"""Seconds that the end of a chat waits for what is being learned."""
+
 POLL = 0.1
 """Seconds after which it is looked whether a question is over."""
 
@@ -46,6 +49,10 @@ def chat(
     memory: Annotated[
         bool, Option("--memory/--no-memory", help="Offer the model the memory tools; search for one that takes none.")
     ] = True,
+    knows: Annotated[
+        bool,
+        Option("--learn/--no-learn", help="Learn from what you say, by rules, and bring what is known beside each prompt."),
+    ] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -54,6 +61,10 @@ def chat(
     Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe. The model's file
     is fetched once, 98 MB for smollm2. For a model that takes no tools, such as smollm2, what has left the window is searched
     for the words of each line.
+
+    What you say is learned from after each reply, in the background and without a call of a model: `kilburn memories list` shows
+    it. What memory and other sessions say about a line goes with it to the model, in at most 300 tokens; --no-learn turns both
+    off.
 
     Examples:
 
@@ -78,11 +89,27 @@ def chat(
             store.session(name),
             limits=Limits(steps=8, reply=reply),
             memory=memory,
+            knows=store if knows else None,
             system=system,
             rights=Rights(after_untrusted=Permit.ASK),
             confirm=confirm,
         )
-        _talk(agent)
+        try:
+            _talk(agent)
+        finally:
+            _learned(agent)
+
+
+def _learned(agent: Agent) -> None:
+    """Wait a little for what is being learned. That it failed is said, and no failure of the chat."""
+    if agent.learning is None:
+        return
+    try:
+        agent.learning.result(PATIENCE)
+    except (KilburnError, TimeoutError) as error:
+        say(f"what was said last is learned from the next time: {error.what if isinstance(error, KilburnError) else error}")
+    finally:
+        agent.learning.close()
 
 
 def confirm(question: CallQuestion) -> bool:

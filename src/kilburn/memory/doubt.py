@@ -8,7 +8,7 @@ forgotten with either of them. A search that finds the fact brings this page bef
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cache
 
 import msgspec
@@ -78,8 +78,9 @@ def doubted(
         known = {hit.page: view.page(hit.page) for hit in answer.hits}
         known |= {page.id: page for page, _ in view.about(SPEAKER, "")}
         facts = [page for number, page in known.items() if page.kind is Kind.FACT and number not in left]
-        pages = tuple(page.id for page in facts if resembles(sentence, view.text(page.id), page.claim))
-        refers = tuple(at for at in new if resembles(sentence, adds[at].text, adds[at].claim))
+        resembles = resembling(sentence)
+        pages = tuple(page.id for page in facts if resembles(view.text(page.id), page.claim))
+        refers = tuple(at for at in new if resembles(adds[at].text, adds[at].claim))
         if not 0 < len(pages) + len(refers) <= MOST:
             continue
         made.append(
@@ -109,22 +110,41 @@ _ONE = re.compile(
 """What has one object at a time, in a sentence that a person told to remember."""
 
 
-def rivals(text: str, known: str) -> bool:
-    """Whether a sentence says something else on the same matter than a known one: of the same subject, with a relation that has
-    one object at a time. What is preferred is compared only if it is of one kind: dark mode and light mode."""
-    one, other = _ONE.search(text), _ONE.search(known)
-    if one is None or other is None or set(map(stem, one[0].lower().split())) != set(map(stem, other[0].lower().split())):
-        return False
-    before, after = (text[: one.start()], known[: other.start()]), (text[one.end() :], known[other.end() :])
-    new, old = map(_stems, after)
-    if before[0].strip().casefold() != before[1].strip().casefold() or not new or not old or new <= old or old <= new:
-        return False
-    return bool(new & old) or not one[0].lower().startswith("prefer")
+def rivalling(text: str) -> Callable[[str], bool]:
+    """What says of a known sentence whether this one says something else on the same matter: of the same subject, with a relation
+    that has one object at a time. What is preferred is compared only if it is of one kind: dark mode and light mode."""
+    one = _ONE.search(text)
+    if one is None:
+        return lambda known: False
+    subject, relation, new = text[: one.start()].strip().casefold(), _relation(one), _stems(text[one.end() :])
+    preferred = one[0].lower().startswith("prefer")
+
+    def rivals(known: str) -> bool:
+        other = _ONE.search(known)
+        if other is None or known[: other.start()].strip().casefold() != subject or _relation(other) != relation:
+            return False
+        old = _stems(known[other.end() :])
+        return bool(new and old) and not new <= old and not old <= new and (bool(new & old) or not preferred)
+
+    return rivals
 
 
-def may_doubt(text: str) -> bool:
-    """Whether a sentence may be one that `rivals` or `resembles` a known one."""
-    return _ONE.search(text) is not None or is_sign(text)
+def _relation(found: re.Match[str]) -> set[str]:
+    return set(map(stem, found[0].lower().split()))
+
+
+def rival_words(text: str) -> tuple[str, str] | None:
+    """Words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where no
+    sentence is such."""
+    one = _ONE.search(text)
+    if one is None:
+        return None
+    return text[: one.end()], text[one.end() :] if one[0].lower().startswith("prefer") else ""
+
+
+def turns(text: str) -> bool:
+    """Whether a sentence has a sign without which it never resembles a fact."""
+    return ENDS.search(text) is not None or BRINGS.search(text) is not None
 
 
 def link(olds: Sequence[int], why: str = "a later fact") -> Add:
@@ -177,35 +197,40 @@ def _sentences(text: str) -> Iterator[str]:
             yield rest
 
 
-def resembles(sentence: str, fact: str, claim: Claim | None) -> bool:
-    """Whether a sentence with a sign of change speaks of what a fact says: it says that its object is over, or it speaks of the
-    same matter, has something else to say of it, and is about the same person."""
-    subject = claim.subject if claim is not None else ""
-    if claim is None or is_speaker(subject):
-        if _OTHERS.match(sentence):
-            return False
-    elif not _stems(subject.replace(SPEAKER, "")) & _stems(sentence):
-        return False
-    if NEGATED.search(sentence) and (NEGATED.search(fact) or _DENIES.search(fact)):
-        return False
-    said, whole = _stems(sentence), _stems(fact)
-    things = _stems(claim.object) if claim is not None else {stem(name) for name in names(fact)}
-    if things and things <= said:
-        return ENDS.search(sentence) is not None
-    if things & said and ENDS.search(sentence):
-        return True
-    matter = whole - things - _stems(subject)
-    same = (matter & said).union(*(of & said for of in _matters() if of & (matter | things)))
-    if not same or bool(_EVENT.search(sentence)) is not bool(_EVENT.search(fact)):
-        return False
-    listed = {stem(word): word for word in told(sentence)}
-    if ENDS.search(sentence) and any(re.search(rf"\b(?:my|our|the) {word}\b", sentence, re.I) for word in _words(same, listed)):
-        return True  # "I lost my job", "we gave up the flat"
-    if not BRINGS.search(sentence):
-        return False
+def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
+    """What says of a fact whether a sentence with a sign of change speaks of it: it says that its object is over, or it speaks of
+    the same matter, has something else to say of it, and is about the same person."""
+    negated, event = NEGATED.search(sentence) is not None, _EVENT.search(sentence) is not None
+    others = _OTHERS.match(sentence) is not None
+    ends, brings = ENDS.search(sentence) is not None, BRINGS.search(sentence) is not None
+    said, listed = _stems(sentence), {stem(word): word for word in told(sentence)}
     # What is new has a name, a number, or is the kind of word that the object is.
-    new = {stem(name) for name in names(f"- {sentence}")} | {word for word in said if any(map(str.isdigit, word))}
-    return bool(new - whole) or any(of & things and (of & said) - whole for of in _matters())
+    fresh = {stem(name) for name in names(f"- {sentence}")} | {word for word in said if any(map(str.isdigit, word))}
+
+    def resembles(fact: str, claim: Claim | None) -> bool:
+        subject = claim.subject if claim is not None else ""
+        if claim is None or is_speaker(subject):
+            if others:
+                return False
+        elif not _stems(subject.replace(SPEAKER, "")) & said:
+            return False
+        if negated and (NEGATED.search(fact) or _DENIES.search(fact)):
+            return False
+        whole = _stems(fact)
+        things = _stems(claim.object) if claim is not None else {stem(name) for name in names(fact)}
+        if things and things <= said:
+            return ends
+        if things & said and ends:
+            return True
+        matter = whole - things - _stems(subject)
+        same = (matter & said).union(*(of & said for of in _matters() if of & (matter | things)))
+        if not same or event is not bool(_EVENT.search(fact)):
+            return False
+        if ends and any(re.search(rf"\b(?:my|our|the) {word}\b", sentence, re.I) for word in _words(same, listed)):
+            return True  # "I lost my job", "we gave up the flat"
+        return brings and (bool(fresh - whole) or any(of & things and (of & said) - whole for of in _matters()))
+
+    return resembles
 
 
 def _words(stems: set[str], listed: dict[str, str]) -> list[str]:

@@ -16,19 +16,22 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
 from kilburn.memory.doubt import MOST as DOUBTED
-from kilburn.memory.doubt import link, may_doubt, resembles, rivals
+from kilburn.memory.doubt import link, resembling, rival_words, rivalling, turns
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import is_said, is_sign, told
+from kilburn.memory.words import is_said, told
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Place, parse_address
 from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
 
-NEAR = 10
+NEAR = 8
 """Facts that are compared with one that is told."""
+
+WORDS, EACH = 12, 32
+"""Words of a sentence by which facts are looked for that it may change, the longest first; facts of each."""
 
 RECENT = 10
 """The user's last messages, in which it is looked for what an agent notes."""
@@ -118,18 +121,30 @@ class UserMemory(Collection):
 
     def _rivals(self, text: str) -> list[int]:
         """The facts in force that a sentence may make untrue."""
-        if not may_doubt(text):
+        pair, words = rival_words(text), sorted(told(text), key=lambda word: (-len(word), word)) if turns(text) else []
+        if pair is None and not words:
             return []
-        words, changed = " ".join(sorted(told(text))), is_sign(text)
-        keys = dict.fromkeys((hit.segment, hit.page) for hit in self.backend.search(words, segments=[self.number], limit=NEAR))
-        rows = [page for page, state in self.backend.read(keys).values() if state.at is Place.OUT and page.kind is Kind.FACT]
-        texts = self.backend.texts({page.digest for page in rows})
-        found = []
-        for page in rows:
-            known = texts[page.digest]
-            if rivals(text, known) or (changed and resembles(text, known, page.claim)):
-                found.append(page.id)
-        return found if len(found) <= DOUBTED else []
+        wanted = [*([pair] if pair is not None else []), *((word, "") for word in words[:WORDS])]
+        found = [[hit.page for hit in hits] for hits in self.backend.newest(self.number, wanted, EACH if words else NEAR)]
+        near = found.pop(0)[:NEAR] if pair is not None else []
+        # Of a common word only the newest facts are looked at: it costs the same however many there are.
+        worth: dict[int, float] = {}
+        for pages in found:
+            for page in pages:
+                worth[page] = worth.get(page, 0.0) + 1 / len(pages)
+        near += sorted(worth, key=lambda page: (-worth[page], -page))[:NEAR]
+        keys = [(self.number, page) for page in dict.fromkeys(near)]
+        # What is marked is read again, and verified, when it is linked.
+        skimmed = self.backend.skim(keys).values() if keys else ()
+        rows = [page for page, state in skimmed if state.at is Place.OUT and page.kind is Kind.FACT]
+        texts = self.backend.texts({page.digest for page in rows}) if rows else {}
+        rivals, resembles = rivalling(text), resembling(text) if words else None
+        olds = []
+        for row in rows:
+            known = texts[row.digest]
+            if rivals(known) or (resembles is not None and resembles(known, row.claim)):
+                olds.append(row.id)
+        return olds if len(olds) <= DOUBTED else []
 
     def update(self, address: str, text: str, *, since: float | None = None, secrets: Secrets = None) -> str:
         """Put a new text in place of a fact, as a person; returns its address. The old fact is retired in the same
