@@ -71,7 +71,7 @@ class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
-class Notes(Protocol):
+class NoteTaker(Protocol):
     """What a session needs of the memory of its user: `kilburn.memory.user_memory.UserMemory` is one."""
 
     def note(self, text: str, session: Session) -> str:
@@ -98,7 +98,7 @@ class SessionHome(Home, Protocol):
         """Keep a session in memory no longer."""
         ...
 
-    def memory(self, user: str = "") -> Notes:
+    def memory(self, user: str = "") -> NoteTaker:
         """The memory of a user, or of all users."""
         ...
 
