@@ -162,7 +162,8 @@ def _remove(root: int, report: _Report, found: File | None, file: str, base: Fil
         return
     del report.notes[file]
     if found is not None:
-        with _below(root, file) as (parent, name):
+        # Another export may have been faster.
+        with _below(root, file) as (parent, name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
         report.removed.append(base.name)
 
