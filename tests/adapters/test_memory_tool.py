@@ -216,3 +216,19 @@ def test_two_agents_that_edit_at_once_lose_nothing(notes: Notes) -> None:
         thread.join()
     wanted = {"begin"} | {f"{number}-{at}" for number in range(4) for at in range(5)}
     assert set(notes.read("log").text.split()) == wanted
+
+
+def test_half_a_character_is_refused_in_words(notes: Notes) -> None:
+    notes.write("a", "one")
+    for command in (create("/memories/b", "\ud800"), replace("/memories/a", "one", "\ud800"), insert("/memories/a", 0, "\ud800")):
+        with pytest.raises(ToolError, match="half a character"):
+            run(notes, command)
+    assert {note.name: note.text for note in notes.list()} == {"a": "one"}
+
+
+def test_a_secret_is_refused_in_words(notes: Notes) -> None:
+    pytest.importorskip("betterleaks")
+    token = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
+    with pytest.raises(ToolError, match="holds a secret"):
+        run(notes, create("/memories/b", f"the token is {token}"), secrets="refuse")
+    assert not notes.list()

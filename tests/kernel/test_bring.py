@@ -8,9 +8,10 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
-from kilburn.errors import KernelError
+from kilburn.errors import KernelError, LawBroken
+from kilburn.kernel.laws import check_fold
 from kilburn.kernel.session import Session
-from kilburn.move import Bring, Evict, Fold, Retire
+from kilburn.move import Bring, Evict, Fold, Load, Retire
 from kilburn.page import Place
 from kilburn.testing import check_laws
 
@@ -149,4 +150,20 @@ def test_an_excerpt_in_front_may_cite_what_a_copy_shows() -> None:
     assert stretch.torn == {-1}
     session.apply(*stretch.fold("older", text="Done and thanks.", torn="not asked for any more"))
     assert not session.window.copies()
+    check_laws(session)
+
+
+def test_a_copy_that_left_with_a_retired_page_does_not_come_back() -> None:
+    session = opened()
+    session.apply(Bring(((3, (PART,)),)))
+    session.apply(Retire((3,)))
+    before = words(session)
+    refused = r"p3, which f1 is made of, is retired"
+    with pytest.raises(LawBroken, match=refused):
+        session.apply(Load((-1,)))
+    with pytest.raises(LawBroken, match=refused):
+        session.pin("f1")
+    with pytest.raises(LawBroken, match=refused):
+        check_fold(session.window, Fold((-1,), text="the port"), depth=9)
+    assert words(session) == before
     check_laws(session)

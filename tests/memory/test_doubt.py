@@ -9,6 +9,7 @@ import pytest
 from kilburn.budget import Budget
 from kilburn.kernel.store import Store
 from kilburn.memory.user_memory import UserMemory
+from kilburn.move import Retire
 from kilburn.page import Place
 from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
 
@@ -174,3 +175,27 @@ def test_what_a_model_says_nothing_of_is_doubted_too(store: Store) -> None:
     talk.append({"role": "user", "content": "I sold the Volvo."}, {"role": "assistant", "content": "I see."})
     store.memory("ana").learn(talk, policy="facts", model=Scripted(['{"facts": []}']))
     assert marks(store, "drives a Volvo") == [("The user said: I sold the Volvo", False), ("Ana drives a Volvo.", True)]
+
+
+def test_a_fact_that_was_retired_doubts_no_other_and_is_not_shown(store: Store) -> None:
+    memory = store.memory("ana")
+    memory.remember("I live in Porto.")
+    later = memory.remember("I live in Leeds.")
+    assert marks(store, "Where do I live?") == [("I live in Leeds.", False), ("I live in Porto.", True)]
+    memory.apply(Retire((int(later[1:]),)))
+    assert marks(store, "Where do I live?") == [("I live in Porto.", False)]
+
+
+def test_a_fact_that_is_updated_goes_on_to_doubt_what_it_doubted(store: Store) -> None:
+    memory = store.memory("ana")
+    memory.remember("I live in Porto.")
+    memory.update(memory.remember("I live in Leeds."), "I live in Leeds, in Yorkshire.")
+    assert marks(store, "Where do I live?") == [("I live in Leeds, in Yorkshire.", False), ("I live in Porto.", True)]
+
+
+def test_a_clock_that_lags_behind_hides_no_doubt() -> None:
+    clock = FakeClock()
+    with Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4", clock=clock) as store:
+        told(store, "I drive a Volvo.", "I sold the Volvo.")
+        clock.now -= 100_000
+        assert [doubted for _, doubted in marks(store, "What do I drive?")] == [False, True]

@@ -13,6 +13,7 @@ import kilburn
 from kilburn.errors import SpecError
 from kilburn.memory.note_files import LIST, export_notes, import_notes
 from kilburn.memory.notes import Notes
+from kilburn.page import digest_of
 
 
 @pytest.fixture
@@ -204,3 +205,40 @@ def test_a_folder_that_is_none_is_refused(notes: Notes, tmp_path: Path) -> None:
         import_notes(notes, tmp_path / "nowhere")
     with pytest.raises(SpecError, match="no file of the note 'x'"):
         import_notes(notes, tmp_path, resolved=["x"])
+
+
+@pytest.mark.parametrize("instead", ["link", "file"])
+def test_what_stands_in_place_of_a_folder_deletes_none_of_its_notes(
+    notes: Notes, folder: Path, tmp_path: Path, instead: str
+) -> None:
+    (folder / "core").rename(tmp_path / "elsewhere")
+    if instead == "link":
+        (folder / "core").symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / "core").write_text("no folder", encoding="utf-8")
+    done = import_notes(notes, folder, delete=True)
+    assert (done.removed, [file for file, _ in done.skipped]) == ((), ["core"])
+    assert says(notes) == {"core/human": "Ana drinks tea.\n", "todo": "buy milk\n"}
+
+
+def test_a_list_that_names_another_kind_of_file_removes_none(notes: Notes, tmp_path: Path) -> None:
+    place = tmp_path / "foreign"
+    place.mkdir()
+    (place / "main.py").write_text("precious", encoding="utf-8")
+    entry = {"name": "old", "digest": digest_of("precious")}
+    (place / LIST).write_text(json.dumps({"owner": "ana", "notes": {"main.py": entry}, "format": 1}), encoding="utf-8")
+    for do in (export_notes, import_notes):
+        with pytest.raises(SpecError, match="no file of a note"):
+            do(notes, place)
+    assert (place / "main.py").exists()
+
+
+def test_line_ends_of_windows_are_no_edit(notes: Notes, folder: Path) -> None:
+    (folder / "todo.md").write_bytes(b"buy milk\r\nand tea\r\n")
+    assert import_notes(notes, folder).written == ("todo",)
+    assert says(notes)["todo"] == "buy milk\nand tea\n"
+    again = export_notes(notes, folder)
+    assert (again.unchanged, again.conflicts) == (2, ())
+    notes.write("todo", "buy bread\n")
+    assert export_notes(notes, folder).written == ("todo",)
+    assert files(folder)["todo.md"] == "buy bread\n"

@@ -144,3 +144,32 @@ def test_damage_of_what_is_not_shown_hides_nothing(file: Path) -> None:
         warnings.simplefilter("error")
         hits = store.search("brown walrus of another sea", limit=1)
     assert [hit.text for hit in hits] == ["a walrus of another sea is brown"]
+
+
+@pytest.fixture
+def doubting(tmp_path: Path) -> Path:
+    """p1 is doubted by p2, as f1 says; both have the same words."""
+    path = tmp_path / "b.db"
+    _, store = opened(path)
+    with store:
+        store.memory("ana").remember("The walrus lives in Porto.")
+        store.memory("ana").remember("The walrus lives in Leeds.")
+    return path
+
+
+@pytest.mark.parametrize("change", ["mark = 0.5", "meta = CAST(replace(CAST(meta AS TEXT), 'later', 'older') AS BLOB)"])
+def test_a_doubt_whose_row_was_altered_is_never_used(doubting: Path, change: str) -> None:
+    damaged(doubting, change, -1)
+    _, store = opened(doubting)
+    with store, pytest.warns(DamageWarning, match="@memory/ana"):
+        assert not store.search("walrus Porto", where="facts", user="ana")
+
+
+def test_a_doubter_whose_text_is_damaged_does_not_stop_the_search(doubting: Path) -> None:
+    db = apsw.Connection(str(doubting))
+    db.execute("DELETE FROM content WHERE id = (SELECT content FROM page WHERE process = 1 AND id = 2)")
+    db.close()
+    _, store = opened(doubting)
+    with store, pytest.warns(DamageWarning, match="p2"):
+        hits = store.search("walrus Porto", where="facts", user="ana")
+    assert [(hit.text, bool(hit.doubted)) for hit in hits] == [("The walrus lives in Porto.", True)]

@@ -18,7 +18,16 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import KernelError, MissingExtra, NoteConflict, StoreStale, ToolError, UnknownAddress
+from kilburn.errors import (
+    KernelError,
+    MemoryRefused,
+    MissingExtra,
+    NoteConflict,
+    SpecError,
+    StoreStale,
+    ToolError,
+    UnknownAddress,
+)
 from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Kind
@@ -98,9 +107,9 @@ def run(
     files = _Files(notes, policy, tainted, secrets)
     try:
         return files.carry_out(asked)
-    except (KernelError, UnicodeEncodeError) as error:
-        if isinstance(error, KernelError):
-            raise ToolError(f"{error.what}: {error.advice}" if error.advice else error.what) from error
+    except (KernelError, MemoryRefused) as error:
+        raise ToolError(f"{error.what}: {error.advice}" if error.advice else error.what) from error
+    except (SpecError, UnicodeEncodeError) as error:
         raise ToolError("a text with half a character in it: leave it out") from error
 
 

@@ -76,6 +76,19 @@ def known(window: WindowState, pages: Sequence[int]) -> list[Page]:
     return found
 
 
+def _in_force(window: WindowState, page: int, advice: str) -> None:
+    """Refuse a retired page, and one that was made of a retired page: that left with it (law 9)."""
+    made, seen = [page], {page}
+    while made:
+        one = made.pop()
+        if window.at(one) == Place.RETIRED:
+            of = "" if one == page else f", which {address_of(page)} is made of,"
+            raise LawBroken(9, f"{address_of(one)}{of} is retired", advice=advice)
+        new = [source for source in window.pages[one].sources if one < 0 and source not in seen]
+        seen.update(new)
+        made += new
+
+
 def _unpinned(window: WindowState, pages: Iterable[int]) -> None:
     for page in pages:
         if page in window.pins:
@@ -115,8 +128,7 @@ def check_load(window: WindowState, move: Load) -> LegalMove:
     change = LegalMove(at={}, uncover=[])
     brought: set[int] = set()
     for page in known(window, move.pages):
-        if window.at(page.id) == Place.RETIRED:
-            raise LawBroken(9, f"{page.address} is retired", advice="recall it by address; it stays readable as history")
+        _in_force(window, page.id, "recall it by address; it stays readable as history")
         if page.id > 0 and page.group in brought:
             continue
         if page.id > 0 and page.group:
@@ -288,8 +300,8 @@ def check_fold(window: WindowState, move: Fold, depth: int) -> LegalMove:
         raise LawBroken(4, "a fold of a fold", advice="fold from originals, or set max_depth on the policy")
     subsumed = _subsumed(window, chosen)
     leaving = (chosen & window.shown) | subsumed
-    for page in chosen & window.gone:
-        raise LawBroken(9, f"{address_of(page)} is retired", advice="fold what supersedes it")
+    for page in chosen & window.gone | {page for page in chosen if page < 0}:
+        _in_force(window, page, "fold what supersedes it")
     if not leaving:
         if window.awaited():
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")

@@ -11,7 +11,7 @@ import os
 import secrets as chance
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -112,13 +112,13 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
         known, present = _list_in(root, notes), {file.path: file for file in texts_of(place, LARGEST)}
         report, used = _Report(known), dict[str, str]()
         for note in notes.list():
-            file, text = file_of(note.name), note.text
+            file = file_of(note.name)
             other = used.setdefault(file.casefold(), note.name)
             if other != note.name:
                 report.skipped.append((file, f"the note {note.name!r} would have the file of {other!r}: rename one"))
-            elif _is_free(report, present.get(file), known.get(file), note, file, text):
+            elif _is_free(report, present.get(file), known.get(file), note, file):
                 try:
-                    _write(root, file, text.encode("utf-8"))
+                    _write(root, file, note.text.encode("utf-8"))
                 except OSError as error:
                     report.skipped.append((file, _why(error)))
                     continue
@@ -131,16 +131,21 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
     return report.made()
 
 
-def _is_free(report: _Report, found: File | None, base: FileBase | None, note: NoteVersion, file: str, text: str) -> bool:
+def _says(found: File, digest: str) -> bool:
+    """Whether a file has a text; with line ends of Windows, too, as an import reads it."""
+    return digest in (digest_of(found.text), digest_of(found.text.replace("\r\n", "\n")))
+
+
+def _is_free(report: _Report, found: File | None, base: FileBase | None, note: NoteVersion, file: str) -> bool:
     """Whether the file of a note may be written; else it is said why not."""
     if found is None:
         return True
     if found.skipped:
         report.skipped.append((file, found.skipped))
-    elif found.text == text:
+    elif _says(found, note.digest):
         report.unchanged += 1
         report.notes[file] = FileBase(note.name, note.digest)
-    elif base is not None and digest_of(found.text) == base.digest:
+    elif base is not None and _says(found, base.digest):
         return True
     else:
         report.conflict(note.name, file, note, found.text)
@@ -152,12 +157,13 @@ def _remove(root: int, report: _Report, found: File | None, file: str, base: Fil
     if found is not None and found.skipped:
         report.skipped.append((file, found.skipped))
         return
-    if found is not None and digest_of(found.text) != base.digest:
+    if found is not None and not _says(found, base.digest):
         report.conflict(base.name, file, None, found.text)
         return
     del report.notes[file]
     if found is not None:
-        with _below(root, file) as (parent, name):
+        # Another export may have been faster.
+        with _below(root, file) as (parent, name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
         report.removed.append(base.name)
 
@@ -195,7 +201,8 @@ def import_notes(
             except (KernelError, SecretFound) as error:
                 report.skipped.append((file.path, f"{error.what}: {error.advice}" if error.advice else error.what))
         for path, base in known.items():
-            if path not in seen:
+            # Below what was passed over, nobody has looked.
+            if path not in seen and not any(str(above) in seen for above in PurePosixPath(path).parents):
                 _miss(notes, report, path, base, delete=delete)
         if strange := set(resolved) - {base.name for base in report.notes.values()}:
             raise SpecError(f"no file of the note {min(strange)!r} here", advice="give the name of a note, without .md")
@@ -280,6 +287,8 @@ def _list_in(root: int, notes: Notes) -> dict[str, FileBase]:
         for path, base in found.notes.items():
             checked_name(path.removesuffix(SUFFIX))
             checked_name(base.name)
+            if not path.endswith(SUFFIX):
+                raise KernelError(f"{path!r} is no file of a note", advice=f"those end in {SUFFIX}")
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KernelError) as error:

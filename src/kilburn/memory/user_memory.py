@@ -16,14 +16,14 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
 from kilburn.memory.doubt import MOST as DOUBTED
-from kilburn.memory.doubt import link, resembling, rival_words, rivalling, turns
+from kilburn.memory.doubt import doubted_by, link, resembling, rival_words, rivalling, turns
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said, told
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
-from kilburn.page import Place, parse_address
+from kilburn.page import Page, Place, parse_address
 from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
 
@@ -169,18 +169,21 @@ class UserMemory(Collection):
             if state.at is not Place.OUT:
                 raise KernelError(f"{address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
             add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
-            gone = Retire((*pages, *self._doubts(pages[0])), refers=0, why="a person updated it")
-            return self.apply(add, gone, seen=seen)[0]
+            doubts = self._doubts(pages[0])
+            gone = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
+            # What the old fact may have made untrue, the new one may, too.
+            about = [doubted_by(page) for page in doubts]
+            olds = sorted(set().union(*(facts for facts in about if pages[0] not in facts)))
+            return self.apply(add, *([link(olds)] if olds else []), gone, seen=seen)[0]
 
         return undisturbed(write)
 
-    def _doubts(self, fact: int) -> list[int]:
-        """The pages in force that doubt a fact."""
+    def _doubts(self, fact: int) -> list[Page]:
+        """The pages in force by which a fact is doubted, or doubts others."""
         keys = [key for key in self.backend.citing(self.number, [fact]) if key[0] == self.number]
         rows = self.backend.read(keys).values()
-        return [
-            page.id for page, state in rows if state.at is Place.OUT and page.claim is not None and page.claim.relation == DOUBTS
-        ]
+        there = [page for page, state in rows if state.at is Place.OUT]
+        return [page for page in there if page.claim is not None and page.claim.relation == DOUBTS]
 
     def learn(
         self,

@@ -167,10 +167,7 @@ class Searcher:
         depth = max(FEWEST, min(MOST, tokens // 10))
 
         def usable(key: Key) -> bool:
-            page, state = self._rows[key]
-            # A clock that lags behind the last change is of no use: as in a listing.
-            when = max(now, self._infos[key[0]].used) if at is None else at
-            return is_true(page, state, when, now=at is None) and (wanted is None or wanted(page, state))
+            return self._is_true(key, now, at) and (wanted is None or wanted(*self._rows[key]))
 
         text, speakers = query, frozenset[str]()
         hits = self._by_words(query, depth, unseen=unseen)
@@ -337,6 +334,12 @@ class Searcher:
         """Whether a page was read; a segment that turned out damaged meanwhile is left out, with all that was read of it."""
         return key in self._rows and key[0] not in self._lost
 
+    def _is_true(self, key: Key, now: float, at: float | None) -> bool:
+        """Whether what a page that was read says is true at the time that is asked about."""
+        # A clock that lags behind the last change is of no use: as in a listing.
+        when = max(now, self._infos[key[0]].used) if at is None else at
+        return is_true(*self._rows[key], when, now=at is None)
+
     def _candidate(self, key: Key, seen: _Seen) -> Candidate:
         page, state = self._rows[key]
         return Candidate(
@@ -394,7 +397,7 @@ class Searcher:
         """
         while True:
             ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
-            found = self._found(ranked, counter, tokens, now, limit, apart=apart)
+            found = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
             if found is not None:
                 return ranked, found
             # Something is damaged, or not as it was when it was ranked. It is verified from now on, so this ends.
@@ -409,12 +412,13 @@ class Searcher:
         now: float,
         limit: int | None = None,
         *,
+        at: float | None = None,
         apart: bool = False,
     ) -> list[Found] | None:
         """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
 
         What does not fit is left out, and what comes after it may still fit. Facts that contradict each other are marked, and
-        stand one after the other. None where one is not what it was ranked by.
+        stand one after the other. None where one is not what it was ranked by, or what doubts it is damaged.
 
         Args:
             apart: whether the same text in two segments is two hits.
@@ -446,12 +450,20 @@ class Searcher:
                     left -= cost
                     hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
                     shown.append(one)
-        return self._doubted(hits, shown, counter, left, now, limit)
+        return self._doubted(hits, shown, counter, left, now, limit, at)
 
     def _doubted(
-        self, hits: list[Found], shown: Sequence[Ranked], counter: Counter, left: int, now: float, limit: int | None
-    ) -> list[Found]:
-        """The hits with their doubts: each fact that is doubted is marked, and what doubts it comes before it, if it fits."""
+        self,
+        hits: list[Found],
+        shown: Sequence[Ranked],
+        counter: Counter,
+        left: int,
+        now: float,
+        limit: int | None,
+        at: float | None,
+    ) -> list[Found] | None:
+        """The hits with their doubts: each fact that is doubted is marked, and what doubts it comes before it, if it fits. None
+        where a doubt is damaged."""
         facts = [one.key for one in shown if one.candidate.kind is SegmentKind.MEMORY]
         keys = [
             key
@@ -460,39 +472,49 @@ class Searcher:
             if key[0] == segment
         ]
         self._read(keys)
+        keys = [key for key in keys if key[0] in self._lost or self._is_doubt(key)]
+        if not self._is_whole(keys):
+            return None
         doubts: dict[Key, list[Key]] = {}
         for key in keys:
-            page, state = self._rows[key] if self._is_read(key) else (None, None)
-            if page is not None and state is not None and page.claim is not None and page.claim.relation == DOUBTS:
-                # It names what it doubts where another fact does so, which it is made from, too.
-                named = page.claim.object.split()
-                by = [(key[0], source) for source in page.sources if named and address_of(source) not in named] or [key]
-                for source in page.sources if is_true(page, state, now) else ():
-                    if not named or address_of(source) in named:
-                        doubts.setdefault((key[0], source), []).extend(by)
-        self._read(key for of in doubts.values() for key in of)
+            page = self._rows[key][0] if self._is_doubt(key) and self._is_true(key, now, at) else None
+            if page is None or page.claim is None:
+                continue
+            # It names what it doubts where another fact does so, which it is made from, too.
+            named = page.claim.object.split()
+            by = [(key[0], source) for source in page.sources if named and address_of(source) not in named] or [key]
+            for source in page.sources:
+                if not named or address_of(source) in named:
+                    doubts.setdefault((key[0], source), []).extend(by)
         if not doubts:
             return hits
-        doubters = {key for of in doubts.values() for key in of if self._is_read(key)}
-        known = {one.key: hit for one, hit in zip(shown, hits, strict=True) if one.key in doubters}
-        texts = self._backend.texts({self._rows[key][0].digest for key in doubters})
+        if not self._is_whole([key for of in doubts.values() for key in of]):
+            return None
+        doubts = {key: [by for by in of if self._is_read(by) and self._is_true(by, now, at)] for key, of in doubts.items()}
+        # A doubt is as good as the first fact that it is brought for.
+        brought: dict[Key, Ranked] = {}
+        for one in shown:
+            for key in doubts.get(one.key, ()):
+                if key not in brought:
+                    brought[key] = Ranked(self._candidate(key, _Seen(span=(0, 0), entry=0)), one.scored)
+        known = {one.key: hit for one, hit in zip(shown, hits, strict=True) if one.key in brought}
+        texts = self._texts([*brought.values()])
         found: list[Found] = []
         placed: set[Key] = set()
         more = 0
         for one, hit in zip(shown, hits, strict=True):
             if one.key in placed:
                 continue
-            for key in (key for key in doubts.get(one.key, ()) if key in doubters):
-                text = texts[self._rows[key][0].digest]
-                cost = counter.count(text)
-                if key not in known and cost <= left and (limit is None or len(hits) + more < limit):
+            for key in doubts.get(one.key, ()):
+                text = texts.get(brought[key].candidate.page.digest)
+                cost = left + 1 if text is None else counter.count(text)
+                if text is not None and key not in known and cost <= left and (limit is None or len(hits) + more < limit):
                     left, more = left - cost, more + 1
-                    candidate = self._candidate(key, _Seen(span=(0, len(text)), entry=0))
-                    known[key] = self._hit(Ranked(candidate, one.scored), (0, len(text)), text, cost, now, ())
+                    known[key] = self._hit(brought[key], (0, len(text)), text, cost, now, ())
                 if key in known and key not in placed:
                     placed.add(key)
                     found.append(known[key])
-            if one.key in doubters:
+            if one.key in brought:
                 placed.add(one.key)
             names = tuple(f"{self._infos[segment].name} {address_of(page)}" for segment, page in doubts.get(one.key, ()))
             found.append(msgspec.structs.replace(hit, doubted=names) if names else hit)
@@ -504,6 +526,16 @@ class Searcher:
         return self._verify(new) and all(
             one.key in self._rows and self._rows[one.key] == (one.candidate.page, one.candidate.state) for one in ranked
         )
+
+    def _is_doubt(self, key: Key) -> bool:
+        claim = self._rows[key][0].claim if self._is_read(key) else None
+        return claim is not None and claim.relation == DOUBTS
+
+    def _is_whole(self, keys: Sequence[Key]) -> bool:
+        """Read pages and verify them; whether no segment of theirs turned out damaged."""
+        self._read(keys)
+        self._verify([key for key in dict.fromkeys(keys) if self._is_read(key) and key not in self._verified])
+        return not any(key[0] in self._lost for key in keys)
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
         digests = {one.candidate.page.digest: one for one in ranked}
