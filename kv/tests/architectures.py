@@ -305,7 +305,7 @@ def _keys(model: Any, tokens: list[int], start: int) -> list[torch.Tensor]:
     cache = DynamicCache(config=model.config)
     places = torch.arange(start, start + len(tokens))[None]
     with torch.inference_mode():
-        model(input_ids=torch.tensor([tokens]), position_ids=places, past_key_values=cache, use_cache=True)
+        model(input_ids=torch.tensor([tokens]), position_ids=places, cache=cache, use_cache=True)
     return [layer.keys[0] for layer in cache.layers]
 
 

@@ -35,7 +35,7 @@ def plain(weights: Weights, tokens: list[int]) -> DynamicCache:
     with torch.inference_mode():
         for start in range(0, len(tokens), 512):
             chunk = torch.tensor([tokens[start : start + 512]], device=weights.device)
-            weights.model(input_ids=chunk, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            weights.model(input_ids=chunk, cache=cache, use_cache=True, logits_to_keep=1)
     return cache
 
 
@@ -71,7 +71,7 @@ def measure(weights: Weights, length: int, steps: int, batch: int) -> list[Row]:
 
 def _plain_step(weights: Weights, cache: DynamicCache) -> None:
     with torch.inference_mode():
-        weights.model(input_ids=torch.tensor([[5]], device=weights.device), past_key_values=cache, use_cache=True)
+        weights.model(input_ids=torch.tensor([[5]], device=weights.device), cache=cache, use_cache=True)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 TINY = {
     "append": ["--rounds", "3"],
-    "turn": ["--short", "10", "--long", "20", "--rounds", "3", "--policy", "fifo", "--policy", "lru"],
+    "turn": ["--pages", "10", "--pages", "20", "--rounds", "3", "--policy", "fifo", "--policy", "lru"],
     "bulk": ["--pages", "20", "--size", "10", "--policy", "fifo", "--repeat", "1"],
     "notes": ["--notes", "2", "--versions", "2", "--versions", "5", "--rounds", "3"],
     "facts": ["--pages", "20", "--size", "10"],

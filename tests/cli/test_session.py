@@ -203,7 +203,7 @@ def test_search_finds_across_sessions_within_its_budget(db: Path, tmp_path: Path
     hits = kilburn("search", "fog", "--db", db, "--json").json["hits"]
     assert {(hit["session"], hit["address"]) for hit in hits} == {("light", "p4"), ("other", "p1")}
     told = {"session", "address", "span", "text", "score", "age", "origin", "where", "tokens"}
-    told |= {"speaker", "time", "trust", "since", "until", "why", "claim", "contested"}
+    told |= {"speaker", "time", "trust", "since", "until", "why", "claim", "contested", "doubted"}
     assert set(hits[0]) == told
     assert {hit["session"] for hit in kilburn("search", "fog", "--session", "other", "--db", db, "--json").json["hits"]} == {
         "other"

@@ -72,7 +72,7 @@ class Likelihood:
             past, shared = self._past(before, whole)
             out = self._model(
                 input_ids=torch.tensor([whole[shared:-1]], device=self._weights.device),
-                past_key_values=past,
+                cache=past,
                 use_cache=True,
                 logits_to_keep=len(tokens),
             )

@@ -57,7 +57,7 @@ class Slices:
                 ids,
                 attention_mask=additive(seen, self.model.dtype),
                 position_ids=positions.expand(rows, -1),
-                past_key_values=self._cache,
+                cache=self._cache,
                 use_cache=True,
             )
         self.logical += range(self.next, self.next + count)

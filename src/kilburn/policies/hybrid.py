@@ -29,6 +29,10 @@ ADDED, LESS_ADDED = 0.35, 0.1
 HELD, REMADE = 0.5, 0.4
 """Shares of the window: of all excerpts before they are remade, and of the remade one."""
 
+UNCACHED = 1200
+"""Tokens of a window up to which the beginning is worth little: the providers cache none of less than 1,024 tokens. There an edit
+leaves less free, and the excerpts are remade sooner, and larger."""
+
 
 @dataclass(frozen=True)
 class Hybrid:
@@ -57,7 +61,9 @@ class Hybrid:
         """An edit in front if the window is full, and passages behind for what was asked."""
         capacity = view.budget.capacity
         large = largeness(capacity)
-        spare, added = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large
+        spare, added, held, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD, REMADE
+        if capacity <= UNCACHED:
+            spare, held, remade = 0.05, 0.35, 0.6
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
@@ -65,8 +71,8 @@ class Hybrid:
             whole=capacity // 4 if self.whole is None else self.whole,
             spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
             added=int(added * capacity),
-            held=int(HELD * capacity),
-            remade=int(REMADE * capacity),
+            held=int(held * capacity),
+            remade=int(remade * capacity),
             copy=copy_of(capacity),
             floor=floor_of(capacity),
         )
