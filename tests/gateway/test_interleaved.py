@@ -187,7 +187,7 @@ def test_what_a_client_keeps_its_provider_takes_without_the_gateway(gateway: Any
 def test_items_that_the_gateway_writes_again_are_those_that_the_client_sent(gateway: Any, seed: int, how: str) -> None:
     model = Model(orders(seed), seed=seed, recalls=("", "R", "RM", "M"))
     model.once = True  # words that are said before a recall are kept behind the last one
-    setup = gateway(upstream=Upstream(otherwise=model.say), window=60_000)
+    setup = gateway(upstream=Upstream(otherwise=model.say), window=60_000, policy="fifo")
     agent = Agent(setup, how, streamed=False)
     agent.run("Where does it end? " + FILLER * 6000)
     for turn in range(6):
