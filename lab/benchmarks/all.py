@@ -142,8 +142,8 @@ def _kv(found: Found) -> Iterator[Ratio]:
                 goal=0.45, least=True,
             )  # fmt: skip
             yield Ratio(
-                what=f"{row['capacity']:,} tokens: a block", unit="µs", measured=1e6 / row["speed"],
-                baseline=1e6 / _by(found["rates"], "policy", "capacity")["lru", row["capacity"]]["speed"], against="LRU", goal=5,
+                what=f"{row['capacity']:,} tokens: the choice of a block", unit="µs", measured=row["chosen"],
+                baseline=_by(found["rates"], "policy", "capacity")["lru", row["capacity"]]["chosen"], against="LRU", goal=5,
             )  # fmt: skip
 
 
