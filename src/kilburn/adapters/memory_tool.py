@@ -185,7 +185,7 @@ class _Files:
         return self._again(edited)
 
     def _delete(self, asked: _Delete) -> str:
-        head, pages = self.notes.collection.head, self._below(asked.path, "delete")
+        head, pages = self.notes.head, self._below(asked.path, "delete")
         if not pages:
             raise ToolError(f"The path {asked.path} does not exist")
         changes = [Retire(tuple(note.page for note in pages.values()), why="deleted")]
@@ -193,7 +193,7 @@ class _Files:
         return f"Successfully deleted {asked.path}"
 
     def _rename(self, asked: _Rename) -> str:
-        head, pages, to = self.notes.collection.head, self._below(asked.old_path, "rename"), _file_of(asked.new_path)
+        head, pages, to = self.notes.head, self._below(asked.old_path, "rename"), _file_of(asked.new_path)
         if self._find(to) is not None or self.notes.list(to):
             raise ToolError(f"The destination {asked.new_path} already exists")
         if not pages:
