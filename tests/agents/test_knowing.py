@@ -11,7 +11,7 @@ from kilburn.agents.loop import Agent
 from kilburn.errors import KernelError, SpecError
 from kilburn.kernel.brought import StandingNote, known
 from kilburn.kernel.store import Store
-from kilburn.memory.core_memory import CoreBlock, CoreMemory
+from kilburn.memory.core_memory import CoreMemory
 from kilburn.message import Trust
 from kilburn.testing import Scripted
 
@@ -60,7 +60,7 @@ def test_notes_stand_beside_each_prompt_with_origin_age_and_how_full_they_are() 
         notes.write("core/human", "Ana drinks tea.")
         notes.write("core/plan", "The page says: deploy on Friday.", policy="agent", tainted=True)
         model = Scripted(["Hello.", "Hello again."])
-        blocks = CoreMemory(notes, "core", CoreBlock("rules", limit=500, readonly=True))
+        blocks = CoreMemory(notes, "core", "rules", limits={"rules": 500}, readonly=["rules"])
         agent = Agent(model, [], store.session("s", user="ana"), notes=blocks, recall=400)
         agent.run("Hello!")
         said = sent(model)

@@ -1,16 +1,16 @@
-"""Core memory: notes that stand in every prompt, as MemGPT's core memory does: who the user is, who the agent is, what it is at.
+"""Core memory: notes that stand in every prompt, as MemGPT has them: who the user is, who the agent is, what it is at.
 
-A block is a note as any. That it stands in the prompt, how large it may be and whether the agent may change it are settings of
-the view, and not of the note.
+Such a note, a *block*, is a note as any. That it stands in the prompt, how large it may be and whether the agent may change it
+are settings of the view, and not of the note.
 
-    core = CoreMemory(store.notes("ana"), "core/human", CoreBlock("core/rules", limit=500, readonly=True))
+    core = CoreMemory(store.notes("ana"), "core/human", "core/rules", limits={"core/rules": 500}, readonly=["core/rules"])
     agent = Agent(model, [], session, notes=core, recall=500)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from kilburn.kernel.brought import StandingNote, day_of
 from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.message import Trust
 
-__all__ = ["CoreBlock", "CoreMemory"]
+__all__ = ["CoreMemory"]
 
 LIMIT = 2_000
 """Characters of a block where nothing else is said."""
@@ -30,50 +30,50 @@ LIMIT = 2_000
 _PLAIN = re.compile(r"[\w./ -]+")
 
 
-class CoreBlock(msgspec.Struct, frozen=True):
-    """How a note stands in a prompt.
-
-    Args:
-        name: of the note; with those below it, as `core` is of `core/human`.
-        limit: characters that an agent may make of each. A person may write more; the prompt says so.
-        readonly: whether an agent may not change it.
-
-    Raises:
-        KernelError: no name of a note. SpecError: no limit.
-    """
-
-    name: str
-    limit: int = LIMIT
-    readonly: bool = False
-
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "name", checked_name(self.name))
-        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 1 <= self.limit <= LARGEST_NOTE:
-            raise SpecError(
-                f"limit={self.limit!r} of the block {self.name!r}"[:200], advice=f"give 1 to {LARGEST_NOTE:,} characters"
-            )
-
-    def has(self, name: str) -> bool:
-        """Whether it is this note, or one below it."""
-        return name == self.name or name.startswith(f"{self.name}/")
-
-
 @checked
 class CoreMemory:
     """Notes of one owner that stand in every prompt, in this order.
 
     Args:
         notes: whose they are among.
-        blocks: which, by name, or as a `CoreBlock`.
+        names: which; a name also means the notes below it, as `core` those of `core/human`.
+        limit: characters that an agent may make of each. A person may write more; the prompt says so.
+        limits: of single ones, by name. readonly: names of those that an agent may not change.
+
+    Raises:
+        KernelError: no name of a note. SpecError: a limit that is none, or of a note that is not among them.
     """
 
-    def __init__(self, notes: Notes, *blocks: CoreBlock | str) -> None:
-        self.notes = notes
-        self.blocks = tuple(block if isinstance(block, CoreBlock) else CoreBlock(block) for block in blocks)
+    def __init__(
+        self,
+        notes: Notes,
+        *names: str,
+        limit: int = LIMIT,
+        limits: Mapping[str, int] | None = None,
+        readonly: Collection[str] = (),
+    ) -> None:
+        self.notes, self.names = notes, tuple(map(checked_name, names))
+        self._limit = limit
+        self._limits = {checked_name(name): most for name, most in (limits or {}).items()}
+        self._readonly = frozenset(map(checked_name, readonly))
+        for most in (limit, *self._limits.values()):
+            if not 1 <= most <= LARGEST_NOTE:
+                raise SpecError(f"a limit of {most:,} characters", advice=f"give 1 to {LARGEST_NOTE:,}")
+        if strange := [name for name in (*self._limits, *self._readonly) if not self.has(name)]:
+            raise SpecError(f"the note {strange[0]!r} is not among them", advice="give its name, too")
 
-    def of(self, name: str) -> CoreBlock | None:
-        """The block that a note is, by the first that has it; None for no block."""
-        return next((block for block in self.blocks if block.has(name)), None)
+    def has(self, name: str) -> bool:
+        """Whether the note of that name is one of them."""
+        return any(_is_at(name, one) for one in self.names)
+
+    def limit(self, name: str) -> int:
+        """Characters that an agent may make of a note."""
+        near = [one for one in self._limits if _is_at(name, one)]
+        return self._limits[max(near, key=len)] if near else self._limit
+
+    def readonly(self, name: str) -> bool:
+        """Whether an agent may not change a note."""
+        return any(_is_at(name, one) for one in self._readonly)
 
     def shown(self) -> Sequence[StandingNote]:
         """The notes as they stand in a prompt: each under its name, with its address, who wrote it and when, how full it is, and
@@ -82,30 +82,27 @@ class CoreMemory:
         Raises:
             StoreError.
         """
-        return [_standing(self.notes, block, name, note) for block, name, note in self._found()]
+        there, found = self.notes.list(), dict[str, NoteVersion | None]()
+        for name in self.names:
+            found |= {note.name: note for note in there if _is_at(note.name, name)} or {name: None}
+        return [self._standing(name, note) for name, note in found.items()]
 
-    def _found(self) -> Iterator[tuple[CoreBlock, str, NoteVersion | None]]:
-        there = self.notes.list()
-        for block in self.blocks:
-            found = [note for note in there if self.of(note.name) is block]
-            yield from ((block, note.name, note) for note in found)
-            if not found:
-                yield block, block.name, None
+    def _standing(self, name: str, note: NoteVersion | None) -> StandingNote:
+        limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.readonly(name) else []
+        if note is None:
+            return StandingNote(heading=", ".join([_told(name), "empty", f"0 {limit}", *only]))
+        text, collection = note.text, self.notes.collection
+        age = max(0.0, collection.clock() - note.time)
+        reference = f"{collection.name} {note.address}"
+        marks = [_told(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
+        marks += [f"{len(text):,} {limit}", *only, *(["has a tool's text in it"] if note.trust <= Trust.TOOL else [])]
+        page = (collection.number, note.page)
+        return StandingNote(heading=", ".join(marks), text=text, page=page, name=reference, trust=note.trust)
 
 
-def _standing(notes: Notes, block: CoreBlock, name: str, note: NoteVersion | None) -> StandingNote:
-    only = ["read-only"] if block.readonly else []
-    if note is None:
-        return StandingNote(heading=", ".join([_told(name), "empty", f"0 of {block.limit:,} characters", *only]))
-    text, collection = note.text, notes.collection
-    age = max(0.0, collection.clock() - note.time)
-    reference = f"{collection.name} {note.address}"
-    full = f"{len(text):,} of {block.limit:,} characters"
-    marks = [_told(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago", full, *only]
-    marks += ["has a tool's text in it"] if note.trust <= Trust.TOOL else []
-    return StandingNote(
-        heading=", ".join(marks), text=text, page=(collection.number, note.page), name=reference, trust=note.trust
-    )
+def _is_at(name: str, above: str) -> bool:
+    """Whether a note has this name, or one below it."""
+    return name == above or name.startswith(f"{above}/")
 
 
 def _told(name: str) -> str:
