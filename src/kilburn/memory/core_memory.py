@@ -10,15 +10,17 @@ are settings of the view, and not of the note.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from kilburn.arguments import checked
 from kilburn.collections.names import LARGEST_NOTE, checked_name
-from kilburn.errors import SpecError
+from kilburn.errors import KernelError, NoteConflict, SpecError, UnknownAddress
 from kilburn.kernel.brought import StandingNote, day_of
 from kilburn.memory.notes import Notes, NoteVersion
+from kilburn.memory.secrets import Secrets
 from kilburn.message import Trust
 
 __all__ = ["CoreMemory"]
@@ -26,6 +28,9 @@ __all__ = ["CoreMemory"]
 LIMIT = 2_000
 """Characters of a block where nothing else is said."""
 
+
+TRIES = 20
+"""How often an edit is made anew because another writer was faster."""
 
 _PLAIN = re.compile(r"[\w./ -]+")
 
@@ -86,6 +91,62 @@ class CoreMemory:
         for name in self.names:
             found |= {note.name: note for note in there if _is_at(note.name, name)} or {name: None}
         return [self._standing(name, note) for name, note in found.items()]
+
+    def edit(
+        self,
+        name: str,
+        change: Callable[[str], str],
+        *,
+        seen: str | None = None,
+        policy: str = "agent",
+        tainted: bool = False,
+        cites: Sequence[tuple[int, int]] = (),
+        secrets: Secrets = None,
+    ) -> int:
+        """Edit a note as an agent; returns how many characters it has then. What leaves nothing deletes the note.
+
+        Args:
+            change: what becomes of its text, "" of a note that is not there; made anew if another writer was faster.
+            seen: the digest of the version that the agent has seen, if the edit is right only after that; "" for none.
+            policy, tainted, cites, secrets: see `Notes.write`.
+
+        Raises:
+            KernelError: it is none of these notes, it is read-only, it would be larger than its limit, or `change` raised it.
+            NoteConflict: it is not what was `seen`. SecretFound, MissingExtra, StoreError. Nothing was changed.
+        """
+        if not self.has(name):
+            raise KernelError(f"there is no block {name[:80]!r}", advice=f"there is {', '.join(self.names) or 'none'}")
+        if self.readonly(name):
+            raise KernelError(f"{name!r} is read-only", advice="only a person changes it")
+        for left in reversed(range(TRIES)):
+            note = self._now(name)
+            before = "" if note is None else note.text
+            text, most = change(before), max(self.limit(name), len(before) - 1)
+            if len(text) > most:
+                what = f"{name!r} would have {len(text):,} of {self.limit(name):,} characters"
+                raise KernelError(what, advice="nothing was written: say it shorter, or leave out what matters less")
+            digest = "" if note is None else note.digest
+            if seen is not None and seen != digest:
+                raise NoteConflict(
+                    f"{name!r} was changed meanwhile", advice="nothing was written: edit what it says now", note=note
+                )
+            try:
+                if text.strip():
+                    write = partial(self.notes.write, name, text, seen=digest, policy=policy)
+                    return len(write(tainted=tainted, cites=cites, secrets=secrets).text)
+                if note is not None:
+                    self.notes.delete(name, seen=digest, policy=policy)
+                return 0
+            except NoteConflict:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _now(self, name: str) -> NoteVersion | None:
+        try:
+            return self.notes.read(name)
+        except UnknownAddress:
+            return None
 
     def _standing(self, name: str, note: NoteVersion | None) -> StandingNote:
         limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.readonly(name) else []
