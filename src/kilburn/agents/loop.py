@@ -35,6 +35,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.taint import tainted
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.learning import Learning
+from kilburn.memory.sleep import SleepTime
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
 from kilburn.models.scheduler import ScheduledModel
@@ -426,7 +427,7 @@ class Agent:
         recall: tokens, beside each prompt, for these notes and for what memories, documents and other sessions say about the
             user's words; a quarter of the window at most. 0 for nothing.
         learn: the memory policy that learns from what the user says, in a thread, after each run: "plain" calls no model. None
-            for nothing.
+            for nothing. A `SleepTime` has times and policies of its own.
         rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
         confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
@@ -467,7 +468,7 @@ class Agent:
         self.recall, self.learn = recall, learn
         if recall < 0:
             raise SpecError(f"recall={recall}", advice="give tokens; 0 for nothing")
-        if learn is not None:
+        if learn is not None and not isinstance(learn, SleepTime):
             resolve("memory", learn)  # so that a wrong spec is known now
         if isinstance(notes, CoreMemory):
             self.core = notes
@@ -518,6 +519,9 @@ class Agent:
 
     def _learn(self) -> None:
         """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
+        if isinstance(self.learn, SleepTime):
+            self.learn.wake()
+            return
         if self.learn is None or self.session.readonly or (self.learning is not None and not self.learning.done):
             return
         try:
