@@ -11,6 +11,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     drift,
     equivalence,
     kv,
+    nested,
     poisoning,
     recursion,
     retrieval,
