@@ -16,6 +16,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     recursion,
     retrieval,
     scale,
+    sleep,
     table,
     tasks,
     vectors,
