@@ -1,8 +1,8 @@
 """Sleep-time compute (arXiv 2504.13171): the same questions with and without what was worked out before they were asked.
 
 A user tells what they spent, sentence by sentence; the window holds the last of it. Questions ask for sums. `awake` searches for
-what was said and adds it up when it is asked. For `slept`, `consolidate` has kept a note of the sums while nobody asked, and the
-note stands in the prompt. Both models are scripted, and add rightly what they are shown: so what differs is what each is shown, and
+what was said and adds it up when it is asked. For `slept`, `consolidate` has kept a note of the sums while nobody asked, and it
+stands in the prompt. Both models are scripted, and add rightly what they are shown: so what differs is what each is shown, and
 what that costs.
 """
 
