@@ -199,12 +199,21 @@ def quotation(
     hits = [hit for hit in found if _may_come(hit) and hit.reference not in there]
     # What is newer is read first: of two that contradict each other it is more likely to hold.
     hits.sort(key=lambda hit: (-hit.time, hit.session, hit.span))
-    while hits:
-        text = quote("memory", REMEMBERED + with_headings(map(_headed, hits)))
-        if store.counter.count(text) <= tokens:
-            return text, hits
-        hits.remove(min(hits, key=lambda hit: hit.score))
-    return "", []
+    told = [_headed(hit) for hit in hits]
+    worst = sorted(range(len(hits)), key=lambda at: hits[at].score)
+    text, kept = "", set[int]()
+    low, high = 0, len(hits)
+    # The most that fit, the best of them: whether so many do is tried by halves.
+    many = high
+    while low < high:
+        best = set(worst[len(worst) - many :])
+        tried = quote("memory", REMEMBERED + with_headings(told[at] for at in sorted(best)))
+        if store.counter.count(tried) <= tokens:
+            low, text, kept = many, tried, best
+        else:
+            high = many - 1
+        many = (low + high + 1) // 2
+    return text, [hits[at] for at in sorted(kept)]
 
 
 def _may_come(hit: Found) -> bool:

@@ -89,8 +89,10 @@ class CoreMemory:
         """
         there, found = self.notes.list(), dict[str, NoteVersion | None]()
         for name in self.names:
-            found |= {note.name: note for note in there if _is_at(note.name, name)} or {name: None}
-        return [self._standing(name, note) for name, note in found.items()]
+            named: dict[str, NoteVersion | None] = {note.name: note for note in there if _is_at(note.name, name)}
+            found |= named or {name: None}
+        texts = self.notes.texts([note for note in found.values() if note is not None])
+        return [self._standing(name, note, texts[note.digest] if note else "") for name, note in found.items()]
 
     def edit(
         self,
@@ -148,11 +150,11 @@ class CoreMemory:
         except UnknownAddress:
             return None
 
-    def _standing(self, name: str, note: NoteVersion | None) -> StandingNote:
+    def _standing(self, name: str, note: NoteVersion | None, text: str) -> StandingNote:
         limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.readonly(name) else []
         if note is None:
             return StandingNote(heading=", ".join([_told(name), "empty", f"0 {limit}", *only]))
-        text, collection = note.text, self.notes.collection
+        collection = self.notes.collection
         age = max(0.0, collection.clock() - note.time)
         reference = f"{collection.name} {note.address}"
         marks = [_told(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]

@@ -13,7 +13,7 @@ trust, search and forgetting are those of any collection.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kilburn.arguments import checked
 from kilburn.backend import SegmentKind, State
@@ -111,6 +111,14 @@ class Notes:
         rows = self.collection.backend.read((self.collection.number, page) for page in ids)
         found = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
         return sorted(found, key=lambda note: note.name)
+
+    def texts(self, versions: Sequence[NoteVersion]) -> Mapping[str, str]:
+        """The exact texts of some versions, by their digests, read at once.
+
+        Raises:
+            StoreCorrupt: one of them was forgotten, or is damaged.
+        """
+        return self._store.backend.texts({note.digest for note in versions}) if versions else {}
 
     def read(self, name: str) -> NoteVersion:
         """A note as it is now.

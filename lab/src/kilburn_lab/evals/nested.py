@@ -94,7 +94,8 @@ class Follower:
     """A model that follows the pairs that its prompt shows, from the key that the user asks about. Where it may search, it looks
     for each key that it has not found yet, once."""
 
-    name, form, context, tokenizer = "follower", "chat", None, "chars/4"
+    name, form, tokenizer = "follower", "chat", "chars/4"
+    context: int | None = None
 
     def __init__(self, *, takes_tools: bool) -> None:
         self.takes_tools = takes_tools

@@ -82,7 +82,8 @@ class SleepReport(EvalReport, frozen=True, kw_only=True):
 class _Adding:
     """A model that adds up what it is shown: it takes a sum that stands there, else it searches once."""
 
-    name, form, context, tokenizer = "adding", "chat", None, "chars/4"
+    name, form, tokenizer = "adding", "chat", "chars/4"
+    context: int | None = None
 
     def stream(self, request: Request) -> Iterator[Any]:
         """A search, or the sum."""
@@ -100,7 +101,8 @@ class _Adding:
 class _Preparing:
     """A model that keeps the sums of all that it was shown; `tokens` is what that took."""
 
-    name, form, context, tokenizer = "preparing", "chat", None, "chars/4"
+    name, form, tokenizer = "preparing", "chat", "chars/4"
+    context: int | None = None
 
     def __init__(self) -> None:
         self.tokens = 0
