@@ -21,6 +21,6 @@ verb(
     pairs=Option("Keys with their values.", "N", least=1),
     window=Option("Tokens, for all ways but `whole`.", "N", least=500),
     policy=Option("What decides at the window.", "SPEC"),
-    model=Option("Who answers; a scripted model by default.", "SPEC"),
+    model=Option("Who answers, such as local('smollm2'); a scripted model by default.", "SPEC"),
     seed=Option("Of the keys and their orders."),
 )
