@@ -17,6 +17,8 @@ TINY = {
     "append": ["--rounds", "3"],
     "turn": ["--pages", "10", "--pages", "20", "--rounds", "3", "--policy", "fifo", "--policy", "lru"],
     "bulk": ["--pages", "20", "--size", "10", "--policy", "fifo", "--repeat", "1"],
+    "asleep": ["--turns", "3"],
+    "beside": ["--facts", "20", "--facts", "40", "--rounds", "3"],
     "notes": ["--notes", "2", "--versions", "2", "--versions", "5", "--rounds", "3"],
     "facts": ["--pages", "20", "--size", "10"],
     "lookup": ["--pages", "60", "--words", "1", "--words", "3", "--times", "3", "--policy", "fifo"],

@@ -189,6 +189,18 @@ def test_edits_are_versions_by_the_agent_and_tainted_ones_are_a_tools(notes: Not
     assert notes.restore("a", "p1").text == "one"
 
 
+def test_a_model_that_read_a_note_with_a_tools_text_in_it_has_read_an_untrusted_text(notes: Notes) -> None:
+    notes.write("page", "Deploy on Friday.", policy="agent", tainted=True)
+    tool = memory_tool(notes)
+    told(tool, create("/memories/before", "one"))
+    told(tool, view("/memories"))
+    told(tool, create("/memories/listed", "two"))
+    told(tool, view("/memories/page"))
+    told(tool, create("/memories/after", "three"))
+    trusts = {note.name: note.trust for note in notes.list()}
+    assert trusts == {"before": Trust.AGENT, "listed": Trust.AGENT, "after": Trust.TOOL, "page": Trust.TOOL}
+
+
 def test_a_folder_moves_and_goes_in_one_transaction(notes: Notes) -> None:
     for name in ("old/a", "old/b/c", "older"):
         notes.write(name, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -242,3 +243,35 @@ def test_line_ends_of_windows_are_no_edit(notes: Notes, folder: Path) -> None:
     notes.write("todo", "buy bread\n")
     assert export_notes(notes, folder).written == ("todo",)
     assert files(folder)["todo.md"] == "buy bread\n"
+
+
+def test_what_an_export_that_was_killed_left_goes_with_the_next_one_and_nothing_else_does(notes: Notes, folder: Path) -> None:
+    left = [folder / ".kilburn-0123456789abcdef.part", folder / "core" / ".kilburn-fedcba9876543210.part"]
+    mine = [folder / ".kilburn-0123456789abcdef.part.md", folder / ".kilburn-mine.part", folder / ".gitignore"]
+    for path in (*left, *mine):
+        path.write_text("half", encoding="utf-8")
+    written = folder / ".kilburn-00000000000000ff.part"
+    with written.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        export_notes(notes, folder)
+        assert [path.exists() for path in (*left, *mine)] == [False, False, True, True, True]
+        assert written.exists(), "another export writes it"
+    export_notes(notes, folder)
+    assert not written.exists()
+    link = folder / ".kilburn-00000000000000aa.part"
+    link.symlink_to(mine[1])
+    export_notes(notes, folder)
+    assert mine[1].exists()
+
+
+def test_a_mark_at_the_beginning_is_kept_where_it_is_the_notes_own(notes: Notes, folder: Path) -> None:
+    notes.write("marked", "\ufeffone\n")
+    export_notes(notes, folder)
+    assert export_notes(notes, folder).unchanged == 3
+    assert import_notes(notes, folder).unchanged == 3
+    (folder / "marked.md").write_text("\ufefftwo\n", encoding="utf-8")
+    (folder / "todo.md").write_text("\ufeffbuy tea\n", encoding="utf-8")
+    import_notes(notes, folder)
+    assert (says(notes)["marked"], says(notes)["todo"]) == ("\ufefftwo\n", "buy tea\n")
+    done = import_notes(notes, folder)
+    assert (done.written, done.unchanged, done.conflicts) == ((), 3, ())

@@ -24,12 +24,12 @@ from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quot
 from kilburn.gateway.conversations import chained, last_reply
 from kilburn.gateway.form import hidden
 from kilburn.kernel import memory_tools
+from kilburn.kernel.brought import known
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.memory.account import quotation
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.page import Page, Place, parse_address
+from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 
@@ -60,12 +60,10 @@ class Recollections(NamedTuple):
     def about(self, query: str, running: str = "") -> Message | None:
         """What is remembered about it outside of the running session, marked with origin and age, as a message that cites its
         pages; None for nothing."""
-        text, found = quotation(self.store, query, self.tokens, self.user, without=running)
-        if not found:
+        found = known(self.store, query, self.tokens, self.user, without=running)
+        if found is None:
             return None
-        infos = [(self.store.backend.segment(hit.session, time=0.0, create=False), hit) for hit in found]
-        cites = tuple((info.number, parse_address(hit.address)[0]) for info, hit in infos if info is not None)
-        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.TOOL, cites=cites)
+        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=found.text),), trust=Trust.TOOL, cites=found.pages)
 
 
 class _Known(NamedTuple):

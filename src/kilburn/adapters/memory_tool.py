@@ -13,7 +13,7 @@ that the agent has read what a tool returned. Two writers edit one after the oth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from kilburn.errors import (
 )
 from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.memory.secrets import Secrets
-from kilburn.message import Kind
+from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 
 __all__ = ["memory_tool"]
@@ -94,32 +94,33 @@ def run(
     Args:
         command: the input of the model's call: `{"command": "view", "path": "/memories"}`.
         policy: who writes, for the ledger.
-        tainted: whether the model has read what a tool returned.
+        tainted: whether the model has read what a tool returned, or a note that a tool's text got into.
         secrets: what to do with a text that holds a secret: see `kilburn.memory.secrets.screen`.
 
     Raises:
         ToolError: it cannot be done; `what` is what the model is told. StoreError.
     """
-    try:
-        asked = msgspec.convert(dict(command), _Command)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise ToolError(f"not a command of the memory tool: {error}") from error
-    files = _Files(notes, policy, tainted, secrets)
-    try:
-        return files.carry_out(asked)
-    except (KernelError, MemoryRefused) as error:
-        raise ToolError(f"{error.what}: {error.advice}" if error.advice else error.what) from error
-    except (SpecError, UnicodeEncodeError) as error:
-        raise ToolError("a text with half a character in it: leave it out") from error
+    return _Files(notes, policy, tainted, secrets).run(command)
 
 
 class _Files:
-    """Notes as files below `/memories`, for one command."""
+    """Notes as files below `/memories`. Once a model has read one that a tool's text got into, it has read an untrusted text."""
 
     def __init__(self, notes: Notes, policy: str, tainted: bool, secrets: Secrets) -> None:
         self.notes, self.policy, self.tainted, self.secrets = notes, policy, tainted, secrets
 
-    def carry_out(self, asked: _Command) -> str:
+    def run(self, command: Mapping[str, Any]) -> str:
+        """Carry out a command; see the function `run`."""
+        try:
+            return self._carry_out(msgspec.convert(dict(command), _Command))
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ToolError(f"not a command of the memory tool: {error}") from error
+        except (KernelError, MemoryRefused) as error:
+            raise ToolError(f"{error.what}: {error.advice}" if error.advice else error.what) from error
+        except (SpecError, UnicodeEncodeError) as error:
+            raise ToolError("a text with half a character in it: leave it out") from error
+
+    def _carry_out(self, asked: _Command) -> str:
         """What the model is told."""
         match asked:
             case _View():
@@ -140,7 +141,7 @@ class _Files:
         note = self._find(name)
         if note is None:
             return self._listing(asked.path, name)
-        lines, first = note.text.split("\n"), 1
+        lines, first = self._text(note).split("\n"), 1
         if asked.view_range and len(asked.view_range) == 2:
             first = max(1, asked.view_range[0])
             lines = lines[first - 1 : None if asked.view_range[1] == -1 else asked.view_range[1]]
@@ -178,14 +179,14 @@ class _Files:
                 if not name or self.notes.list(name):
                     raise ToolError(f"The path {path} is not a file.")
                 raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
-            text, told = edit(note.text)
+            text, told = edit(self._text(note))
             self._write(name, text, note.digest)
             return told
 
         return self._again(edited)
 
     def _delete(self, asked: _Delete) -> str:
-        head, pages = self.notes.collection.head, self._below(asked.path, "delete")
+        head, pages = self.notes.head, self._below(asked.path, "delete")
         if not pages:
             raise ToolError(f"The path {asked.path} does not exist")
         changes = [Retire(tuple(note.page for note in pages.values()), why="deleted")]
@@ -193,7 +194,7 @@ class _Files:
         return f"Successfully deleted {asked.path}"
 
     def _rename(self, asked: _Rename) -> str:
-        head, pages, to = self.notes.collection.head, self._below(asked.old_path, "rename"), _file_of(asked.new_path)
+        head, pages, to = self.notes.head, self._below(asked.old_path, "rename"), _file_of(asked.new_path)
         if self._find(to) is not None or self.notes.list(to):
             raise ToolError(f"The destination {asked.new_path} already exists")
         if not pages:
@@ -224,6 +225,11 @@ class _Files:
             return self.notes.read(name) if name else None
         except UnknownAddress:
             return None
+
+    def _text(self, note: NoteVersion) -> str:
+        """What a note says, which the model reads."""
+        self.tainted |= note.trust < Trust.AGENT
+        return note.text
 
     def _again(self, work: Callable[[], str]) -> str:
         for _ in range(TRIES):
@@ -257,27 +263,29 @@ def _file_of(path: str) -> str:
 
 def _replaced(text: str, asked: _StrReplace) -> tuple[str, str]:
     """A text with one replacement, and what is told of it."""
-    old, places = asked.old_str, list(_places(text, asked.old_str))
-    if not places:
+    old, found = asked.old_str, places(text, asked.old_str)
+    if not found:
         raise ToolError(f"No replacement was performed, old_str `{old}` did not appear verbatim in {asked.path}.")
-    if len(places) > 1:
-        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in places)
+    if len(found) > 1:
+        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in found)
         raise ToolError(
             f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines: {lines}. Please ensure it is unique"
         )
-    changed, made = text.count("\n", 0, places[0]), text.replace(old, asked.new_str)
+    changed, made = text.count("\n", 0, found[0]), text.replace(old, asked.new_str)
     first = max(0, changed - AROUND)
     shown = made.split("\n")[first : changed + AROUND + 1]
     told = "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
     return made, told + _numbered(shown, first + 1)
 
 
-def _places(text: str, old: str) -> Iterator[int]:
+def places(text: str, old: str) -> list[int]:
     """Where a text stands, those that overlap too; nowhere if it is empty."""
+    found = list[int]()
     at = text.find(old) if old else -1
     while at >= 0:
-        yield at
+        found.append(at)
         at = text.find(old, at + 1)
+    return found
 
 
 def _inserted(text: str, asked: _Insert) -> tuple[str, str]:
@@ -314,6 +322,8 @@ def memory_tool(notes: Notes, *, policy: str = "agent", tainted: bool = False, s
     except ImportError:
         raise MissingExtra("anthropic", "anthropic") from None
 
+    files = _Files(notes, policy, tainted, secrets)
+
     class NotesTool(BetaAbstractMemoryTool):
         """Anthropic's tool, whose files are notes."""
 
@@ -321,7 +331,7 @@ def memory_tool(notes: Notes, *, policy: str = "agent", tainted: bool = False, s
             """Carry out a command."""
             try:
                 given = command.to_dict() if hasattr(command, "to_dict") else dict(command)
-                return run(notes, given, policy=policy, tainted=tainted, secrets=secrets)
+                return files.run(given)
             except ToolError as error:
                 raise Told(error.what) from error
 

@@ -32,14 +32,13 @@ from kilburn.kernel.brought import Brought
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.kernel.taint import tainted
-from kilburn.memory.account import quotation
+from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.learning import Learning
+from kilburn.memory.sleep import SleepTime
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
 from kilburn.models.scheduler import ScheduledModel
-from kilburn.page import Place, parse_address
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.compaction import is_compaction
@@ -49,8 +48,6 @@ __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "S
 log = logging.getLogger("kilburn")
 
 WORKERS = 8
-KNOWN = 300
-"""Tokens of what is known about the user's words, at most; in a small window an eighth of it."""
 RETURNED = "returned"
 """How a run finished that a tool ended."""
 LEAST = 256
@@ -426,8 +423,11 @@ class Agent:
         clock: monotonic seconds, for `Limits.seconds`.
         above: the account of the run that this agent works for.
         beside: what the model is offered besides tools and memory.
-        knows: the store of the session, of which what is known about the user's words is brought beside each prompt; what the
-            user says is learned from by rules, in a thread, after each run. No model is called for it. None for neither.
+        notes: what stands beside each prompt, within `recall`: names of notes of the session's user, or a `CoreMemory`.
+        recall: tokens, beside each prompt, for these notes and for what memories, documents and other sessions say about the
+            user's words; a quarter of the window at most. 0 for nothing.
+        learn: the memory policy that learns from what the user says, in a thread, after each run: "plain" calls no model. None
+            for nothing. A `SleepTime` has times and policies of its own.
         rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
         confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
@@ -458,12 +458,24 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         above: Account | None = None,
         beside: Sequence[ToolSpec] = (),
-        knows: Store | None = None,
+        notes: CoreMemory | Sequence[str] = (),
+        recall: int = 0,
+        learn: Any = None,
         rights: Rights | None = None,
         confirm: Confirm | Confirmation | None = None,
     ) -> None:
         self.model: Model = resolve("models", model)
-        self.knows = knows
+        self.recall, self.learn = recall, learn
+        if recall < 0:
+            raise SpecError(f"recall={recall}", advice="give tokens; 0 for nothing")
+        if learn is not None and not isinstance(learn, SleepTime):
+            resolve("memory", learn)  # so that a wrong spec is known now
+        if isinstance(notes, CoreMemory):
+            self.core = notes
+        else:
+            self.core = CoreMemory(session.store.notes(session.user), *([notes] if isinstance(notes, str) else notes))
+        if self.core.names and recall <= 0:
+            raise SpecError(f"notes={notes!r} without room for them"[:200], advice="give recall=TOKENS, such as 500")
         self.session, self.clock, self.above = session, clock, above
         self.rights = rights or Rights()
         self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
@@ -498,15 +510,22 @@ class Agent:
     def _room(self) -> int:
         """Tokens that are reserved for what is brought beside a prompt."""
         window = self.session.budget.window
-        known = min(KNOWN, window // 8) if self.knows is not None else 0
-        return known + (brought.room_for(window) if self.searches else 0)
+        return self._known_room + (brought.room_for(window) if self.searches else 0)
+
+    @property
+    def _known_room(self) -> int:
+        """Of these, those for notes and what is known."""
+        return max(0, min(self.recall, self.session.budget.window // 4))
 
     def _learn(self) -> None:
         """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
-        if self.knows is None or self.knows.backend.readonly or (self.learning is not None and not self.learning.done):
+        if isinstance(self.learn, SleepTime):
+            self.learn.wake()
+            return
+        if self.learn is None or self.session.readonly or (self.learning is not None and not self.learning.done):
             return
         try:
-            self.learning = Learning(self.knows, self.session, "plain")
+            self.learning = Learning(self.session.store, self.session, self.learn)
         except KilburnError as error:
             log.warning("session %s: nothing was learned: %s", self.session.name, type(error).__name__)
 
@@ -658,29 +677,22 @@ class Agent:
         return prompt, found
 
     def _known(self) -> Brought | None:
-        """What the user's memory, documents and other sessions say about the user's last words; None for nothing."""
-        if self.knows is None:
+        """The notes, and what is known about the user's last words; None for nothing."""
+        room, session = self._known_room, self.session
+        if not room:
             return None
-        store, session = self.knows, self.session
         try:
-            with session.lock:
-                request = [page for page in session.window.request if session.window.at(page) is not Place.DROPPED]
-                words = "\n".join(session.text(page) for page in request)[-brought.QUERY :]
-            if not words.strip():
-                return None
-            room = min(KNOWN, session.budget.window // 8)
-            text, hits = quotation(store, words, room, session.user, without=session.name)
-            infos = [store.backend.segment(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
+            return brought.known(
+                session.store,
+                brought.asked(session),
+                room,
+                session.user,
+                without=session.name,
+                notes=self.core.shown(),
+            )
         except KilburnError as error:
             log.warning("session %s: nothing was recalled: %s", session.name, type(error).__name__)
             return None
-        numbers = {info.name: info.number for info in infos if info is not None}
-        there = [hit for hit in hits if hit.session in numbers]
-        if not there:
-            return None
-        pages = dict.fromkeys((numbers[hit.session], parse_address(hit.address)[0]) for hit in there)
-        names = tuple(dict.fromkeys(hit.reference for hit in there))
-        return Brought(text=text, tokens=store.counter.count(text), pages=tuple(pages), names=names)
 
     def _unused(self, found: Brought | None) -> int:
         """Of the room for what is brought, the tokens that are not in the prompt."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Deed, whereabouts
-from kilburn.errors import SpecError, ToolError
+from kilburn.errors import KilburnError, SpecError, ToolError
 from kilburn.model import ToolSpec
 
 __all__ = ["Tool"]
@@ -163,6 +163,8 @@ class Tool:
             if inspect.isawaitable(result):
                 result = asyncio.run_coroutine_threadsafe(_await(result), loop).result() if loop else asyncio.run(_await(result))
             return form(result)
+        except KilburnError as error:
+            raise ToolError(f"{self.name}: {error.what}", advice=error.advice) from error
         except Exception as error:
             raise ToolError(f"{self.name}: {type(error).__name__}: {error}") from error
 

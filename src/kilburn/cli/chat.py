@@ -49,10 +49,14 @@ def chat(
     memory: Annotated[
         bool, Option("--memory/--no-memory", help="Offer the model the memory tools; search for one that takes none.")
     ] = True,
-    knows: Annotated[
-        bool,
-        Option("--learn/--no-learn", help="Learn from what you say, by rules, and bring what is known beside each prompt."),
-    ] = True,
+    notes: Annotated[
+        list[str] | None, Option("--notes", metavar="NAME", help="A note that stands beside each prompt; may be given again.")
+    ] = None,
+    recall: Annotated[
+        int | None,
+        Option(min=0, metavar="TOKENS", help="For notes and what is known, beside each prompt: else 300, with notes 1,000."),
+    ] = None,
+    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn from what you say, by rules.")] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -63,14 +67,15 @@ def chat(
     for the words of each line.
 
     What you say is learned from after each reply, in the background and without a call of a model: `kilburn memories list` shows
-    it. What memory and other sessions say about a line goes with it to the model, in at most 300 tokens; --no-learn turns both
-    off.
+    it. Notes, and what memory and other sessions say about a line, go with it to the model; --recall 0 turns that off.
 
     Examples:
 
         kilburn chat
 
         kilburn chat session-1 --model smollm2
+
+        kilburn chat --notes core/human --recall 1000
 
         echo "What is a drum memory?" | kilburn chat
     """
@@ -89,7 +94,9 @@ def chat(
             store.session(name),
             limits=Limits(steps=8, reply=reply),
             memory=memory,
-            knows=store if knows else None,
+            notes=notes or (),
+            recall=recall if recall is not None else 1000 if notes else 300,
+            learn="plain" if learn else None,
             system=system,
             rights=Rights(after_untrusted=Permit.ASK),
             confirm=confirm,

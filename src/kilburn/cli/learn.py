@@ -22,7 +22,7 @@ from kilburn.terminal import emit, line, say, tell
 def learn(
     name: SessionName,
     policy: Annotated[
-        str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and graph ask one.")
+        str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive, graph and consolidate ask one.")
     ] = "plain",
     model: Annotated[str | None, Option(metavar="SPEC", help='Who answers: "qwen", "chat(\'gpt-5\')" ...')] = None,
     user: Annotated[
@@ -38,13 +38,15 @@ def learn(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Learn facts from what was said in a session since the last time. Nothing is learned from twice.
+    """Learn from what was said in a session since the last time: facts, or a note. Nothing is learned from twice.
 
     What follows an untrusted text (a tool's output) is only proposed: `kilburn memories list --proposed`.
 
-    Example:
+    Examples:
 
         kilburn learn session-1
+
+        kilburn learn session-1 --policy "consolidate('core/human')" --model smollm2
     """
     looked, quota = secrets_of(secrets, "redact"), Quota(facts=most, evict=evict) if most is not None else None
     with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
@@ -53,7 +55,9 @@ def learn(
             session = store.session(name)
             memory = store.memory(session.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
-        new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+        notes = store.notes(memory.user) if learned.memory != memory.name else None
+        held = memory if notes is None else notes.collection
+        new = [describe(held, *held.read(held.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
         embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
@@ -61,9 +65,10 @@ def learn(
         for row in new:
             tell(line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")))
         for address in learned.retired:
-            tell(f"no longer true: {address}")
+            tell(f"no longer {'true' if notes is None else 'in force'}: {address}")
         whose = f"for {memory.user}" if memory.user else "for all users"
-        tell(line(f"{many(len(learned.stored), 'fact')} learned {whose}, {many(learned.unchanged, 'other')} known already"))
+        what = f"{many(len(learned.stored), 'fact')} learned" if notes is None else f"{many(len(learned.stored), 'note')} written"
+        tell(line(f"{what} {whose}, {many(learned.unchanged, 'other')} known already"))
         if learned.proposed:
             say(f"{many(len(learned.proposed), 'proposed fact')}: see kilburn memories list --proposed")
         for address in learned.refused:

@@ -13,15 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from kilburn.errors import KilburnError
 from kilburn.gateway.form import Asked, Form
-from kilburn.kernel.brought import QUERY, behind
+from kilburn.kernel.brought import QUERY, behind, known
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.memory.account import quotation
 from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import parse_address
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -68,17 +65,8 @@ def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int, r
     words = _asked_for(form, asked)
     if not words.strip():
         return None
-    try:
-        text, hits = quotation(store, words, tokens, user, without=running)
-        infos = [store.backend.segment(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
-    except KilburnError as error:
-        log.warning("nothing was recalled: %s", type(error).__name__)
-        return None
-    if not hits:
-        return None
-    numbers = {info.name: info.number for info in infos if info is not None}
-    pages = {(numbers[hit.session], parse_address(hit.address)[0]) for hit in hits if hit.session in numbers}
-    return Remembered(words, text, store.counter.count(text), min(hit.trust for hit in hits), tuple(sorted(pages)))
+    found = known(store, words, tokens, user, without=running)
+    return None if found is None else Remembered(words, found.text, found.tokens, found.trust, found.pages)
 
 
 def _asked_for(form: Form, asked: Asked) -> str:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 import msgspec
 
@@ -60,6 +60,10 @@ log = logging.getLogger("kilburn")
 
 READ = 500
 """Pages whose texts are read at a time."""
+
+if TYPE_CHECKING:
+    # It makes sessions.
+    from kilburn.kernel.store import Store
 
 TRIES = 5
 """How often a branch is begun anew because another program went on with the session that it forks from."""
@@ -137,6 +141,11 @@ class Session(Segment):
     def info(self) -> SegmentInfo:
         """Its row in the store, as it was when the session was opened."""
         return self._kernel.info
+
+    @property
+    def store(self) -> Store:
+        """The store that it is in."""
+        return cast("Store", self._home)
 
     @property
     def head(self) -> int:

@@ -184,17 +184,16 @@ class Store:
         return self._collection(f"{DOCUMENT}/{check_name(name, 'document')}", SegmentKind.DOCUMENT, user)
 
     def notes(self, owner: str = "") -> Notes:
-        """The notes of a user of the tenant, or of an agent, by their names; "" for those of all users. They are begun where
-        there are none.
+        """The notes of a user of the tenant, or of an agent, by their names; "" for those of all users. The first that is
+        written begins them.
 
         Raises:
-            SpecError: no name of a user. StoreReadOnly: there are none, and the store was opened for reading.
+            SpecError: no name of a user.
         """
         # What notes can do stands above the kernel.
         from kilburn.memory.notes import Notes
 
-        name = f"{NOTES}/{owner}" if owner else NOTES
-        return Notes(self._collection(name, SegmentKind.NOTES, owner))
+        return Notes(self, check_name(owner, "user") if owner else "")
 
     def _collection(self, name: str, kind: SegmentKind, user: str) -> Collection:
         if user:

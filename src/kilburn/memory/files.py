@@ -26,11 +26,12 @@ HIDDEN = "hidden"
 
 class File(msgspec.Struct, frozen=True):
     """A file: its path relative to the folder that was asked for (its own name if it was asked for itself), and its text, or
-    why it has none."""
+    why it has none. Of a mark at its beginning that says how it is encoded (BOM), only `marked` tells."""
 
     path: str
     text: str = ""
     skipped: str = ""
+    marked: bool = False
 
 
 def texts_of(path: str | os.PathLike[str], largest: int = LARGEST) -> Iterator[File]:
@@ -110,4 +111,5 @@ def _text(path: str, data: bytes) -> File:
         return File(path, skipped="no text in UTF-8")
     if not text.strip():
         return File(path, skipped="empty")
-    return File(path, text) if "\0" not in text else File(path, skipped="binary")
+    marked = coding == "utf-16" or data.startswith(codecs.BOM_UTF8)
+    return File(path, text, marked=marked) if "\0" not in text else File(path, skipped="binary")

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
-from kilburn.backend import Passage, SegmentInfo, State
+from kilburn.backend import Passage, SegmentInfo, SegmentKind, State
 from kilburn.claims import is_speaker, topic
 from kilburn.collections.collection import Collection
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
@@ -55,6 +55,9 @@ from kilburn.page import Claim, Page, Place, address_of, span_of
 __all__ = ["Learned"]
 
 log = logging.getLogger("kilburn")
+
+MESSAGES = 2
+"""Messages of an exchange, where a policy does not say more."""
 
 EARLIER = 10
 """Messages before an exchange that a policy sees."""
@@ -269,7 +272,12 @@ class LearningJob:
         self.name = policy.partition("(")[0].strip() if isinstance(policy, str) else type(policy).__name__.lower()
         if self.name in ("kernel", "user"):
             raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
-        self.memory = store.memory(self.session.user if user is None else user)
+        if cursor := getattr(self.policy, "cursor", ""):
+            self.name = f"{self.name} {cursor}"
+        whose = self.session.user if user is None else user
+        self.writes = getattr(self.policy, "writes", SegmentKind.MEMORY)
+        self.memory: Collection = store.notes(whose).collection if self.writes is SegmentKind.NOTES else store.memory(whose)
+        self.messages = max(1, int(getattr(self.policy, "messages", MESSAGES)))
         self.number = self.session.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock, self.vectors = store.clock, store.vectors
@@ -306,6 +314,16 @@ class LearningJob:
             why=self.why,
             refused=tuple(self.refused),
         )
+
+    def waiting(self) -> tuple[int, bool]:
+        """How many messages of the user the policy has not read yet, and whether one that it has not read has left the window."""
+        progress, session = self._progress(), self.session
+        with session.lock:
+            session.refresh()
+            new = [page for page in session.window.pages.originals() if _within(page.id, progress) and page.kind is Kind.TEXT]
+            said = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
+            left = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in said)
+            return len({page.message for page in said if page.role is Role.USER and not page.is_blank}), left
 
     def _progress(self) -> _Progress:
         known = self.bookmarks.of(self.memory, self.session.info, self.name)
@@ -361,7 +379,7 @@ class LearningJob:
         taint = min(said.taint for said in exchange.new)
         try:
             moves = self._allowed(course.moves, exchange, figures)
-            quota = self.quota
+            quota = None if self.writes is SegmentKind.NOTES else self.quota
             if quota is not None and taint < Trust.AGENT:
                 quota = msgspec.structs.replace(quota, evict=False)
             course = msgspec.structs.replace(course, moves=within(quota, self.memory, moves, self.clock()))
@@ -420,7 +438,7 @@ class LearningJob:
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
         groups: list[list[int]] = []
         for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
-            if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress)):
+            if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress, self.messages)):
                 groups.append([])
             if wants:
                 groups[-1].append(at)
@@ -462,7 +480,15 @@ class LearningJob:
             about=self._about,
             summary_page=summary,
             made_from=self._made_from,
+            note=self._note,
         )
+
+    def _note(self, name: str) -> Page | None:
+        """Of notes, the page in force of that name."""
+        with self.memory.lock:
+            self.memory.refresh()
+            page = (self.memory.named() or {}).get(name)
+        return None if page is None else self.memory.read(page)[0]
 
     def _made_from(self, pages: Sequence[int]) -> list[Page]:
         """Pages of the memory that are in force and were made from these."""
@@ -556,7 +582,8 @@ class LearningJob:
 
     def _allowed(self, moves: Sequence[Add | Retire], exchange: _Exchange, figures: dict[str, Any]) -> Sequence[Add | Retire]:
         """The moves without retirements of what is more trusted than who speaks; how many is in the figures."""
-        if not any(isinstance(move, Retire) for move in moves):
+        # A note is its writer's own: whoever may edit it, edits it whole, and it shows its trust.
+        if self.writes is SegmentKind.NOTES or not any(isinstance(move, Retire) for move in moves):
             return moves
         said = {each.cite: each.page.trust for each in (*exchange.earlier, *exchange.new)}
         adds = [move for move in moves if isinstance(move, Add)]
@@ -601,11 +628,13 @@ def _within(page: int, progress: _Progress) -> bool:
     return page > progress.upto or any(first <= page <= last for first, last in progress.waiting)
 
 
-def _belongs(said: Utterance, group: Sequence[Utterance], progress: _Progress) -> bool:
-    """Whether a text is part of the same exchange: two messages at most, with the same taint."""
+def _belongs(said: Utterance, group: Sequence[Utterance], progress: _Progress, most: int) -> bool:
+    """Whether a text is part of the same exchange: so many messages at most, with the same taint. One of two messages ends where
+    the user speaks again."""
     messages = {each.page.message for each in group}
+    goes_on = said.role is not Role.USER or group[-1].role is Role.USER or most > MESSAGES
     return (
-        (said.page.message in messages or (len(messages) < 2 and (said.role is not Role.USER or group[-1].role is Role.USER)))
+        (said.page.message in messages or (len(messages) < most and goes_on))
         and (said.taint < Trust.AGENT) == (group[0].taint < Trust.AGENT)
         and (said.page.id > progress.upto) == (group[0].page.id > progress.upto)
         and not any(first == said.page.id for first, _ in progress.waiting)

@@ -7,9 +7,11 @@ folder's own descriptor, a part of the path at a time, and no link is followed.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets as chance
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -29,6 +31,12 @@ LARGEST = 4 * LARGEST_NOTE
 """Bytes of a file. A note has as many characters as a fourth of that."""
 
 SUFFIX = ".md"
+
+BOM = "\ufeff"
+"""What a file may begin with to say how it is encoded. A note may begin with it, too."""
+
+PART = re.compile(r"\.kilburn-[0-9a-f]{16}\.part")
+"""A file that is being written; after a kill it stays until the next export."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -110,6 +118,7 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
         place.mkdir(parents=True)
     with _opened(place) as root:
         known, present = _list_in(root, notes), {file.path: file for file in texts_of(place, LARGEST)}
+        _clear(root, present)
         report, used = _Report(known), dict[str, str]()
         for note in notes.list():
             file = file_of(note.name)
@@ -132,8 +141,9 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
 
 
 def _says(found: File, digest: str) -> bool:
-    """Whether a file has a text; with line ends of Windows, too, as an import reads it."""
-    return digest in (digest_of(found.text), digest_of(found.text.replace("\r\n", "\n")))
+    """Whether a file has a text; with line ends of Windows, or a mark in front, too, as an import reads it."""
+    texts = [found.text, f"{BOM}{found.text}"] if found.marked else [found.text]
+    return any(digest in (digest_of(text), digest_of(text.replace("\r\n", "\n"))) for text in texts)
 
 
 def _is_free(report: _Report, found: File | None, base: FileBase | None, note: NoteVersion, file: str) -> bool:
@@ -219,6 +229,8 @@ def _take_in(
         return
     name = checked_name(path.removesuffix(SUFFIX) if base is None else base.name)
     now = _now(notes, name)
+    if file.marked and now is not None and now.text.startswith(BOM):
+        text = f"{BOM}{text}"  # it is the note's own
     if "\r" in text and digest_of(text) not in (base and base.digest, now and now.digest):
         text = text.replace("\r\n", "\n")
     digest = digest_of(text)
@@ -324,8 +336,7 @@ def _below(root: int, path: str) -> Iterator[tuple[int, str]]:
 def _write(root: int, path: str, data: bytes) -> None:
     """Put a whole file in place of what is there, which is never written into: it may be a second name of another file."""
     with _below(root, path) as (folder, name):
-        part = f".kilburn-{chance.token_hex(8)}.part"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        part, descriptor = _part_in(folder)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
@@ -335,6 +346,32 @@ def _write(root: int, path: str, data: bytes) -> None:
         except BaseException:
             os.unlink(part, dir_fd=folder)
             raise
+
+
+def _part_in(folder: int) -> tuple[str, int]:
+    """A new file to be written, by its name and its descriptor. It is locked, so that no other export takes it for one that was
+    left."""
+    while True:
+        part = f".kilburn-{chance.token_hex(8)}.part"
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return part, descriptor
+        os.close(descriptor)  # another export was faster than the lock
+
+
+def _clear(root: int, present: Iterable[str]) -> None:
+    """Remove what was being written when an export was killed."""
+    for path in present:
+        if PART.fullmatch(path.rpartition("/")[2]) is None:
+            continue
+        with suppress(OSError), _below(root, path) as (folder, name):
+            descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(descriptor)
 
 
 def _why(error: OSError) -> str:

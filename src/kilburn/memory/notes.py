@@ -13,15 +13,16 @@ trust, search and forgetting are those of any collection.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kilburn.arguments import checked
-from kilburn.backend import State
+from kilburn.backend import SegmentKind, State
 from kilburn.collections.collection import Collection, undisturbed
 from kilburn.collections.names import checked_name
 from kilburn.collections.versions import Versions
 from kilburn.errors import KernelError, NoteConflict, UnknownAddress
 from kilburn.event import Act
+from kilburn.kernel.store import NOTES, Store
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Drop, Restore, Retire
@@ -38,14 +39,15 @@ class NoteVersion:
         name: what the note was called then.
         digest: SHA-256 of its text, hex: by it a writer says which version it has seen.
         address: `p1`, `f3`; any version can be recalled by it. page: the id of that page.
-        trust: the lowest of its writer's and of what it was made from; TOOL where a tool's text got into it.
+        trust: the lowest of its writer's and of what it was made from; TOOL where a tool's text got into it. role: the same as a
+            role: user, assistant or tool.
         time: when it was written, in seconds since the epoch.
         in_force: whether it is what the note says now.
     """
 
     def __init__(self, collection: Collection, page: Page, state: State) -> None:
         self.name, self.digest, self.address = page.name or "", page.digest, page.address
-        self.trust, self.time, self.tokens = page.trust, page.time, page.tokens
+        self.trust, self.time, self.tokens, self.role = page.trust, page.time, page.tokens, page.role
         self.in_force = state.at is Place.OUT
         self._collection, self.page = collection, page.id
 
@@ -68,16 +70,33 @@ class Notes:
     """The notes of one owner, made by `Store.notes`. Safe to use from several threads.
 
     Args:
-        collection: where they are; its ledger, `recall` and `closure` are those of any segment.
+        owner: the user or agent whose they are; "" for all users.
     """
 
-    def __init__(self, collection: Collection) -> None:
-        self.collection = collection
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store, self.owner = store, owner
+        self._segment = f"{NOTES}/{owner}" if owner else NOTES
+        self._begun: Collection | None = None
 
     @property
-    def owner(self) -> str:
-        """The user or agent whose they are; "" for all users."""
-        return self.collection.user
+    def collection(self) -> Collection:
+        """Where they are, begun where there are none; its ledger, `recall` and `closure` are those of any segment.
+
+        Raises:
+            StoreReadOnly: there are none, and the store was opened for reading.
+        """
+        if self._begun is None:
+            self._begun = self._store._collection(self._segment, SegmentKind.NOTES, self.owner)
+        return self._begun
+
+    @property
+    def head(self) -> int:
+        """Number of the last event in their ledger now; 0 where there are none."""
+        return self.collection.head if self._exist() else 0
+
+    def _exist(self) -> bool:
+        backend = self._store.backend
+        return self._begun is not None or backend.segment(self._segment, time=0.0, create=False) is not None
 
     def list(self, under: str = "") -> Sequence[NoteVersion]:
         """The notes in force, by name.
@@ -87,9 +106,19 @@ class Notes:
         """
         named = self._named()
         ids = {page: name for name, page in named.items() if not under or name.startswith(f"{under.rstrip('/')}/")}
+        if not ids:
+            return []
         rows = self.collection.backend.read((self.collection.number, page) for page in ids)
         found = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
         return sorted(found, key=lambda note: note.name)
+
+    def texts(self, versions: Sequence[NoteVersion]) -> Mapping[str, str]:
+        """The exact texts of some versions, by their digests, read at once.
+
+        Raises:
+            StoreCorrupt: one of them was forgotten, or is damaged.
+        """
+        return self._store.backend.texts({note.digest for note in versions}) if versions else {}
 
     def read(self, name: str) -> NoteVersion:
         """A note as it is now.
@@ -136,7 +165,7 @@ class Notes:
         text, _ = screen(text, secrets)
 
         def written() -> NoteVersion:
-            head, before = self.collection.head, self._find(name)
+            head, before = self.head, self._find(name)
             self._check_seen(name, before, seen)
             if before is not None and before.digest == digest_of(text) and not anew:
                 return before
@@ -157,7 +186,7 @@ class Notes:
         name, to = checked_name(name), checked_name(to)
 
         def renamed() -> NoteVersion:
-            head, before, taken = self.collection.head, self._find(name), self._find(to)
+            head, before, taken = self.head, self._find(name), self._find(to)
             if before is None:
                 raise self._unknown(name)
             self._check_seen(name, before, seen)
@@ -179,7 +208,7 @@ class Notes:
         name = checked_name(name)
 
         def deleted() -> NoteVersion:
-            head, before = self.collection.head, self._find(name)
+            head, before = self.head, self._find(name)
             if before is None:
                 raise self._unknown(name)
             self._check_seen(name, before, seen)
@@ -196,6 +225,8 @@ class Notes:
             UnknownAddress: there never was one of this name, or it was forgotten.
         """
         name = checked_name(name)
+        if not self._exist():
+            raise self._unknown(name)
         collection = self.collection
         rows = {page.id: (page, state) for page, state in collection.pages(history=True)}
         versions = Versions(collection.backend.events(collection.number))
@@ -216,9 +247,11 @@ class Notes:
             UnknownAddress, Forgotten: there is no such version. KernelError: it is in force, or was called otherwise.
         """
         name = checked_name(name)
+        if not self._exist():
+            raise self._unknown(name)
 
         def restored() -> NoteVersion:
-            head, before, page = self.collection.head, self._find(name), self._version(name, address)
+            head, before, page = self.head, self._find(name), self._version(name, address)
             if before is not None and before.page == page.id:
                 raise KernelError(f"{address} is what {name!r} says now", advice="see its history")
             now = [] if before is None else [Retire((before.page,), by=page.id, why=why)]
@@ -259,6 +292,8 @@ class Notes:
         return [version.address for version in versions]
 
     def _named(self) -> dict[str, int]:
+        if not self._exist():
+            return {}
         with self.collection.lock:
             self.collection.refresh()
             return dict(self.collection.named() or {})

@@ -82,6 +82,7 @@ class MemoryView:
             at most. If a subject has more, those that mention `thing`, which may be given as a third argument, come first.
         summary_page: the id of the page that holds the summary, or 0.
         made_from: what is in force and was made from these pages of the memory.
+        note: of notes, the page that is in force under a name; None for none.
     """
 
     new: Sequence[Utterance]
@@ -95,6 +96,7 @@ class MemoryView:
     about: About
     summary_page: int = 0
     made_from: Callable[[Sequence[int]], Sequence[Page]] = lambda _: ()
+    note: Callable[[str], Page | None] = lambda _: None
 
     @property
     def taint(self) -> Trust:
@@ -111,7 +113,11 @@ MemoryPlan = Sequence[Add | Retire] | Generator[Effect, Answer, Sequence[Add | R
 
 @runtime_checkable
 class MemoryPolicy(Protocol):
-    """Decides what of a session becomes part of a memory, and what in the memory it supersedes."""
+    """Decides what of a session becomes part of a memory, and what in the memory it supersedes.
+
+    A policy may say more of itself: `writes = SegmentKind.NOTES` if it writes notes, and no facts; `messages`, how many it takes
+    in at a time, two where it says nothing; `cursor`, a word, if policies of its class each get on by themselves.
+    """
 
     def plan(self, view: MemoryView) -> MemoryPlan:
         """Moves for this view; an empty sequence if there is nothing to learn."""

@@ -1,0 +1,173 @@
+"""Core memory: notes that stand in every prompt, as MemGPT has them: who the user is, who the agent is, what it is at.
+
+Such a note, a *block*, is a note as any. That it stands in the prompt, how large it may be and whether the agent may change it
+are settings of the view, and not of the note.
+
+    core = CoreMemory(store.notes("ana"), "core/human", "core/rules", limits={"core/rules": 500}, readonly=["core/rules"])
+    agent = Agent(model, [], session, notes=core, recall=500)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from kilburn.arguments import checked
+from kilburn.collections.names import LARGEST_NOTE, checked_name
+from kilburn.errors import KernelError, NoteConflict, SpecError, UnknownAddress
+from kilburn.kernel.brought import StandingNote, day_of
+from kilburn.memory.notes import Notes, NoteVersion
+from kilburn.memory.secrets import Secrets
+from kilburn.message import Trust
+
+__all__ = ["CoreMemory"]
+
+LIMIT = 2_000
+"""Characters of a block where nothing else is said."""
+
+
+TRIES = 20
+"""How often an edit is made anew because another writer was faster."""
+
+_PLAIN = re.compile(r"[\w./ -]+")
+
+
+@checked
+class CoreMemory:
+    """Notes of one owner that stand in every prompt, in this order.
+
+    Args:
+        notes: whose they are among.
+        names: which; a name also means the notes below it, as `core` those of `core/human`.
+        limit: characters that an agent may make of each. A person may write more; the prompt says so.
+        limits: of single ones, by name. readonly: names of those that an agent may not change.
+
+    Raises:
+        KernelError: no name of a note. SpecError: a limit that is none, or of a note that is not among them.
+    """
+
+    def __init__(
+        self,
+        notes: Notes,
+        *names: str,
+        limit: int = LIMIT,
+        limits: Mapping[str, int] | None = None,
+        readonly: Collection[str] = (),
+    ) -> None:
+        self.notes, self.names = notes, tuple(map(checked_name, names))
+        self._limit = limit
+        self._limits = {checked_name(name): most for name, most in (limits or {}).items()}
+        self._readonly = frozenset(map(checked_name, readonly))
+        for most in (limit, *self._limits.values()):
+            if not 1 <= most <= LARGEST_NOTE:
+                raise SpecError(f"a limit of {most:,} characters", advice=f"give 1 to {LARGEST_NOTE:,}")
+        if strange := [name for name in (*self._limits, *self._readonly) if not self.has(name)]:
+            raise SpecError(f"the note {strange[0]!r} is not among them", advice="give its name, too")
+
+    def has(self, name: str) -> bool:
+        """Whether the note of that name is one of them."""
+        return any(_is_at(name, one) for one in self.names)
+
+    def limit(self, name: str) -> int:
+        """Characters that an agent may make of a note."""
+        near = [one for one in self._limits if _is_at(name, one)]
+        return self._limits[max(near, key=len)] if near else self._limit
+
+    def readonly(self, name: str) -> bool:
+        """Whether an agent may not change a note."""
+        return any(_is_at(name, one) for one in self._readonly)
+
+    def shown(self) -> Sequence[StandingNote]:
+        """The notes as they stand in a prompt: each under its name, with its address, who wrote it and when, how full it is, and
+        whether a tool's text got into it; also those that say nothing yet.
+
+        Raises:
+            StoreError.
+        """
+        there, found = self.notes.list(), dict[str, NoteVersion | None]()
+        for name in self.names:
+            named: dict[str, NoteVersion | None] = {note.name: note for note in there if _is_at(note.name, name)}
+            found |= named or {name: None}
+        texts = self.notes.texts([note for note in found.values() if note is not None])
+        return [self._standing(name, note, texts[note.digest] if note else "") for name, note in found.items()]
+
+    def edit(
+        self,
+        name: str,
+        change: Callable[[str], str],
+        *,
+        seen: str | None = None,
+        policy: str = "agent",
+        tainted: bool = False,
+        cites: Sequence[tuple[int, int]] = (),
+        secrets: Secrets = None,
+    ) -> int:
+        """Edit a note as an agent; returns how many characters it has then. What leaves nothing deletes the note.
+
+        Args:
+            change: what becomes of its text, "" of a note that is not there; made anew if another writer was faster.
+            seen: the digest of the version that the agent has seen, if the edit is right only after that; "" for none.
+            policy, tainted, cites, secrets: see `Notes.write`.
+
+        Raises:
+            KernelError: it is none of these notes, it is read-only, it would be larger than its limit, or `change` raised it.
+            NoteConflict: it is not what was `seen`. SecretFound, MissingExtra, StoreError. Nothing was changed.
+        """
+        if not self.has(name):
+            raise KernelError(f"there is no block {name[:80]!r}", advice=f"there is {', '.join(self.names) or 'none'}")
+        if self.readonly(name):
+            raise KernelError(f"{name!r} is read-only", advice="only a person changes it")
+        for left in reversed(range(TRIES)):
+            note = self._now(name)
+            before = "" if note is None else note.text
+            text, most = change(before), max(self.limit(name), len(before) - 1)
+            if len(text) > most:
+                what = f"{name!r} would have {len(text):,} of {self.limit(name):,} characters"
+                raise KernelError(what, advice="nothing was written: say it shorter, or leave out what matters less")
+            digest = "" if note is None else note.digest
+            if seen is not None and seen != digest:
+                raise NoteConflict(
+                    f"{name!r} was changed meanwhile", advice="nothing was written: edit what it says now", note=note
+                )
+            try:
+                if text.strip():
+                    write = partial(self.notes.write, name, text, seen=digest, policy=policy)
+                    return len(write(tainted=tainted, cites=cites, secrets=secrets).text)
+                if note is not None:
+                    self.notes.delete(name, seen=digest, policy=policy)
+                return 0
+            except NoteConflict:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _now(self, name: str) -> NoteVersion | None:
+        try:
+            return self.notes.read(name)
+        except UnknownAddress:
+            return None
+
+    def _standing(self, name: str, note: NoteVersion | None, text: str) -> StandingNote:
+        limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.readonly(name) else []
+        if note is None:
+            return StandingNote(heading=", ".join([_told(name), "empty", f"0 {limit}", *only]))
+        collection = self.notes.collection
+        age = max(0.0, collection.clock() - note.time)
+        reference = f"{collection.name} {note.address}"
+        marks = [_told(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
+        marks += [f"{len(text):,} {limit}", *only, *(["has a tool's text in it"] if note.trust <= Trust.TOOL else [])]
+        page = (collection.number, note.page)
+        return StandingNote(heading=", ".join(marks), text=text, page=page, name=reference, trust=note.trust)
+
+
+def _is_at(name: str, above: str) -> bool:
+    """Whether a note has this name, or one below it."""
+    return name == above or name.startswith(f"{above}/")
+
+
+def _told(name: str) -> str:
+    """A name as a heading has it: an agent chooses names, and none may look like the marks behind it."""
+    return name if _PLAIN.fullmatch(name) else msgspec.json.encode(name).decode()

@@ -1,0 +1,148 @@
+"""Sleep time: memory policies that work beside a conversation, when it is time: after some turns, when nobody speaks, and when
+something that they have not read yet has left the window.
+
+Each step of theirs is one transaction with its cursor. So a kill between any two loses nothing and repeats nothing, and what is
+due is read from the store: it is still due when the program starts again. The conversation waits for none of it.
+
+    sleep = SleepTime(session, "consolidate('core/human')", model="qwen", turns=5, idle=60)
+    agent = Agent(model, [], session, notes=["core/human"], recall=500, learn=sleep)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Any
+
+from kilburn.arguments import checked
+from kilburn.errors import SpecError
+from kilburn.kernel.drive import run
+from kilburn.kernel.session import Session
+from kilburn.memory.learning import Learned, LearningJob, answering
+from kilburn.memory.secrets import Secrets
+from kilburn.native import ending
+
+__all__ = ["SleepTime"]
+
+log = logging.getLogger("kilburn")
+
+
+@checked
+class SleepTime:
+    """Runs memory policies over a session in a thread of its own. Use it as a context manager, or close it.
+
+    Args:
+        session: what they read.
+        policies: specs such as "plain" or "consolidate('core/human')", or objects; one after the other.
+        model: answers what they ask: a spec or a model; None for that of the store.
+        turns: messages of the user after which they work; 0 for no such time.
+        idle: seconds without a turn after which they work; 0 for no such time.
+        compaction: whether they work when something that they have not read has left the window.
+        secrets: see `UserMemory.learn`.
+
+    Raises:
+        SpecError: no such policy or model, or a time that is none.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *policies: Any,
+        model: Any = None,
+        turns: int = 5,
+        idle: float = 60.0,
+        compaction: bool = True,
+        secrets: Secrets = None,
+    ) -> None:
+        if not policies or turns < 0 or idle < 0:
+            raise SpecError("sleep time without a policy, or with a time below 0", advice="give a policy, turns=5, idle=60")
+        self.session, self.policies = session, policies
+        self.turns, self.idle, self.compaction, self._secrets = turns, idle, compaction, secrets
+        self.learned: list[Learned] = []
+        """What came of each time that a policy worked."""
+        self._answer = answering(session.store, model)
+        for policy in policies:
+            self._job(policy)  # so that a wrong spec is known now
+        self._changed = threading.Condition()
+        self._woken, self._worked, self._closed = 0, 0, False
+        self._thread = threading.Thread(target=self._watch, name="kilburn-sleep", daemon=True)
+        self._thread.start()
+
+    def due(self, *, idle: bool = False) -> str:
+        """Why it is time: "turns", "compaction" or "idle"; "" if it is not.
+
+        Args:
+            idle: whether nobody has spoken for long enough.
+        """
+        for policy in self.policies:
+            turns, left = self._job(policy).waiting()
+            if self.turns and turns >= self.turns:
+                return "turns"
+            if self.compaction and left:
+                return "compaction"
+            if idle and turns:
+                return "idle"
+        return ""
+
+    def work(self) -> list[Learned]:
+        """Let the policies work now, in this thread; returns what came of each.
+
+        Raises:
+            Whatever `UserMemory.learn` raises.
+        """
+        return [run(self._job(policy).learn(), self._answer) for policy in self.policies]
+
+    def wake(self) -> None:
+        """A turn is over: look whether it is time. Returns at once."""
+        with self._changed:
+            self._woken += 1
+            self._changed.notify_all()
+
+    def rest(self, timeout: float | None = None) -> bool:
+        """Wait until all that was due at the last turn is done; returns whether it is."""
+        with self._changed:
+            wanted = self._woken
+            return self._changed.wait_for(lambda: self._worked >= wanted or self._closed, timeout)
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Stop, and wait so many seconds for the thread; returns whether it has ended. What is in hand is given up: it is done
+        the next time."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> SleepTime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _job(self, policy: Any) -> LearningJob:
+        return LearningJob(self.session.store, self.session, policy, None, self._secrets, stopped=self._is_over)
+
+    def _is_over(self) -> bool:
+        return self._closed or ending()
+
+    def _watch(self) -> None:
+        seen = 0
+        while True:
+            with self._changed:
+                if self._woken == seen and not self._closed:
+                    self._changed.wait(self.idle or None)
+                spoke, seen = self._woken > seen, self._woken
+            if self._is_over():
+                return
+            self._once(idle=not spoke)
+            with self._changed:
+                self._worked = seen
+                self._changed.notify_all()
+
+    def _once(self, *, idle: bool) -> None:
+        try:
+            if self.due(idle=idle):
+                self.learned += self.work()
+        except Exception as error:  # noqa: BLE001 - it is nobody's turn that failed; what was not done is due again
+            log.warning("session %s: sleep time ended with %s", self.session.name, type(error).__name__)
