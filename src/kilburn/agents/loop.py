@@ -25,9 +25,11 @@ from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
 from kilburn.backend import SegmentKind
 from kilburn.budget import Budget
+from kilburn.effect import Outcome
 from kilburn.errors import AccessDenied, Cancelled, KilburnError, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
+from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.brought import Brought
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
@@ -51,6 +53,10 @@ log = logging.getLogger("kilburn")
 WORKERS = 8
 KNOWN = 300
 """Tokens of what is known about the user's words, at most; in a small window an eighth of it."""
+LEARNED = 8_000
+"""Tokens that learning with the model may take after a run, at most."""
+LEARNS = ("plain", "facts(summary=False)")
+"""What learns where the model answers on another machine: the rules, then the model."""
 RETURNED = "returned"
 """How a run finished that a tool ended."""
 LEAST = 256
@@ -427,7 +433,9 @@ class Agent:
         above: the account of the run that this agent works for.
         beside: what the model is offered besides tools and memory.
         knows: the store of the session, of which what is known about the user's words is brought beside each prompt; what the
-            user says is learned from by rules, in a thread, after each run. No model is called for it. None for neither.
+            user says is learned from after each run, in a thread: by rules, and by a model that answers on another machine, in at
+            most 8,000 tokens, until the user's next message. A model that computes here is not asked for it: the next reply
+            would wait. None for neither.
         rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
         confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
@@ -471,6 +479,7 @@ class Agent:
             raise SpecError(f"limits={limits!r}"[:200], advice="give Limits(...), or UNLIMITED")
         self.limits = limits or Limits()
         self.account = Account(self.limits, clock, above)
+        self._runs, self._spares = 0, Breaker()
         self._shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
@@ -503,10 +512,16 @@ class Agent:
 
     def _learn(self) -> None:
         """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
-        if self.knows is None or self.knows.backend.readonly or (self.learning is not None and not self.learning.done):
+        last = self.learning
+        if self.knows is None or self.knows.backend.readonly or (last is not None and not last.done):
             return
+        # A model that fails again and again is spared for a while.
+        self._runs += 1
+        if last is not None and last.failed is not None:
+            self._spares.note(Outcome.FAILED if last.failed else Outcome.DONE, self._runs)
+        asks = getattr(self.model, "elsewhere", False) and not self._spares.is_open(self._runs)
         try:
-            self.learning = Learning(self.knows, self.session, "plain")
+            self.learning = Learning(self.knows, self.session, LEARNS if asks else LEARNS[0], self.model, tokens=LEARNED)
         except KilburnError as error:
             log.warning("session %s: nothing was learned: %s", self.session.name, type(error).__name__)
 
@@ -563,6 +578,8 @@ class Agent:
         once. Branches do not wait for the caller to take an event.
         """
         self.account, self.returned = Account(self.limits, self.clock, self.above), None
+        if self.learning is not None:
+            self.learning.close(0)  # what a model is asked for it would be in the way of this reply
         outcome = self.account.outcome
         yield from self._resume(text is None, loop)
         if text is not None:

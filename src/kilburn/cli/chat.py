@@ -51,7 +51,7 @@ def chat(
     ] = True,
     knows: Annotated[
         bool,
-        Option("--learn/--no-learn", help="Learn from what you say, by rules, and bring what is known beside each prompt."),
+        Option("--learn/--no-learn", help="Learn from what you say, and bring what is known beside each prompt."),
     ] = True,
     db: Db = None,
     tenant: Tenant = None,
@@ -62,9 +62,9 @@ def chat(
     is fetched once, 98 MB for smollm2. For a model that takes no tools, such as smollm2, what has left the window is searched
     for the words of each line.
 
-    What you say is learned from after each reply, in the background and without a call of a model: `kilburn memories list` shows
-    it. What memory and other sessions say about a line goes with it to the model, in at most 300 tokens; --no-learn turns both
-    off.
+    What you say is learned from after each reply, in the background: by rules, and by a model that answers on another machine, in
+    at most 8,000 tokens, until your next line. `kilburn memories list` shows what, `kilburn memories state` what failed and why.
+    What memory and other sessions say about a line goes with it to the model, in at most 300 tokens; --no-learn turns both off.
 
     Examples:
 
@@ -105,7 +105,9 @@ def _learned(agent: Agent) -> None:
     if agent.learning is None:
         return
     try:
-        agent.learning.result(PATIENCE)
+        learned = agent.learning.result(PATIENCE)
+        if learned.failed and learned.why:
+            say(line(f"nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; it is tried again"))
     except (KilburnError, TimeoutError) as error:
         say(f"what was said last is learned from the next time: {error.what if isinstance(error, KilburnError) else error}")
     finally:

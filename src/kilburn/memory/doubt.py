@@ -18,11 +18,12 @@ from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_english, is_sign, names, stem, told
+from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_sign, names, stem, told
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, address_of
 from kilburn.search.dates import grounded
+from kilburn.search.english import is_english
 
 MOST = 5
 """Facts that one sentence may doubt; one that would doubt more speaks of none in particular."""

@@ -21,12 +21,13 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import clauses, unasked
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, RECURRING, ending, is_english, is_sign, matched, names, told
+from kilburn.memory.words import NEGATED, RECURRING, ending, is_sign, matched, names, told
 from kilburn.message import Role, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.search.dates import grounded
+from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
 MOST = 20

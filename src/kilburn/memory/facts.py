@@ -21,11 +21,12 @@ from kilburn.memory.conflict import Standing, settle
 from kilburn.memory.doubt import doubted, with_doubts
 from kilburn.memory.extraction import Extracted, Failed, asked, extracted
 from kilburn.memory.view import SUMMARY, MemoryView
-from kilburn.memory.words import agreement, is_english, is_known, is_sign
+from kilburn.memory.words import agreement, is_known, is_sign
 from kilburn.message import Kind, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
 REPEATED = 0.95

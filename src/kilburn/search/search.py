@@ -54,6 +54,9 @@ DEEPEST = 4000
 BESIDE = 24
 """Candidates whose neighbours are candidates too, at least; more for a larger budget."""
 
+ALONE = (SegmentKind.MEMORY, SegmentKind.NOTES)
+"""Segments whose pages have no neighbours."""
+
 REACH = 4
 """How far away a neighbour is."""
 
@@ -266,7 +269,7 @@ class Searcher:
         beside = {
             (segment, page + step): None
             for segment, page in best
-            if self._infos[segment].kind not in (SegmentKind.MEMORY, SegmentKind.NOTES)
+            if self._infos[segment].kind not in ALONE
             for step in range(-REACH, REACH + 1)
             if page > 0 and page + step > 0
         }
@@ -370,8 +373,11 @@ class Searcher:
             StoreError: see `ranked`.
         """
         ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, apart=not abstain)
-        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
-        sure = confidence(self.text, best, cosine)
+        known = {(self._infos[one.key[0]].name, one.candidate.page.address): one for one in ranked}
+        of = [known.get((hit.session, hit.address)) for hit in best]
+        cosines = [None if one is None else one.candidate.meaning for one in of]
+        turns = [None if one is None or one.candidate.kind in ALONE else one.key for one in of]
+        sure = confidence(self.text, best, cosines, turns)
         if not abstain:
             return Findings(best, sure)
         hits = reading_order(best)
