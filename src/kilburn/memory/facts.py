@@ -191,11 +191,14 @@ class Facts:
 
 def _is_fit(op: str, fact: Extracted, known: str, claim: Claim | None) -> bool:
     """Whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
-    that, and an update the same subject, or half of the words."""
+    that, and an update most of the words, or with a sign of change half of them or the same subject."""
+    changed = is_sign(fact.add.text) or is_sign(fact.said.text)
     if op == "DELETE":
-        return is_sign(fact.add.text) or is_sign(fact.said.text)
+        return changed
     common = agreement(fact.add.text, known)
     if op == "NOOP":
         return common > 0 or not is_english(fact.said.text)
+    if not changed:
+        return common > HALF
     own = fact.add.claim
     return common >= HALF or (claim is not None and own is not None and key_of(claim.subject) == key_of(own.subject))

@@ -497,6 +497,13 @@ class Searcher:
         if not self._is_whole([key for of in doubts.values() for key in of]):
             return None
         doubts = {key: [by for by in of if self._is_read(by) and self._is_true(by, now, at)] for key, of in doubts.items()}
+        older: set[Key] = set()
+        for key, of in doubts.items():
+            # Of what was said since, the newest; an older one is shown again when that is forgotten.
+            said = sorted((by for by in of if self._is_doubt(by)), key=lambda by: (self._rows[by][0].time, by))
+            older.update(said[:-1])
+            doubts[key] = [by for by in of if by not in said[:-1]]
+        older.difference_update(*doubts.values())
         # A doubt is as good as the first fact that it is brought for.
         brought: dict[Key, Ranked] = {}
         for one in shown:
@@ -509,7 +516,7 @@ class Searcher:
         placed: set[Key] = set()
         more = 0
         for one, hit in zip(shown, hits, strict=True):
-            if one.key in placed:
+            if one.key in placed or one.key in older:
                 continue
             for key in doubts.get(one.key, ()):
                 text = texts.get(brought[key].candidate.page.digest)
