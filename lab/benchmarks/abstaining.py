@@ -1,9 +1,10 @@
 """How often a search that may abstain withholds an answer, and how often it withholds what is none.
 
 Each question of a conversation is asked of its own, of the next conversation, in which nobody spoke of it, and of its own with
-other names in place of those of the people who speak: the same question about another person, a near miss. Of the first only
-those count for which a message that answers it is among what was found. Confidence was fitted on every other conversation, from
-the first on; figures are told of both halves. One token is four characters.
+other names in place of those of the people who speak: the same question about another person, a near miss. Beside them stand those that
+ask of one speaker what the other one said (LoCoMo's category "adversarial"). Of the first only those count for which a message
+that answers it is among what was found. Confidence was fitted on every other conversation, from the first on; figures are told of
+both halves. One token is four characters.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kilburn_lab.evals.corpora import Answers, Corpus, answers_of, corpora, synt
 from kilburn_lab.evals.recall import BEGINNING, DAY, conversation
 
 OTHERS = ("Oscar", "Ingrid", "Ravi", "Bridget", "Yuki", "Farah", "Lucia", "Hamish")
-KINDS = ("own", "another conversation", "another person")
+KINDS = ("own", "another conversation", "another person", "another speaker")
 
 
 def measure(corpus: Corpus, other: Corpus, answers: Answers, tokens: int, embedder: str) -> dict[str, list[bool]]:
@@ -40,6 +41,7 @@ def measure(corpus: Corpus, other: Corpus, answers: Answers, tokens: int, embedd
         for asked in corpus.queries:
             gold, category = answers[corpus.name, asked.id]
             if category == "adversarial":
+                found["another speaker"].append(not store.search(asked.text, tokens, None, abstain=True))
                 continue
             hits = store.search(asked.text, tokens, None, abstain=True)
             shown = {ids[hit.session, parse_address(hit.address)[0]][0] for hit in (*hits, *hits.withheld)}

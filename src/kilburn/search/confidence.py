@@ -84,10 +84,11 @@ def confidence(
     asked = {word for word in words if word not in COMMON and (len(word) >= SHORT or not word.isascii())} or words
     if not asked:
         return 0.0
-    said = [_stems(hit.text) | _stems(hit.speaker or "") for hit in hits]
     about = _about(query)
+    # A name may stand in any of them.
+    said = [_stems(hit.text) | _stems(hit.speaker or "") for hit in (hits if about else hits[:HITS])]
     named = [not about or any(of & one for of in about) for one in said]
-    there = {turn for turn, names in zip(turns, named, strict=True) if names and turn is not None}
+    there = {turn for turn, names in zip(turns, named, strict=False) if names and turn is not None}
     fits = [
         names or (turn is not None and any((turn[0], turn[1] + step) in there for step in range(-BESIDE, BESIDE + 1)))
         for names, turn in zip(named[:HITS], turns, strict=False)
