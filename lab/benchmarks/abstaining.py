@@ -1,10 +1,10 @@
 """How often a search that may abstain withholds an answer, and how often it withholds what is none.
 
 Each question of a conversation is asked of its own, of the next conversation, in which nobody spoke of it, and of its own with
-other names in place of those of the people who speak: the same question about another person, a near miss. Beside them stand those that
-ask of one speaker what the other one said (LoCoMo's category "adversarial"). Of the first only those count for which a message
-that answers it is among what was found. Confidence was fitted on every other conversation, from the first on; figures are told of
-both halves. One token is four characters.
+other names in place of those of the people who speak: the same question about another person, a near miss. Beside them stand
+those that ask of one speaker what the other one said (LoCoMo's category "adversarial"). Of the first only those count for which a
+message that answers it is among what was found. Confidence was fitted on every other conversation, from the first on; figures are
+told of both halves. One token is four characters.
 """
 
 from __future__ import annotations
