@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kilburn.claims import SPEAKER, key_of, plain_name
+from kilburn.claims import SPEAKER, plain_name, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
 from kilburn.memory.doubt import doubted, with_doubts
@@ -191,14 +191,15 @@ class Facts:
 
 def _is_fit(op: str, fact: Extracted, known: str, claim: Claim | None) -> bool:
     """Whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
-    that, and an update most of the words, or with a sign of change half of them or the same subject."""
+    that, and an update the same subject and relation or most of the words; with a sign of change, the same subject or half of the
+    words."""
     changed = is_sign(fact.add.text) or is_sign(fact.said.text)
     if op == "DELETE":
         return changed
     common = agreement(fact.add.text, known)
     if op == "NOOP":
         return common > 0 or not is_english(fact.said.text)
-    if not changed:
-        return common > HALF
     own = fact.add.claim
-    return common >= HALF or (claim is not None and own is not None and key_of(claim.subject) == key_of(own.subject))
+    parts = 2 if changed else 3
+    alike = claim is not None and own is not None and topic(claim)[:parts] == topic(own)[:parts]
+    return alike or (common >= HALF if changed else common > HALF)
