@@ -14,6 +14,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 TINY = {
+    "abstaining": ["--conversations", "2"],
     "append": ["--rounds", "3"],
     "turn": ["--pages", "10", "--pages", "20", "--rounds", "3", "--policy", "fifo", "--policy", "lru"],
     "bulk": ["--pages", "20", "--size", "10", "--policy", "fifo", "--repeat", "1"],

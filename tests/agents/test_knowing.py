@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.agents.loop import Agent
+from kilburn.agents.loop import LEARNS, Agent
 from kilburn.errors import KernelError, SpecError
 from kilburn.kernel.brought import StandingNote, known
 from kilburn.kernel.store import Store
+from kilburn.memory.account import progress
 from kilburn.memory.core_memory import CoreMemory
-from kilburn.message import Trust
+from kilburn.memory.learning import Learning
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.model import Delta, Reply, Request
 from kilburn.testing import Scripted
 
 
@@ -132,3 +138,119 @@ def test_notes_never_take_more_than_their_room_and_those_in_front_are_whole_firs
         assert [*found.names] == [piece.name for piece in pieces[: len(found.names)]]
         for piece in pieces[: len(found.names) - 1]:
             assert piece.text in found.text
+
+
+class Elsewhere:
+    """A model on another machine: it answers people at once, and what it is asked for the memory with `reads`."""
+
+    name, form, context, tokenizer, elsewhere = "far", "chat", None, "chars/4", True
+
+    def __init__(self, *reads: str | Exception, wait: threading.Event | None = None) -> None:
+        self.reads, self.asked, self.wait = [*reads], 0, wait
+        self.began, self.closed = threading.Event(), threading.Event()
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        text = "Noted."
+        if "long-term memory" in f"{request.system} {request.messages}":
+            self.asked += 1
+            self.began.set()
+            if self.wait is not None:
+                try:
+                    while not self.wait.wait(0.01):
+                        yield Delta(" ")
+                finally:
+                    self.closed.set()
+            read = self.reads.pop(0) if self.reads else '{"facts": []}'
+            if isinstance(read, Exception):
+                raise read
+            text = read
+        yield Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),)))
+
+
+FACT = '{"text": "The user lives in Braga.", "message": 1, "subject": "user", "relation": "lives in", "object": "Braga"}'
+READ = f'{{"facts": [{FACT}]}}'
+
+
+def facts_of(store: Store, user: str = "ana") -> list[str]:
+    return [store.memory(user).text(page.id) for page, _ in store.memory(user).pages()]
+
+
+def learned(agent: Agent) -> None:
+    assert agent.learning is not None
+    agent.learning.result(60)
+
+
+def test_a_model_elsewhere_learns_what_the_rules_miss() -> None:
+    with opened() as store:
+        agent = Agent(Elsewhere(READ), [], store.session("one", user="ana"), learn=LEARNS)
+        agent.run("so yeah, swapped cities, I'm a Braga person now, that is where I live")
+        learned(agent)
+        assert facts_of(store) == ["The user lives in Braga."]
+
+
+def test_the_next_reply_does_not_wait_for_what_is_being_learned() -> None:
+    with opened() as store:
+        never = threading.Event()
+        model = Elsewhere(wait=never)
+        agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNS)
+        assert agent.run("I live in Porto.").text == "Noted."
+        assert model.began.wait(60)
+        first = agent.learning
+        assert agent.run("And I like tea.").text == "Noted."
+        assert not never.is_set()
+        # The question that was under way is given up, and what it was about is learned later.
+        assert model.closed.wait(60)
+        assert first is not None
+        first.result(60)
+        never.set()
+        agent.run("Thanks.")
+        learned(agent)
+        rows = {row["policy"]: row for row in progress(store, store.memory("ana"))}
+        assert rows["facts"]["upto"] == "p6"
+        assert not rows["facts"]["waiting"]
+
+
+def test_what_a_model_fails_at_waits_and_the_reason_is_told() -> None:
+    with opened() as store:
+        agent = Agent(Elsewhere("no JSON", "nor this", '{"facts": []}', READ), [], store.session("one", user="ana"), learn=LEARNS)
+        agent.run("we are a Braga household these days, that is where I live")
+        learned(agent)
+        (row,) = (row for row in progress(store, store.memory("ana")) if row["policy"] == "facts")
+        assert (row["waiting"], row["outcome"]) == (["p1-p2"], "rejected")
+        assert "no JSON of the form" in row["why"]
+        # What is new comes first, then what waits.
+        agent.run("Thanks.")
+        learned(agent)
+        assert facts_of(store) == ["The user lives in Braga."]
+        assert not [row for row in progress(store, store.memory("ana")) if row["waiting"]]
+
+
+def test_learning_takes_no_more_tokens_than_its_bound() -> None:
+    with opened() as store:
+        session = store.session("one", user="ana")
+        for _ in range(5):
+            session.append({"role": "user", "content": "word " * 1000}, {"role": "assistant", "content": "Well."})
+        model = Elsewhere()
+        spent = Learning(store, session, "facts(summary=False)", model, tokens=6000)
+        assert not spent.result(60).failed
+        assert 0 < model.asked < 5
+        asked = model.asked
+        # The next time goes on where this one stopped.
+        Learning(store, session, "facts(summary=False)", model, tokens=6000).result(60)
+        assert model.asked > asked
+        # What no bound leaves room for says so.
+        model = Elsewhere()
+        small = Learning(store, session, "additive", model, tokens=50).result(60)
+        assert not model.asked
+        assert small.failed
+        assert "too few tokens are left" in small.why
+
+
+def test_a_model_that_fails_again_and_again_is_spared() -> None:
+    with opened() as store:
+        model = Elsewhere(*[RuntimeError()] * 20)
+        agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNS)
+        for _ in range(8):
+            agent.run("Hello.")
+            learned(agent)
+        assert model.asked < 8

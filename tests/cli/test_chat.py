@@ -132,13 +132,32 @@ def test_an_endpoint_that_refuses_tools_answers_and_it_is_said_once(spec: str, t
     before, sys.stdin = sys.stdin, io.StringIO("hello\nand again\n" + "It carries sand. " * 900 + "\nstill there?\n")
     try:
         with serving(upstream) as url:
-            done = kilburn("chat", "--model", spec.format(url), "--window", "4000", "--db", tmp_path / "agent.db")
+            options = ["--window", "4000", "--no-learn", "--db", tmp_path / "agent.db"]
+            done = kilburn("chat", "--model", spec.format(url), *options)
     finally:
         sys.stdin = before
     assert done.status == 0, done.err
     assert done.out == "Noted.\n" * 4
     assert done.err == f"m {NOTICE}\n"
     assert [sent.status for sent in upstream.prompts] == [400, 200, 200, 200, 200]
+
+
+def test_what_a_hosted_model_cannot_read_is_told_at_the_end_and_in_the_state(tmp_path: Path) -> None:
+    upstream, db = Upstream(otherwise="Noted."), tmp_path / "agent.db"
+    before, sys.stdin = sys.stdin, io.StringIO("I live in Porto.\n")
+    try:
+        with serving(upstream) as url:
+            done = kilburn("chat", "--model", f"chat('m', base_url='{url}/v1', api_key='none')", "--db", db)
+    finally:
+        sys.stdin = before
+    assert done.status == 0, done.err
+    assert "nothing could be learned yet from p1-p2: rejected: no list of facts: no JSON of the form" in done.err
+    rows = {row["policy"]: row for row in kilburn("memories", "state", "--json", "--db", db).json}
+    assert rows["plain"]["outcome"] == "done"
+    assert rows["facts"]["waiting"] == ["p1-p2"]
+    told = kilburn("memories", "state", "--db", db).out
+    assert "no JSON of the form" in told
+    assert "1 exchange to be tried again" in told
 
 
 def test_a_session_whose_pins_exceed_the_window_is_mended_in_a_chat(tmp_path: Path) -> None:

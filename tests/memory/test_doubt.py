@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from kilburn.budget import Budget
+from kilburn.claims import DOUBTS
 from kilburn.kernel.store import Store
+from kilburn.memory.doubt import KEPT
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire
 from kilburn.page import Place
@@ -104,6 +106,23 @@ def test_a_newer_doubt_takes_the_place_of_the_older(store: Store) -> None:
     told(store, "I drive a Volvo.", "my car was stolen, and a Fiat replaced the Volvo", "I sold my car and lost the Volvo keys")
     texts = [text for text, _ in marks(store, "drives a Volvo car")]
     assert sum(text.startswith("The user said: ") for text in texts) == 1
+
+
+def test_an_older_doubt_returns_when_the_newest_message_is_forgotten(store: Store) -> None:
+    changes = ["my car was stolen, and a Fiat replaced the Volvo", "I sold my car and lost the Volvo keys"]
+    told(store, "I drive a Volvo.", *changes)
+    for session, shown in (("s2", changes[1]), ("s1", changes[0])):
+        texts = [text for text, _ in marks(store, "drives a Volvo car") if text.startswith("The user said: ")]
+        assert texts == [f"The user said: {shown}"]
+        assert ("The user drives a Volvo.", True) in marks(store, "drives a Volvo car")
+        store.forget(session=session)
+    assert marks(store, "drives a Volvo car") == [("The user drives a Volvo.", False)]
+
+
+def test_so_many_doubts_stay_about_one_fact_and_no_more(store: Store) -> None:
+    memory = told(store, "I drive a Volvo.", *(f"I sold the Volvo, buyer {number}" for number in range(6)))
+    doubts = [page for page, _ in memory.pages() if page.claim is not None and page.claim.relation == DOUBTS]
+    assert len(doubts) == KEPT
 
 
 @pytest.mark.parametrize(

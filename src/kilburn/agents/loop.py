@@ -25,9 +25,11 @@ from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
 from kilburn.backend import SegmentKind
 from kilburn.budget import Budget
+from kilburn.effect import Outcome
 from kilburn.errors import AccessDenied, Cancelled, KilburnError, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
 from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
+from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.brought import Brought
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
@@ -48,6 +50,10 @@ __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "S
 log = logging.getLogger("kilburn")
 
 WORKERS = 8
+LEARNED = 8_000
+"""Tokens that learning with a model may take after a run, at most."""
+LEARNS = ("plain", "facts(summary=False)")
+"""What learns where a model answers on another machine anyway: the rules, then the model."""
 RETURNED = "returned"
 """How a run finished that a tool ended."""
 LEAST = 256
@@ -426,8 +432,9 @@ class Agent:
         notes: what stands beside each prompt, within `recall`: names of notes of the session's user, or a `CoreMemory`.
         recall: tokens, beside each prompt, for these notes and for what memories, documents and other sessions say about the
             user's words; a quarter of the window at most. 0 for nothing.
-        learn: the memory policy that learns from what the user says, in a thread, after each run: "plain" calls no model. None
-            for nothing. A `SleepTime` has times and policies of its own.
+        learn: the memory policy that learns from what the user says, in a thread, after each run, or several; "plain" calls no
+            model. The others ask the agent's own, in at most 8,000 tokens, until the user's next message; one that fails again
+            and again is spared for a while. None for nothing. A `SleepTime` has times and policies of its own.
         rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
         confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
             is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
@@ -468,8 +475,9 @@ class Agent:
         self.recall, self.learn = recall, learn
         if recall < 0:
             raise SpecError(f"recall={recall}", advice="give tokens; 0 for nothing")
-        if learn is not None and not isinstance(learn, SleepTime):
-            resolve("memory", learn)  # so that a wrong spec is known now
+        for one in (learn if isinstance(learn, list | tuple) else (learn,)) if learn is not None else ():
+            if not isinstance(one, SleepTime):
+                resolve("memory", one)  # so that a wrong spec is known now
         if isinstance(notes, CoreMemory):
             self.core = notes
         else:
@@ -483,6 +491,7 @@ class Agent:
             raise SpecError(f"limits={limits!r}"[:200], advice="give Limits(...), or UNLIMITED")
         self.limits = limits or Limits()
         self.account = Account(self.limits, clock, above)
+        self._runs, self._spares = 0, Breaker()
         self._shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
@@ -522,10 +531,20 @@ class Agent:
         if isinstance(self.learn, SleepTime):
             self.learn.wake()
             return
-        if self.learn is None or self.session.readonly or (self.learning is not None and not self.learning.done):
+        last = self.learning
+        if self.learn is None or self.session.readonly or (last is not None and not last.done):
+            return
+        # A model that fails again and again is spared for a while.
+        self._runs += 1
+        if last is not None and last.failed is not None:
+            self._spares.note(Outcome.FAILED if last.failed else Outcome.DONE, self._runs)
+        policies = [*self.learn] if isinstance(self.learn, list | tuple) else [self.learn]
+        if self._spares.is_open(self._runs):
+            policies = [policy for policy in policies if policy == LEARNS[0]]
+        if not policies:
             return
         try:
-            self.learning = Learning(self.session.store, self.session, self.learn)
+            self.learning = Learning(self.session.store, self.session, policies, self.model, tokens=LEARNED)
         except KilburnError as error:
             log.warning("session %s: nothing was learned: %s", self.session.name, type(error).__name__)
 
@@ -582,6 +601,8 @@ class Agent:
         once. Branches do not wait for the caller to take an event.
         """
         self.account, self.returned = Account(self.limits, self.clock, self.above), None
+        if self.learning is not None:
+            self.learning.close(0)  # what a model is asked for it would be in the way of this reply
         outcome = self.account.outcome
         yield from self._resume(text is None, loop)
         if text is not None:

@@ -14,7 +14,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
-from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
+from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import closed_after, conversing, fetched
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
@@ -56,7 +56,7 @@ def chat(
         int | None,
         Option(min=0, metavar="TOKENS", help="For notes and what is known, beside each prompt: else 300, with notes 1,000."),
     ] = None,
-    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn from what you say, by rules.")] = True,
+    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn from what you say.")] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -66,8 +66,9 @@ def chat(
     is fetched once, 98 MB for smollm2. For a model that takes no tools, such as smollm2, what has left the window is searched
     for the words of each line.
 
-    What you say is learned from after each reply, in the background and without a call of a model: `kilburn memories list` shows
-    it. Notes, and what memory and other sessions say about a line, go with it to the model; --recall 0 turns that off.
+    What you say is learned from after each reply, in the background: by rules, and by a model that answers on another machine, in
+    at most 8,000 tokens, until your next line. `kilburn memories list` shows what, `kilburn memories state` what failed and why.
+    Notes, and what memory and other sessions say about a line, go with it to the model; --recall 0 turns that off.
 
     Examples:
 
@@ -96,7 +97,7 @@ def chat(
             memory=memory,
             notes=notes or (),
             recall=recall if recall is not None else 1000 if notes else 300,
-            learn="plain" if learn else None,
+            learn=(LEARNS if getattr(speaker, "elsewhere", False) else LEARNS[0]) if learn else None,
             system=system,
             rights=Rights(after_untrusted=Permit.ASK),
             confirm=confirm,
@@ -112,7 +113,9 @@ def _learned(agent: Agent) -> None:
     if agent.learning is None:
         return
     try:
-        agent.learning.result(PATIENCE)
+        learned = agent.learning.result(PATIENCE)
+        if learned.failed and learned.why:
+            say(line(f"nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; it is tried again"))
     except (KilburnError, TimeoutError) as error:
         say(f"what was said last is learned from the next time: {error.what if isinstance(error, KilburnError) else error}")
     finally:

@@ -14,12 +14,12 @@ from kilburn.backend import SegmentKind
 from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
-from kilburn.cli.screen import count, table
+from kilburn.cli.screen import count, many, table
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
 from kilburn.kernel.store import Store
-from kilburn.memory.account import describe, provenance, versions
+from kilburn.memory.account import describe, progress, provenance, versions
 from kilburn.memory.retention import Quota, sweep
 from kilburn.memory.secrets import is_installed
 from kilburn.move import Retire
@@ -230,6 +230,33 @@ def _card(row: dict[str, Any]) -> str:
     if row["made_from_it"]:
         lines.append(f"  used in   {line(' '.join(row['made_from_it']))}")
     return "\n".join([*lines, "", row["text"]])
+
+
+@memories.command("state")
+def state_of(user: OnlyUser = None, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Show how far each policy has learned from each session, what waits to be tried again, and why.
+
+    Example:
+
+        kilburn memories state --user ana
+    """
+    with reading(db, tenant) as store:
+        if user is not None and not any(_memories(store, user)):
+            raise _unknown(store, user)
+        rows = [row for memory in _memories(store, user) for row in progress(store, memory)]
+    if json:
+        emit(rows)
+        return
+    heads = ("user", "session", "policy", "learned up to", "waits", "last try", "ended", "why")
+    cells = ("user", "session", "policy", "upto")
+    table(
+        heads,
+        (
+            (*(row[key] or "" for key in cells), " ".join(row["waiting"]), when(row["time"]), row["outcome"], row["why"])
+            for row in rows
+        ),
+    )
+    tell(many(sum(len(row["waiting"]) for row in rows), "exchange") + " to be tried again")
 
 
 @memories.command("history")

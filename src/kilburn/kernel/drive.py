@@ -68,33 +68,44 @@ async def aside(work: Callable[[], Result]) -> Result:
     return await asyncio.to_thread(work)
 
 
-def answerer(model: Model | None) -> Answerer:
+def answerer(model: Model | None, stopped: Callable[[], bool] = lambda: False) -> Answerer:
     """Answers `Ask`s with a model; without one, every answer's outcome is NO_MODEL.
 
     A model is foreign code. Any error, and no answer within the question's time-out, is the outcome FAILED. A model
-    that hangs is left behind in its thread.
+    that hangs is left behind in its thread; one that goes on and on is ended at its next piece.
+
+    Args:
+        stopped: whether no answer is wanted any more.
     """
 
     def answer(ask: Ask) -> Answer:
         if model is None:
             return Answer(outcome=Outcome.NO_MODEL)
         said: list[Answer] = []
-        worker = threading.Thread(target=lambda: said.append(_ask(model, ask)), name="kilburn-ask", daemon=True)
+        late = threading.Event()
+
+        def is_over() -> bool:
+            return late.is_set() or stopped()
+
+        worker = threading.Thread(target=lambda: said.append(_ask(model, ask, is_over)), name="kilburn-ask", daemon=True)
         worker.start()
         # The model has the same time-out, and its own error says more. This is for a model that ignores it.
         timeout = ask.timeout if 0 < ask.timeout < PATIENCE else PATIENCE
         worker.join(timeout + min(1.0, timeout / 4))
         if said:
             return said[0]
+        late.set()
         why = f"no answer within {timeout:g} s" if worker.is_alive() else "its thread ended without an answer"
         return Answer(outcome=Outcome.FAILED, detail=why)
 
     return answer
 
 
-def _ask(model: Model, ask: Ask) -> Answer:
+def _ask(model: Model, ask: Ask, is_over: Callable[[], bool]) -> Answer:
+    most = SPACIOUS * max(1024, ask.max_tokens)
     try:
-        return _judge(_complete(model, _request(model, ask)), SPACIOUS * max(1024, ask.max_tokens))
+        reply = _complete(model, _request(model, ask), most, is_over)
+        return Answer(outcome=Outcome.TRUNCATED) if reply is None else _judge(reply, most)
     except ModelError as error:
         # As below: a provider's message may quote the prompt. The advice is ours.
         log.info("model %s: %s", model.name, error)
@@ -106,15 +117,27 @@ def _ask(model: Model, ask: Ask) -> Answer:
         return Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
 
 
-def _complete(model: Model, request: Request) -> Reply:
-    """The whole reply. A program that ends waits for the next piece of it only, of a model on another machine not even so
-    long."""
+def _complete(model: Model, request: Request, most: int, is_over: Callable[[], bool]) -> Reply | None:
+    """The whole reply; None of a model that says more than `most` characters without an end. A program that ends waits for the
+    next piece of it only, of a model on another machine not even so long."""
+    said = 0
     with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
-        for piece in model.stream(request):
-            if ending():
-                raise Unavailable("the program is ending", advice="ask before")
-            if isinstance(piece, Reply):
-                return piece
+        pieces = model.stream(request)
+        try:
+            for piece in pieces:
+                if ending():
+                    raise Unavailable("the program is ending", advice="ask before")
+                if isinstance(piece, Reply):
+                    return piece
+                said += 0 if piece.reasoning else len(piece.text)
+                if said > most:
+                    return None
+                if is_over():
+                    raise Unavailable("no answer is wanted any more", advice="ask again")
+        finally:
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
     raise AssertionError(f"model {model.name} ended its stream without a reply")
 
 

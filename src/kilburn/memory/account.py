@@ -9,9 +9,10 @@ from typing import Any
 from kilburn.backend import State
 from kilburn.collections.collecting import is_true, since_of, until_of
 from kilburn.collections.collection import Collection
+from kilburn.event import Act
 from kilburn.kernel.store import Store
 from kilburn.message import Trust
-from kilburn.page import Page, address_of
+from kilburn.page import Page, address_of, span_of
 
 
 def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
@@ -33,6 +34,27 @@ def describe(memory: Collection, page: Page, state: State, at: float | None = No
         "sources": [address_of(source) for source in page.sources],
         "tokens": page.tokens,
     }
+
+
+def progress(store: Store, memory: Collection) -> list[dict[str, Any]]:
+    """How far each policy has learned from each session into a memory, what waits to be tried again, and how the last try ended
+    and why. Of sessions that are gone nothing is said."""
+    names = {info.number: info.name for info in store.backend.segments()}
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    for event in memory.backend.events(memory.number):
+        if event.act is Act.NOTE and event.data.get("learned") in names:
+            waiting = [span_of(first, last) for first, last in event.data.get("waiting", ())]
+            rows[event.data["learned"], event.policy] = {
+                "user": memory.user,
+                "session": names[event.data["learned"]],
+                "policy": event.policy,
+                "upto": address_of(event.data.get("upto", 0)) if event.data.get("upto") else None,
+                "waiting": waiting,
+                "time": event.time,
+                "outcome": str(event.data.get("outcome", "")),
+                "why": str(event.data.get("detail", "")),
+            }
+    return list(rows.values())
 
 
 def provenance(store: Store, memory: Collection, number: int, hidden: Container[str] = ()) -> dict[str, Any]:

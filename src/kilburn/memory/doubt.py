@@ -2,7 +2,8 @@
 
 A sentence that has a sign of change ("moved", "not any more", "instead") and speaks of the matter of a fact in force *doubts*
 that fact. Nothing is retired. A page of the memory keeps the sentence; it cites the message and is made from the fact, so it is
-forgotten with either of them. A search that finds the fact brings this page before it and marks the fact (`Found.doubted`).
+forgotten with either of them. A search that finds the fact brings the newest such page before it and marks the fact
+(`Found.doubted`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_english, is_sign, names, stem, told
+from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_sign, names, stem, told
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, address_of
 from kilburn.search.dates import grounded
+from kilburn.search.english import is_english
 
 MOST = 5
 """Facts that one sentence may doubt; one that would doubt more speaks of none in particular."""
+
+KEPT = 3
+"""Doubts about the same facts that stay in force."""
 
 LONGEST = 400
 """Characters of a sentence."""
@@ -61,7 +66,7 @@ def _matters() -> tuple[frozenset[str], ...]:
 def doubted(
     view: MemoryView, said: Utterance, moves: Sequence[Add | Retire], gone: Iterable[int] = ()
 ) -> Generator[Effect, Answer, list[Add | Retire]]:
-    """The doubts that a message raises, and the end of older ones about the same facts.
+    """The doubts that a message raises, and the end of the oldest about the same facts.
 
     Args:
         moves: of the same plan so far: facts of earlier messages are doubted, too, and what it retires is not.
@@ -95,8 +100,9 @@ def doubted(
                 why="may have changed",
             )
         )
-        if older := doubts_of(view, pages):
-            made.append(Retire(older, until=said.page.time, why="a newer doubt"))
+        # Older ones stay: a search shows the newest, and if that is forgotten, the one before it.
+        if older := sorted(doubts_of(view, pages))[: 1 - KEPT]:
+            made.append(Retire(tuple(older), until=said.page.time, why="newer doubts"))
         left.update(pages)
     return made
 

@@ -21,12 +21,13 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import clauses, unasked
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, RECURRING, ending, is_english, is_sign, matched, names, told
+from kilburn.memory.words import NEGATED, RECURRING, ending, is_sign, matched, names, told
 from kilburn.message import Role, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.search.dates import grounded
+from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
 MOST = 20
@@ -269,15 +270,43 @@ def _is_own(text: str, claim: Claim | None, said: str) -> bool:
     things = told(claim.object) if claim is not None else names(text)
     if not things or len(matched(things, told(said))) < len(things):
         return True  # said in several messages, or in other words
-    of = [clause.text for clause in clauses(said) if matched(things, told(f"{clause.text} {clause.rest}"))]
+    every = list(clauses(said))
+    # Where one clause has all of it, the others do not speak of it.
+    whole = [clause.text for clause in every if len(matched(things, told(clause.text))) == len(things)]
+    of = whole or [clause.text for clause in every if matched(things, told(f"{clause.text} {clause.rest}"))]
     if not of:
         asked = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", said) if sentence.endswith("?")]
         return any(_OURS.search(one) and matched(things, told(one)) for one in asked)
-    return claim is None or not is_speaker(claim.subject) or not all(_OTHERS.match(one) for one in of)
+    if _is_of_speaker(text, claim):
+        return not all(_OTHERS.match(one) for one in of)
+    if claim is None:
+        return True
+    # What the speaker says of themselves alone is true of nobody else.
+    about = told(claim.subject)
+    return not whole or not all(_SELF.match(one) and not _THEM.search(one) and not matched(about, told(one)) for one in whole)
 
 
 _OURS = re.compile(r"\b(?:my|our|i am|i'm|we are|we're)\b", re.IGNORECASE)
-_OTHERS = re.compile(rf"(?:my|our|the) {KIN}\b(?!.*\b(?:i|me|my|we|us|our|mine)\b)", re.IGNORECASE)
+
+
+def _is_of_speaker(text: str, claim: Claim | None) -> bool:
+    """Whether a fact is about who speaks."""
+    return (
+        is_speaker(claim.subject) if claim is not None else re.match(r"(?:the )?user\b(?!['’])", text, re.IGNORECASE) is not None
+    )
+
+
+def _without_others(said: str) -> str:
+    """What is said without the clauses about somebody else."""
+    for clause in clauses(said):
+        if _OTHERS.match(clause.text):
+            said = said.replace(clause.text, " ")
+    return said
+
+
+_SELF = re.compile(r"(?:i|we|i'm|i've|we're|we've)\b", re.IGNORECASE)
+_THEM = re.compile(r"\b(?:he|she|they|him|her|them|his|their|theirs|both|together|with)\b", re.IGNORECASE)
+_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|my|we|us|our|mine)\b)", re.IGNORECASE)
 
 
 def _is_spelled(unsaid: set[str], said: str) -> bool:
@@ -296,7 +325,7 @@ def _is_said_so(text: str, claim: Claim | None, said: Sequence[str]) -> bool:
     """Whether what is said agrees on what is not the case: what a fact denies has a sign of it where it was said, and what it
     affirms is not only denied there."""
     if NEGATED.search(text):
-        return any(map(is_sign, said))
+        return any(map(is_sign, map(_without_others, said) if _is_of_speaker(text, claim) else said))
     things = told(claim.object) if claim is not None else set()
     clauses = [clause for one in said for clause in _CLAUSE.split(one) if things and matched(things, told(clause))]
     return not clauses or _ENDED.search(text) is not None or not all(_ENDED.search(clause) for clause in clauses)

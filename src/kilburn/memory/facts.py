@@ -15,17 +15,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kilburn.claims import SPEAKER, key_of, plain_name
+from kilburn.claims import SPEAKER, plain_name, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
 from kilburn.memory.doubt import doubted, with_doubts
 from kilburn.memory.extraction import Extracted, Failed, asked, extracted
 from kilburn.memory.view import SUMMARY, MemoryView
-from kilburn.memory.words import agreement, is_english, is_known, is_sign
+from kilburn.memory.words import agreement, is_known, is_sign
 from kilburn.message import Kind, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
 REPEATED = 0.95
@@ -190,11 +191,15 @@ class Facts:
 
 def _is_fit(op: str, fact: Extracted, known: str, claim: Claim | None) -> bool:
     """Whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
-    that, and an update the same subject, or half of the words."""
+    that, and an update the same subject and relation or most of the words; with a sign of change, the same subject or half of the
+    words."""
+    changed = is_sign(fact.add.text) or is_sign(fact.said.text)
     if op == "DELETE":
-        return is_sign(fact.add.text) or is_sign(fact.said.text)
+        return changed
     common = agreement(fact.add.text, known)
     if op == "NOOP":
         return common > 0 or not is_english(fact.said.text)
     own = fact.add.claim
-    return common >= HALF or (claim is not None and own is not None and key_of(claim.subject) == key_of(own.subject))
+    parts = 2 if changed else 3
+    alike = claim is not None and own is not None and topic(claim)[:parts] == topic(own)[:parts]
+    return alike or (common >= HALF if changed else common > HALF)

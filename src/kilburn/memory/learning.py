@@ -74,6 +74,9 @@ SKEW = 86_400.0
 ABOUT = 64
 """Passages that are looked through for what is in force about a subject."""
 
+SPENT = "too few tokens are left: the question takes"
+"""How a reason begins that is no fault of the model."""
+
 _BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED, Outcome.ILLEGAL)
 
 
@@ -105,6 +108,11 @@ class Learning:
     """Learning from a session in a thread of its own, so that the agent goes on. Use it as a context manager, or close it.
 
     Closing gives up the exchange in hand and writes nothing more; the next call begins there.
+
+    Args:
+        policy: one, or several that learn one after the other.
+        tokens: that the questions of each policy and their answers may take. A model may then fail once: what waits to be tried
+            again comes after what is new, one exchange at a time. None for no bound.
     """
 
     def __init__(
@@ -117,18 +125,27 @@ class Learning:
         *,
         secrets: Secrets = None,
         quota: Quota | None = None,
+        tokens: int | None = None,
     ) -> None:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = LearningJob(store, session, policy, user, secrets, quota, stopped=lambda: self._stop.is_set() or ending())
-        answer = answering(store, model)
-        self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
+        jobs = [
+            LearningJob(store, session, one, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
+            for one in (policy if isinstance(policy, list | tuple) else [policy])
+        ]
+        answer = answering(store, model, self._is_stopped)
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, args=(jobs, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
 
-    def _work(self, job: LearningJob, answer: Callable[[Ask], Answer]) -> None:
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set() or ending()
+
+    def _work(self, jobs: Sequence[LearningJob], answer: Callable[[Ask], Answer]) -> None:
         try:
-            self._learned = run(job.learn(), answer)
+            self._learned = _together([run(job.learn(), answer) for job in jobs])
+            self._ended = any(job.spent for job in jobs) and not self._is_stopped()
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
             if not self._stop.is_set():
@@ -138,6 +155,11 @@ class Learning:
     def done(self) -> bool:
         """Whether it has ended."""
         return not self._thread.is_alive()
+
+    @property
+    def failed(self) -> bool | None:
+        """Whether nothing could be learned yet from something; None where it did not end by itself, or asked no model."""
+        return bool(self._learned.failed) if self._learned is not None and self._ended else None
 
     def result(self, timeout: float | None = None) -> Learned:
         """What was learned; waits for it.
@@ -167,9 +189,22 @@ class Learning:
         self.close()
 
 
-def answering(store: Store, model: Any) -> Callable[[Ask], Answer]:
-    """What answers a policy: a model, a spec of one, or None for that of the store."""
-    return answerer(store.model if model is None else resolve("models", model))
+def _together(learned: Sequence[Learned]) -> Learned:
+    """What several policies learned, as one."""
+    return Learned(
+        memory=learned[0].memory,
+        unchanged=sum(one.unchanged for one in learned),
+        why=next((one.why for one in reversed(learned) if one.why), ""),
+        **{
+            name: tuple(dict.fromkeys(each for one in learned for each in getattr(one, name)))
+            for name in ("stored", "retired", "proposed", "failed", "refused")
+        },
+    )
+
+
+def answering(store: Store, model: Any, stopped: Callable[[], bool] = lambda: False) -> Callable[[Ask], Answer]:
+    """What answers a policy: a model, a spec of one, or None for that of the store; until no answer is wanted any more."""
+    return answerer(store.model if model is None else resolve("models", model), stopped)
 
 
 class _Exchange(msgspec.Struct, frozen=True):
@@ -253,6 +288,8 @@ class LearningJob:
 
     Args:
         user: whose memory it goes into; None for the user of the session.
+        stopped: whether to give up.
+        tokens: see `Learning`.
     """
 
     def __init__(
@@ -264,6 +301,7 @@ class LearningJob:
         secrets: Secrets = None,
         quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        tokens: int | None = None,
     ) -> None:
         if isinstance(session, str) and session not in {info.name for info in store.sessions()}:
             raise SpecError(f"no session {session[:80]!r} to learn from", advice="see kilburn ps")
@@ -283,6 +321,7 @@ class LearningJob:
         self.clock, self.vectors = store.clock, store.vectors
         self.secrets, self.quota = secrets, quota
         self.stopped = stopped
+        self.tokens, self.count, self.spent = tokens, store.counter.count, 0
         self.stored: list[str] = []
         self.retired: list[str] = []
         self.proposed: list[str] = []
@@ -332,16 +371,21 @@ class LearningJob:
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
+        if self.tokens is not None:
+            # What waits is tried again after what is new, one exchange at a time.
+            again = [exchange for exchange in exchanges if not exchange.upto]
+            exchanges = [*(exchange for exchange in exchanges if exchange.upto), *again[:1]]
+            self.failed.update({each.span: span_of(*each.span) for each in again})
         written = progress
         breaker = Breaker()
         for place, exchange in enumerate(exchanges):
             if self.stopped():
                 return
-            head = self.memory.head
+            head, spent = self.memory.head, self.spent
             view = self._view(exchange)
             course = (yield from self._plan(view)) if view.new else _Course()
-            if self.stopped():
-                return
+            if self.stopped() or (spent and SPENT in course.why):
+                return  # the next call begins here
             if Outcome.NO_MODEL in course.asked and not course.moves and course.noted is not Outcome.DONE:
                 raise SpecError(f"the policy {self.name!r} asks a model, and there is none", advice="give model=, or use plain")
             course = self._write(exchange, course, progress, head)
@@ -349,7 +393,7 @@ class LearningJob:
             if course.moves or course.answered or course.failure:
                 written = progress
             breaker.note(Outcome.FAILED if course.failure is Outcome.FAILED and course.answered else Outcome.DONE, place)
-            if breaker.is_open(place):
+            if breaker.is_open(place) or (self.tokens is not None and course.failure):
                 rest = exchanges[place + 1 :]
                 self.failed.update({each.span: span_of(*each.span) for each in rest})
                 break
@@ -413,6 +457,8 @@ class LearningJob:
     ) -> None:
         outcome = (course.failure if course else None) or Outcome.DONE
         told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.number, "outcome": outcome}
+        if course is not None and course.failure and course.why:
+            told["detail"] = course.why
         note = cast(Data, {**figures, **told})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
@@ -552,7 +598,12 @@ class LearningJob:
         return course
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
+        asked = self.count(ask.prompt) + self.count(ask.system)
+        if self.tokens is not None and self.spent + asked + ask.max_tokens > self.tokens:
+            course.asked.append(Outcome.FAILED)
+            return Answer(outcome=Outcome.FAILED, detail=f"{SPENT} {asked + ask.max_tokens:,}, {self.tokens:,} may be")
         answer = yield ask
+        self.spent += asked + self.count(answer.text)
         course.asked.append(answer.outcome)
         if answer.outcome is not Outcome.NO_MODEL:
             detail = answer.detail[:300]

@@ -1,5 +1,4 @@
-"""The words of a text as a memory compares them: without their endings, what is denied, which time is spoken of, and whether
-the language is one that is known here.
+"""The words of a text as a memory compares them: without their endings, what is denied, and which time is spoken of.
 
 Words are brought to their stems by the stemmer of the text index, so what a search finds as one word is one word here too.
 Patterns are for English; of a text in another language only names and numbers are compared.
@@ -16,6 +15,7 @@ from itertools import pairwise
 import apsw
 
 from kilburn.search.dates import dates
+from kilburn.search.english import is_english
 
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """Letters of scripts that put no space between words or between a word and its particles; two in a row count as a word."""
@@ -62,21 +62,6 @@ RECURRING = re.compile(
     re.IGNORECASE,
 )
 """Words with which "on Monday" is no single day."""
-
-_ENGLISH = (
-    "the my and that this it you with have for from to at they she your our are been just what when how us because until who "
-    "there then his her i'm i've i'd don't didn't can't it's is was were not but all a an on in no so be do should would every "
-    "of me we i more out over than had did got get into as by too after before if or about will back off up"
-)
-_ELSEWHERE = (
-    "der die das und ich wir nicht mit bei nach ein eine den dem ist bin habe hat zu im je tu il elle nous vous le la les un une "
-    "des du et est suis ai chez pas de que qui en el los las y no soy tengo con mi una ho sono abito ci siamo di che non per del "
-    "della il lo gli ik wij het een niet ben doe aan van met jag är och inte har med på det en em na os uma eu não moro para "
-    "meu minha jeg og ikke er til ja nie jest mam w z się na do"
-)
-_KNOWN = frozenset(_ENGLISH.split()) - frozenset(_ELSEWHERE.split())
-"""Words of English that are none of other languages of Europe."""
-_UNKNOWN = frozenset(_ELSEWHERE.split()) - frozenset(_ENGLISH.split())
 
 _TIMES = (
     ("wish", re.compile(r"\b(?:wants?|wish(?:es)?|hopes?|would|might|may|could|should|considers?|thinking of)\b", re.IGNORECASE)),
@@ -152,16 +137,6 @@ def names(text: str) -> set[str]:
     begins = {0} if found else set()
     begins |= {start for (word, at), (_, start) in pairwise(found) if re.search(r"[.!?]\s", text[at + len(word) : start])}
     return {word.casefold() for word, at in found if any(map(str.isupper, word)) and at not in begins and word != "I"}
-
-
-def is_english(text: str) -> bool:
-    """Whether a text is in the language whose words are known here, as far as its small words tell; one that has none of them
-    is not, unless it is very short."""
-    words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", text.casefold().replace("’", "'"))
-    here, there = ([word for word in words if word in listed] for listed in (_KNOWN, _UNKNOWN))
-    if sum(not word.isascii() for word in words) * 2 > len(words) or len(there) > len(here):
-        return False
-    return len(words) < 3 or bool(here)
 
 
 def is_sign(text: str) -> bool:

@@ -54,6 +54,9 @@ DEEPEST = 4000
 BESIDE = 24
 """Candidates whose neighbours are candidates too, at least; more for a larger budget."""
 
+ALONE = (SegmentKind.MEMORY, SegmentKind.NOTES)
+"""Segments whose pages have no neighbours."""
+
 REACH = 4
 """How far away a neighbour is."""
 
@@ -266,7 +269,7 @@ class Searcher:
         beside = {
             (segment, page + step): None
             for segment, page in best
-            if self._infos[segment].kind not in (SegmentKind.MEMORY, SegmentKind.NOTES)
+            if self._infos[segment].kind not in ALONE
             for step in range(-REACH, REACH + 1)
             if page > 0 and page + step > 0
         }
@@ -370,8 +373,11 @@ class Searcher:
             StoreError: see `ranked`.
         """
         ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, apart=not abstain)
-        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
-        sure = confidence(self.text, best, cosine)
+        known = {(self._infos[one.key[0]].name, one.candidate.page.address): one for one in ranked}
+        of = [known.get((hit.session, hit.address)) for hit in best]
+        cosines = [None if one is None else one.candidate.meaning for one in of]
+        turns = [None if one is None or one.candidate.kind in ALONE else one.key for one in of]
+        sure = confidence(self.text, best, cosines, turns)
         if not abstain:
             return Findings(best, sure)
         hits = reading_order(best)
@@ -491,6 +497,13 @@ class Searcher:
         if not self._is_whole([key for of in doubts.values() for key in of]):
             return None
         doubts = {key: [by for by in of if self._is_read(by) and self._is_true(by, now, at)] for key, of in doubts.items()}
+        older: set[Key] = set()
+        for key, of in doubts.items():
+            # Of what was said since, the newest; an older one is shown again when that is forgotten.
+            said = sorted((by for by in of if self._is_doubt(by)), key=lambda by: (self._rows[by][0].time, by))
+            older.update(said[:-1])
+            doubts[key] = [by for by in of if by not in said[:-1]]
+        older.difference_update(*doubts.values())
         # A doubt is as good as the first fact that it is brought for.
         brought: dict[Key, Ranked] = {}
         for one in shown:
@@ -503,7 +516,7 @@ class Searcher:
         placed: set[Key] = set()
         more = 0
         for one, hit in zip(shown, hits, strict=True):
-            if one.key in placed:
+            if one.key in placed or one.key in older:
                 continue
             for key in doubts.get(one.key, ()):
                 text = texts.get(brought[key].candidate.page.digest)

@@ -87,7 +87,7 @@ def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget:
     clock = FakeClock(BEGINNING, tick=0.0)
     whole = Budget(1 << 40)
     with Store(backend, whole, "fifo", tokenizer="chars/4", clock=clock, ranking=ranking, vectors=vectors) as levels:
-        ids = _said(levels, corpus.docs)
+        ids = conversation(levels, corpus.docs)
         if vectors is not None:
             vectors.catch_up()
         clock.now = max((time for _, time in ids.values()), default=BEGINNING) + DAY
@@ -102,7 +102,7 @@ def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget:
             yield RecallLine(corpus.name, asked.id, listed, ms, found.confidence)
 
 
-def _said(levels: Store, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int], tuple[str, float]]:
+def conversation(levels: Store, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int], tuple[str, float]]:
     """Append the messages; returns the id and time of each by its session and page."""
     ids: dict[tuple[str, int], tuple[str, float]] = {}
     runs: dict[str, list[tuple[CorpusTurn, float]]] = {}
