@@ -1,9 +1,9 @@
 """Workflows: how tasks were done, as notes `workflows/...` that an agent is shown when a task like them comes.
 
 After Agent Workflow Memory (Wang et al. 2024). A judge says whether an episode succeeded, and only a success becomes a
-workflow: the steps that did it, with the values of this one task as variables. The same steps are kept once. What comes of an
-episode that was shown a workflow, and began as it does, counts for it or against it, in the ledger of the notes; one that
-loses too often is retired.
+workflow: the steps that did it, with the values of this one task as variables. The same steps are kept once. A success of an
+episode that was shown a workflow, and began as it does, counts for it; a failure counts against it if its own steps failed, or
+were all that was done. Wins and losses stand in the ledger of the notes, and one that loses too often is retired.
 
     flows = Workflows(store, "ana")
     flows.learn(store.session("monday"), judge=lambda episode: tests_pass())
@@ -198,14 +198,15 @@ class Workflows:
         return found
 
     def find(self, goal: str, limit: int = 4) -> Sequence[Record]:
-        """Those whose goal is all or part of this one, the most telling first; of equals, the one that wins more often."""
+        """Those whose goal is all or part of this one: the larger the part the earlier, and before those that also ask for something
+        else; of equals, the one that wins more often."""
         scored = []
         for record in self.list():
             words = _words_of(record.workflow.goal)
             share = covered(words, goal)
             if share >= ALIKE:
                 rate = (record.won + 1) / (record.won + record.lost + 2)
-                scored.append(((share * len(told(words)), rate), record))
+                scored.append(((share, len(told(words)), rate), record))
         scored.sort(key=lambda each: each[0], reverse=True)
         return [record for _, record in scored[: max(0, limit)]]
 
@@ -284,7 +285,8 @@ class Workflows:
         if not anew and learned_upto(collection, FOLDER, episode.number) >= episode.last:
             return  # somebody else was faster
         rows = versions(collection, FOLDER)
-        used = [] if verdict is None else [page for page, state in rows if state.at is Place.OUT and self._is_used(page, episode)]
+        in_force = [page for page, state in rows if state.at is Place.OUT]
+        used = [] if verdict is None else [page for page in in_force if self._counts(page, episode, verdict)]
         moves: list[Add | Retire] = []
         retired = []
         if verdict is False:
@@ -317,16 +319,22 @@ class Workflows:
         done.lost += verdict is False
         done.unjudged += verdict is None
 
-    def _is_used(self, page: Page, episode: Episode) -> bool:
-        """Whether an episode was shown a workflow, and carried out its first step."""
+    def _counts(self, page: Page, episode: Episode, verdict: bool) -> bool:
+        """Whether what came of an episode is to a workflow's credit, or its fault: it was shown, and its first step was carried out.
+        A loss is its fault only if one of its steps failed, or nothing else was done: in a larger task the fault may be another's."""
         if (self.notes.collection.number, page.id) not in episode.shown:
             return False
-        steps = Workflow.parse(self.notes.collection.text(page.id)).steps
-        if not steps:
+        forms = [(tool, _form_of(arguments)) for tool, arguments in Workflow.parse(self.notes.collection.text(page.id)).steps]
+        own = [
+            [tool == call.tool and form.fullmatch(_plain(call.arguments)) is not None for call in episode.calls]
+            for tool, form in forms
+        ]
+        if not own or not any(own[0]):
             return False
-        tool, arguments = steps[0]
-        begins = re.compile(".+?".join(re.escape(piece) for piece in _VARIABLE.split(_plain(arguments))[::2]), re.DOTALL)
-        return any(call.tool == tool and begins.fullmatch(_plain(call.arguments)) for call in episode.calls)
+        its = [any(made) for made in zip(*own, strict=True)]
+        failed = any(call.failed and is_its for call, is_its in zip(episode.calls, its, strict=True))
+        alone = all(is_its or call.failed or _looks(call) for call, is_its in zip(episode.calls, its, strict=True))
+        return verdict or failed or alone
 
     def _tally(self, without: Key | None = None) -> Mapping[int, tuple[int, int]]:
         """Wins and losses of each page, each episode once, whatever the ledger has of it twice."""
@@ -397,6 +405,11 @@ def _plain(arguments: str) -> str:
         return json.dumps(json.loads(arguments), ensure_ascii=False, sort_keys=True)
     except (ValueError, RecursionError):
         return " ".join(arguments.split())
+
+
+def _form_of(arguments: str) -> re.Pattern[str]:
+    """The arguments of calls that carry out a step, whatever its variables stand for."""
+    return re.compile(".+?".join(re.escape(piece) for piece in _VARIABLE.split(_plain(arguments))[::2]), re.DOTALL)
 
 
 def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Workflow | None:
