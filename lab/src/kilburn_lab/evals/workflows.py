@@ -48,10 +48,6 @@ OWNER = "errands"
 
 ASK = "Do this errand with the programs of this folder, which `ls bin` lists. A program says with --help how it is called."
 
-ENOUGH = 0.8
-"""The share of the words of a request that a program's help must have, before the script tries it. When it has read the help of
-all, it tries the best."""
-
 SAME = 0.8
 """The share of words that a request and the goal of a workflow must have in common, before the script follows it."""
 
@@ -60,8 +56,27 @@ _SHOWN = re.compile(r"^\w+ workflows/.*:\n(.+)\n\n((?:\d+\. .+\n?)+)", re.MULTIL
 _STEP = re.compile(r"\d+\. shell (\{.*\})")
 _USAGE = re.compile(r"usage: (\w+) (.+)\n(.+)")
 _COMMON = frozenset(
-    ("the", "of", "into", "in", "a", "and", "is", "are", "to", "be", "for", "it", "its", "by", "with", "was")
-    + ("please", "do", "this", "now", "then")
+    (
+        "a",
+        "and",
+        "are",
+        "be",
+        "by",
+        "do",
+        "for",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "now",
+        "of",
+        "please",
+        "the",
+        "then",
+        "this",
+        "to",
+    )
 )
 
 
@@ -98,12 +113,14 @@ class ErrandScript:
 
     Args:
         chance: in which order it reads the programs' help.
+        care: the share of the words of a request that a program's help must have, before it tries the program. When it has read
+            the help of all, it tries the best.
     """
 
     name, form, context, tokenizer = "errand-script", "chat", None, "chars/4"
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, chance: random.Random, care: float) -> None:
+        self._chance, self._care = chance, care
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The next command, or the end of the work."""
@@ -143,7 +160,7 @@ class ErrandScript:
                     return [command for command in filled if command], end - at
         read = [usage for usage in (_USAGE.search(result) for result in looked.done.values()) if usage is not None]
         if looked.unread != []:
-            read = [usage for usage in read if _covered(looked.parts[at], usage[3]) >= ENOUGH]
+            read = [usage for usage in read if _covered(looked.parts[at], usage[3]) >= self._care]
         for usage in sorted(read, key=lambda usage: -_covered(looked.parts[at], usage[3])):
             command = _called(usage[1], usage[2], looked.parts[at])
             if command and not looked.failed(command):
@@ -263,6 +280,7 @@ class FlowReport(EvalReport, frozen=True, kw_only=True):
     streams: int
     limit: int
     lies: int
+    care: int
     kept: dict[str, float]
     retired: dict[str, float]
     rows: list[FlowRow]
@@ -274,12 +292,12 @@ class FlowReport(EvalReport, frozen=True, kw_only=True):
     def table(self) -> str:
         """For people."""
         columns = (
-            "judge={arm} | errands={kind} | of={errands} | done={done:.2f} | more={more:+.2f} | 95%={more_low:+.2f} {more_high:+.2f} | "
-            "steps={steps:.1f} | fewer={fewer:.0%} | 95% ={fewer_low:.0%} {fewer_high:.0%} | done by both, fewer={both:.0%} | "
-            "tokens shown={shown:.0f}"
+            "judge={arm} | errands={kind} | of={errands} | done={done:.2f} | more={more:+.2f} | "
+            "95%={more_low:+.2f} {more_high:+.2f} | steps={steps:.1f} | fewer={fewer:.0%} | "
+            "95% ={fewer_low:.0%} {fewer_high:.0%} | where both did it={both:.0%} | tokens={shown:.0f}"
         )
         flows = (f"{arm} {kept:.0f} and {self.retired[arm]:.0f}" for arm, kept in self.kept.items())
-        words = f"Means over {self.streams} streams; at most {self.limit} steps an errand. The judge `lying` lies in {self.lies}% of cases."
+        words = f"Means over {self.streams} streams; at most {self.limit} steps an errand; `lying` lies in {self.lies}% of cases."
         return "\n".join(
             (table_of(self.rows, columns, ("judge", "errands")), words, f"Workflows kept and retired: {', '.join(flows)}.")
         )
@@ -292,6 +310,7 @@ def evaluate(
     errands: int = 36,
     limit: int = 12,
     lies: int = 30,
+    care: int = 80,
     half: str = HALVES[0],
     model: str = "",
     induce: str = "rule",
@@ -303,6 +322,7 @@ def evaluate(
     Args:
         errands: in each stream: a third simple, a third of two parts, a third of three.
         limit: steps of an errand. lies: cases out of a hundred in which the judge `lying` says the opposite.
+        care: how careful the script is, in words out of a hundred: see `ErrandScript`.
         half: whose wordings the errands have.
         model: a spec of what does the errands; "" for the script. induce: "rule", or "model" for what makes workflows.
 
@@ -312,7 +332,7 @@ def evaluate(
     check_known("judge", arms, ARMS)
     check_known("half", [half], HALVES)
     check_known("way to induce", [induce], ("rule", "model"))
-    if streams < 1 or errands < 3 or limit < 1 or not 0 <= lies <= 100:
+    if streams < 1 or errands < 3 or limit < 1 or not (0 <= lies <= 100 and 0 <= care <= 100):
         raise SpecError(
             f"streams={streams}, errands={errands}, limit={limit}, lies={lies}", advice="give 1, 3, 1, 0 to 100 or more"
         )
@@ -328,17 +348,28 @@ def evaluate(
             world = ErrandWorld(Path(folder), number, half)
             asked = [world.errand(1 + 3 * at // errands) for at in range(errands)]
             for arm in wanted:
-                done = _stream(world, number, asked, arm, limit=limit, lies=lies, model=speaker, induce=induce)
+                done = _stream(world, number, asked, arm, limit=limit, lies=lies, care=care, model=speaker, induce=induce)
                 runs += done[0]
                 kept[arm] += done[1] / streams
                 retired[arm] += done[2] / streams
                 progress(len(runs), streams * len(wanted) * errands)
     rows = [_row(runs, arm, parts, seed) for arm in wanted for parts in NAMES]
-    return FlowReport(seed=seed, half=half, streams=streams, limit=limit, lies=lies, kept=kept, retired=retired, rows=rows)
+    return FlowReport(
+        seed=seed, half=half, streams=streams, limit=limit, lies=lies, care=care, kept=kept, retired=retired, rows=rows
+    )
 
 
 def _stream(
-    world: ErrandWorld, number: int, asked: Sequence[Errand], arm: str, *, limit: int, lies: int, model: Any, induce: str
+    world: ErrandWorld,
+    number: int,
+    asked: Sequence[Errand],
+    arm: str,
+    *,
+    limit: int,
+    lies: int,
+    care: int,
+    model: Any,
+    induce: str,
 ) -> tuple[list[ErrandRun], int, int]:
     """One stream under one arm: how each errand went, workflows in force in the end, and how many were retired."""
     chance = random.Random(f"workflows/{number}/{arm}")
@@ -347,7 +378,7 @@ def _stream(
         flows = Workflows(store, OWNER)
         for at, errand in enumerate(asked):
             world.begin(errand)
-            speaker = ErrandScript(chance) if model is None else model
+            speaker = ErrandScript(chance, care / 100) if model is None else model
             shown, steps = _carried_out(store, world, errand, f"errand-{at}", speaker, flows if arm != "none" else None, limit)
             done = world.is_done(errand)
             runs.append(ErrandRun(stream=number, arm=arm, parts=errand.parts, done=done, steps=steps, shown=shown))
