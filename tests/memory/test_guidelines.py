@@ -168,8 +168,11 @@ def test_of_a_forgotten_feedback_no_byte_is_left(store: Store, tmp_path: Path) -
     guidelines.learn(session)
     shown = guidelines.messages("A customer.")
     store.session("later", user="ana").append({"role": "user", "content": "A customer."}, *shown)
-    gone = guidelines.unalign(session, "p7")
-    assert {"p7", "later p2", "later p3"} <= set(gone)
+    before = made(guidelines)
+    dry = guidelines.unalign(session, "p7", dry=True)
+    assert made(guidelines) == before
+    assert guidelines.unalign(session, "p7").pages == dry.pages
+    assert dry.pages["later"] == ("p2-p3",)
     assert texts(guidelines) == ["If the customer is gold: urgent."]
     store.close()
     data = b"".join(file.read_bytes() for file in tmp_path.iterdir())

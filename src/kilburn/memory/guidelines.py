@@ -26,6 +26,7 @@ from kilburn.collections.collection import undisturbed
 from kilburn.effect import Answer, Ask
 from kilburn.errors import Forgotten, SecretFound
 from kilburn.event import Act
+from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.drive import run
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -188,32 +189,32 @@ class Guidelines:
         answer = None if model is None else answering(self.store, model)
         return undisturbed(lambda: self._learn(session, answer, anew, secrets))
 
-    def unalign(self, session: Session, address: str, why: str = "", *, model: Any = None) -> Sequence[str]:
+    def unalign(self, session: Session, address: str, why: str = "", *, model: Any = None, dry: bool = False) -> Erasure:
         """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
-        other feedback supports are made anew from that. Returns the addresses that were forgotten.
+        other feedback supports are made anew from that. Returns the receipt.
 
         If the program ends in between, the next `learn` of each session makes what is missing.
+
+        Args:
+            model: see `learn`. dry: only say what would go.
 
         Raises:
             UnknownAddress, Forgotten. StoreError.
         """
         collection = self.notes.collection
-        roots = session.forgettable(address)
-        citing = {
-            page
-            for number, pages in roots.items()
-            for at, page in collection.backend.citing(number, pages)
-            if at == collection.number
-        }
-        rows = collection.backend.read((collection.number, page) for page in citing)
-        touched = {session.number, *roots, *(number for page, _ in rows.values() for number, _ in page.cites)}
+        touched = {session.number}
+        for number, pages in session.forgettable(address).items():
+            found = [key for key in collection.backend.citing(number, pages) if key[0] == collection.number]
+            touched |= {of for page, _ in collection.backend.read(found).values() for of, _ in page.cites}
         names = {info.number: info.name for info in self.store.sessions()}
         sessions = [self.store.session(names[number]) for number in sorted(touched) if number in names]
-        for each in sessions:
-            collection.apply(policy=FOLDER, cause="forget", note=progress_of(each.number, 0))
-        gone = session.forget(address, why)
-        for each in sessions:
-            self.learn(each, model=model)
+        if not dry:
+            for each in sessions:
+                collection.apply(policy=FOLDER, cause="forget", note=progress_of(each.number, 0))
+        gone = self.store.forget(session=session.name, address=address, why=why, dry=dry)
+        if not dry:
+            for each in sessions:
+                self.learn(each, model=model)
         return gone
 
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:

@@ -198,8 +198,8 @@ class Workflows:
         return found
 
     def find(self, goal: str, limit: int = 4) -> Sequence[Record]:
-        """Those whose goal is all or part of this one: the larger the part the earlier, and before those that also ask for something
-        else; of equals, the one that wins more often."""
+        """Those whose goal is all or part of this one: the larger the part the earlier, and before those that also ask for
+        something else; of equals, the one that wins more often."""
         scored = []
         for record in self.list():
             words = _words_of(record.workflow.goal)
@@ -320,8 +320,9 @@ class Workflows:
         done.unjudged += verdict is None
 
     def _counts(self, page: Page, episode: Episode, verdict: bool) -> bool:
-        """Whether what came of an episode is to a workflow's credit, or its fault: it was shown, and its first step was carried out.
-        A loss is its fault only if one of its steps failed, or nothing else was done: in a larger task the fault may be another's."""
+        """Whether what came of an episode is to a workflow's credit, or its fault: it was shown, and its first step was carried
+        out. A loss is its fault only if one of its steps failed, or nothing else was done: in a larger task the fault may be
+        another's."""
         if (self.notes.collection.number, page.id) not in episode.shown:
             return False
         forms = [(tool, _form_of(arguments)) for tool, arguments in Workflow.parse(self.notes.collection.text(page.id)).steps]
