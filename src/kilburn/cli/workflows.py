@@ -40,22 +40,22 @@ def list_workflows(
     with reading(db, tenant) as store:
         known = any(held.kind is SegmentKind.NOTES and held.user == user for held in store.collections())
         records = Workflows(store, user).list() if known else []
+        heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [
-            {
-                "note": record.note.name,
-                "won": record.won,
-                "lost": record.lost,
-                "steps": len(record.workflow.steps),
-                "trust": Trust(record.note.trust).name.lower(),
-                "goal": record.workflow.goal,
-            }
-            for record in records
+            (
+                each.note.name,
+                each.won,
+                each.lost,
+                len(each.workflow.steps),
+                Trust(each.note.trust).name.lower(),
+                each.workflow.goal,
+            )
+            for each in records
         ]
     if json:
-        emit(rows)
+        emit([dict(zip(heads, row, strict=True)) for row in rows])
         return
-    heads = ("note", "won", "lost", "steps", "trust", "goal")
-    table(heads, ((row["note"], count(row["won"]), count(row["lost"]), row["steps"], row["trust"], row["goal"]) for row in rows))
+    table(heads, rows)
     tell(many(len(rows), "workflow"))
 
 

@@ -32,10 +32,10 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.episodes import (
     Episode,
+    Experience,
     Key,
     answering,
     episodes,
-    learned_upto,
     progress_of,
     quoted,
     recalled,
@@ -145,6 +145,7 @@ class Guidelines:
 
     def __init__(self, store: Store, owner: str = "") -> None:
         self.store, self.notes = store, store.notes(owner)
+        self._past = Experience(self.notes.collection, FOLDER)
 
     def list(self) -> Sequence[NoteVersion]:
         """The guidelines in force, by name."""
@@ -163,12 +164,12 @@ class Guidelines:
     def messages(self, request: str, examples: int = 5) -> Sequence[Message]:
         """All guidelines, and the examples that are nearest to a request, as messages to append behind it. They cite
         the notes."""
-        number = self.notes.collection.number
+        held = self.notes.collection
         rules = [(_head_of(note), note) for note in self.list()]
         near = [(_head_of(note), note) for note in self.examples(request, examples)]
         made = (
-            recalled(FOLDER, "What the user's feedback says about how to work.", number, rules),
-            recalled(EXAMPLES, "What the user said to earlier answers.", number, near),
+            recalled(FOLDER, "What the user's feedback says about how to work.", held, rules),
+            recalled(EXAMPLES, "What the user said to earlier answers.", held, near),
         )
         return [message for message in made if message is not None]
 
@@ -220,9 +221,9 @@ class Guidelines:
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:
         collection = self.notes.collection
         head, done = collection.head, Distilled()
-        upto = 0 if anew else learned_upto(collection, FOLDER, session.number)
+        upto = 0 if anew else self._past.upto(session.number)
         new, last = [], upto
-        for episode in episodes(session):
+        for episode in episodes(session, upto):
             if episode.next <= upto:
                 continue
             last = max(last, episode.next)
@@ -248,7 +249,7 @@ class Guidelines:
         tainted = answer is not None and min((episode.taint for episode in new), default=Trust.USER) < Trust.AGENT
         moves = [*self._moves(wanted, rows, done, tainted=tainted), *self._kept(new, done)]
         if moves or last > upto:
-            note = progress_of(session.number, max(last, learned_upto(collection, FOLDER, session.number)))
+            note = progress_of(session.number, max(last, self._past.upto(session.number)))
             try:
                 collection.apply(*moves, policy=FOLDER, cause="learn", tainted=tainted, seen=head, note=note)
             except Forgotten:
@@ -261,7 +262,8 @@ class Guidelines:
         """What makes the notes say what is wanted. What is newer stays, and what is trusted more than the feedback."""
         collection = self.notes.collection
         in_force = {page.name: page for page, state in rows if state.at is Place.OUT}
-        own = {collection.text(page.id).casefold(): page for page in in_force.values()}
+        texts = collection.backend.texts(page.digest for page, _ in rows)
+        own = {texts.get(page.digest, "").casefold(): page for page in in_force.values()}
         by_person = {page for event in collection.events(act=Act.RETIRE) if event.policy == "user" for page in event.pages}
         refused = {
             collection.text(page.id).casefold() for page, state in rows if state.at is Place.RETIRED and page.id in by_person
@@ -358,7 +360,7 @@ def by_rule(new: Iterable[Episode]) -> dict[str, _Wanted]:
 
 
 def _sentences(said: str) -> list[str]:
-    return [sentence.strip() for sentence in _SENTENCE.split(said) if sentence.strip()]
+    return [sentence.strip() for sentence in _SENTENCE.split(said) if 0 < len(sentence.strip()) <= 2 * LONGEST]
 
 
 def _general(sentence: str) -> str:

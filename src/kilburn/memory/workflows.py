@@ -25,7 +25,6 @@ from kilburn.arguments import checked
 from kilburn.collections.collection import undisturbed
 from kilburn.effect import Answer, Ask
 from kilburn.errors import Forgotten, SecretFound, SpecError
-from kilburn.event import Act
 from kilburn.kernel.drive import run
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -33,10 +32,10 @@ from kilburn.memory import secrets
 from kilburn.memory.episodes import (
     Call,
     Episode,
+    Experience,
     Key,
     answering,
     episodes,
-    learned_upto,
     progress_of,
     quoted,
     recalled,
@@ -58,6 +57,9 @@ FOLDER = "workflows"
 
 MOST = 50
 """Steps of a workflow."""
+
+LONGEST = 2_000
+"""Characters of a command of which it is asked whether it only looks around."""
 
 ALIKE = 0.6
 """The share of the words of a workflow's goal that must be in a task's."""
@@ -187,14 +189,17 @@ class Workflows:
 
     def __init__(self, store: Store, owner: str = "") -> None:
         self.store, self.notes = store, store.notes(owner)
+        self._past = Experience(self.notes.collection, FOLDER)
 
     def list(self) -> Sequence[Record]:
         """Those in force, by name."""
-        tally = self._tally()
+        tally, notes = self._tally(), self.notes.list(FOLDER)
+        texts = self.notes.collection.backend.texts(note.digest for note in notes)
         found = []
-        for note in self.notes.list(FOLDER):
+        for note in notes:
             won, lost = tally.get(note.page, (0, 0))
-            found.append(Record(note=note, workflow=Workflow.parse(note.text), won=won, lost=lost))
+            if note.digest in texts:  # nobody has forgotten it meanwhile
+                found.append(Record(note=note, workflow=Workflow.parse(texts[note.digest]), won=won, lost=lost))
         return found
 
     def find(self, goal: str, limit: int = 4) -> Sequence[Record]:
@@ -214,7 +219,7 @@ class Workflows:
         """What `find` finds, as a message to append behind the task, marked with trust and wins; None where nothing is found. It
         cites the notes: so what becomes of the episode counts for them, and is forgotten with them."""
         found = [(_head_of(record), record.note) for record in self.find(goal, limit)]
-        return recalled(FOLDER, INTRO, self.notes.collection.number, found)
+        return recalled(FOLDER, INTRO, self.notes.collection, found)
 
     def learn(
         self,
@@ -239,8 +244,8 @@ class Workflows:
         """
         answer = answering(self.store, model) if judge is None or induce == "model" else None
         done = Induced()
-        upto = 0 if anew else learned_upto(self.notes.collection, FOLDER, session.number)
-        for episode in episodes(session):
+        upto = 0 if anew else self._past.upto(session.number)
+        for episode in episodes(session, upto):
             if episode.last <= upto or not episode.calls:
                 continue
             verdict = judge(episode) if judge is not None else None
@@ -282,7 +287,7 @@ class Workflows:
         """Write what came of an episode with how far the session was learned from, in one transaction."""
         collection = self.notes.collection
         head = collection.head
-        if not anew and learned_upto(collection, FOLDER, episode.number) >= episode.last:
+        if not anew and self._past.upto(episode.number) >= episode.last:
             return  # somebody else was faster
         rows = versions(collection, FOLDER)
         in_force = [page for page, state in rows if state.at is Place.OUT]
@@ -298,7 +303,8 @@ class Workflows:
                 if lost + 1 - won >= LEAD and not state.pinned:
                     moves.append(Retire((page.id,), why=f"lost {lost + 1} of {won + lost + 1}"))
                     retired.append(row.name or "")
-        known = {Workflow.parse(collection.text(page.id)).signature for page, _ in rows} if wanted is not None else set()
+        texts = collection.backend.texts(page.digest for page, _ in rows) if wanted is not None else {}
+        known = {Workflow.parse(text).signature for text in texts.values()}
         is_new = wanted is not None and wanted.signature not in known
         name = ""
         if wanted is not None and is_new:
@@ -308,7 +314,7 @@ class Workflows:
         outcome = {True: "won", False: "lost", None: "unjudged"}[verdict]
         note = progress_of(episode.number, episode.last, outcome=outcome, used=[page.id for page in used])
         if anew:
-            note["upto"] = max(episode.last, learned_upto(collection, FOLDER, episode.number))
+            note["upto"] = max(episode.last, self._past.upto(episode.number))
             note["last"] = episode.last
         tainted = episode.taint < Trust.AGENT
         collection.apply(*moves, policy=FOLDER, cause="learn", tainted=tainted, seen=head, note=note)
@@ -325,11 +331,9 @@ class Workflows:
         another's."""
         if (self.notes.collection.number, page.id) not in episode.shown:
             return False
-        forms = [(tool, _form_of(arguments)) for tool, arguments in Workflow.parse(self.notes.collection.text(page.id)).steps]
-        own = [
-            [tool == call.tool and form.fullmatch(_plain(call.arguments)) is not None for call in episode.calls]
-            for tool, form in forms
-        ]
+        steps = Workflow.parse(self.notes.collection.text(page.id)).steps
+        plain = [(call.tool, _plain(call.arguments)) for call in episode.calls]
+        own = [[tool == other and _fits(form, arguments) for other, arguments in plain] for tool, form in steps]
         if not own or not any(own[0]):
             return False
         its = [any(made) for made in zip(*own, strict=True)]
@@ -338,14 +342,8 @@ class Workflows:
         return verdict or failed or alone
 
     def _tally(self, without: Key | None = None) -> Mapping[int, tuple[int, int]]:
-        """Wins and losses of each page, each episode once, whatever the ledger has of it twice."""
-        told: dict[Key, tuple[str, Sequence[int]]] = {}
-        for event in self.notes.collection.events(act=Act.NOTE):
-            data: Mapping[str, Any] = event.data
-            if event.policy == FOLDER and "used" in data:
-                told[data["learned"], data.get("last", data["upto"])] = data["outcome"], data["used"]
-        if without is not None:
-            told.pop(without, None)
+        """Wins and losses of each page; one episode may be left out."""
+        told = {key: outcome for key, outcome in self._past.outcomes().items() if key != without}
         counts = {how: Counter(page for said, used in told.values() if said == how for page in used) for how in ("won", "lost")}
         return {page: (counts["won"][page], counts["lost"][page]) for page in {*counts["won"], *counts["lost"]}}
 
@@ -388,7 +386,7 @@ def _looks(call: Call) -> bool:
     if _READING.match(call.tool):
         return True
     words = [value for value in _values(call.arguments) if isinstance(value, str)]
-    return bool(words) and _LOOKING.match(words[0]) is not None
+    return bool(words) and len(words[0]) <= LONGEST and _LOOKING.match(words[0]) is not None
 
 
 def _values(arguments: str) -> list[Any]:
@@ -408,9 +406,21 @@ def _plain(arguments: str) -> str:
         return " ".join(arguments.split())
 
 
-def _form_of(arguments: str) -> re.Pattern[str]:
-    """The arguments of calls that carry out a step, whatever its variables stand for."""
-    return re.compile(".+?".join(re.escape(piece) for piece in _VARIABLE.split(_plain(arguments))[::2]), re.DOTALL)
+def _fits(form: str, arguments: str) -> bool:
+    """Whether arguments are those of a step, whatever its variables stand for; in one pass, however many these are."""
+    first, *rest = _VARIABLE.split(_plain(form))[::2]
+    if not rest:
+        return arguments == first
+    *middle, last = rest
+    at, end = len(first), len(arguments) - len(last)
+    if not arguments.startswith(first) or not arguments.endswith(last):
+        return False
+    for piece in middle:
+        found = arguments.find(piece, at + 1, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return at < end
 
 
 def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Workflow | None:

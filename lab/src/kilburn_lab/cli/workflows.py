@@ -4,7 +4,7 @@ Examples:
 
     kilburn lab workflows
 
-    kilburn lab workflows --streams 2 --errands 12 --judge true --judge gullible --json
+    kilburn lab workflows --streams 1 --errands 12 --judge true --json
 """
 
 from __future__ import annotations

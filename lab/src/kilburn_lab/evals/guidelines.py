@@ -21,7 +21,6 @@ import msgspec
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.store import Store
 from kilburn.memory.guidelines import Guidelines
 from kilburn.model import complete, request_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
@@ -109,14 +108,14 @@ def decided(prompt: str, ticket: str) -> str:
     words = _words(ticket)
     fitting = [(len(_words(why)), label) for why, label in _GUIDELINE.findall(prompt) if _words(why) and _words(why) <= words]
     if fitting:
-        return max(fitting)[1]
+        return str(max(fitting)[1])
     near = [(len(_words(request) & words), said) for request, said in _EXAMPLE.findall(prompt)]
     if near:
         shared, said = max(near, key=lambda each: each[0])
         found = _SAYS.search(said)
         # Three of the four things that a ticket says.
         if found is not None and shared >= 3:
-            return found[1]
+            return str(found[1])
     return USUAL
 
 
@@ -236,9 +235,10 @@ def _one(
 
         def count(feedback: int, forgotten: int, shown: Sequence[str]) -> None:
             notes = len(guidelines.list()) + len(guidelines.examples())
-            for arm in shown:
-                for ticket in asked:
-                    right = _answer(guidelines, store, rule.text(ticket), arm, model) == rule.right(ticket)
+            for ticket in asked:
+                texts = _shown(guidelines, rule.text(ticket))
+                for arm in shown:
+                    right = _answer(texts, rule.text(ticket), arm, model) == rule.right(ticket)
                     found.append(_Answered(seed, arm, feedback, forgotten, right, notes))
 
         seen = 0
@@ -246,7 +246,7 @@ def _one(
             while len(given) < goal and seen < PATIENCE:
                 seen += 1
                 ticket = rule.ticket()
-                answer = _answer(guidelines, store, rule.text(ticket), "both", model)
+                answer = _answer(_shown(guidelines, rule.text(ticket)), rule.text(ticket), "both", model)
                 if answer == rule.right(ticket):
                     continue
                 said = rule.feedback(ticket, reason=chance.randrange(100) < reasons)
@@ -266,9 +266,12 @@ def _one(
     return found
 
 
-def _answer(guidelines: Guidelines, store: Store, ticket: str, arm: str, model: Any) -> str:
-    """What is answered to a ticket beside what an arm shows."""
-    shown = [] if arm == "none" else [message.parts[0].text for message in guidelines.messages(ticket)]
+def _shown(guidelines: Guidelines, ticket: str) -> list[str]:
+    return [message.parts[0].text for message in guidelines.messages(ticket)]
+
+
+def _answer(shown: Sequence[str], ticket: str, arm: str, model: Any) -> str:
+    """What is answered to a ticket beside what an arm shows of the guidelines and the examples."""
     kept = [text for text in shown if arm == "both" or text.startswith(f"<{arm}-")]
     prompt = "\n".join((*kept, f"Ticket: {ticket}"))
     if model is None:
