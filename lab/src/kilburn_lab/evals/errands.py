@@ -63,7 +63,7 @@ CRAFTS = (
         'LC_ALL=C sort "$FROM" > "$INTO"',
         (
             "Put the lines of {0} in order, into {1}",
-            "Order the lines of {0} into {1}",
+            "Copy {0} to {1} with its lines in order",
         ),
         lambda lines, _: sorted(lines),
     ),
@@ -73,7 +73,7 @@ CRAFTS = (
         'LC_ALL=C sort -r "$FROM" > "$INTO"',
         (
             "Put the lines of {0} in order backwards, into {1}",
-            "Order the lines of {0} backwards into {1}",
+            "Copy {0} to {1} with its lines in order backwards",
         ),
         lambda lines, _: sorted(lines, reverse=True),
     ),
@@ -83,7 +83,7 @@ CRAFTS = (
         'grep -c "" "$FROM" > "$INTO"',
         (
             "Count the lines of {0}, and write the number into {1}",
-            "Count how many lines {0} has, with the number in {1}",
+            "Count lines of {0} and write their number to {1}",
         ),
         lambda lines, _: [str(len(lines))],
     ),
@@ -93,7 +93,7 @@ CRAFTS = (
         'tr -cd a-zA-Z < "$FROM" | wc -c | tr -d " " > "$INTO"',
         (
             "Count the letters of {0}, and write the number into {1}",
-            "Count how many letters {0} has, with the number in {1}",
+            "Count letters of {0} and write their number to {1}",
         ),
         lambda lines, _: [str(sum(letter.isalpha() for line in lines for letter in line))],
     ),
@@ -103,7 +103,7 @@ CRAFTS = (
         'tr a-z A-Z < "$FROM" > "$INTO"',
         (
             "Write {0} in capitals, into {1}",
-            "{1} is to be {0} in capitals",
+            "Write all of {0} in capitals to {1}",
         ),
         lambda lines, _: [line.upper() for line in lines],
     ),
@@ -113,7 +113,7 @@ CRAFTS = (
         'sed -n "1!G;h;\\$p" "$FROM" > "$INTO"',
         (
             "Turn {0} around, the last line first, into {1}",
-            "Turn the lines of {0} around into {1}",
+            "Turn {0} around so that its last line comes first, to {1}",
         ),
         lambda lines, _: lines[::-1],
     ),
@@ -123,7 +123,7 @@ CRAFTS = (
         'cat "$FROM" "$WITH" > "$INTO"',
         (
             "Join {0} and {1}, into {2}",
-            "Join the two files {0} and {1} in {2}",
+            "Join two files, {0} and {1}, to {2}",
         ),
         lambda lines, _: lines,
     ),
@@ -133,7 +133,7 @@ CRAFTS = (
         'head -n "$COUNT" "$FROM" > "$INTO"',
         (
             "Take the first {0} lines of {1}, into {2}",
-            "The first {0} lines of {1} go into {2}",
+            "Keep the first {0} lines of {1} in {2}",
         ),
         lambda lines, words: lines[: int(words[0])],
     ),
@@ -143,7 +143,7 @@ CRAFTS = (
         'tail -n "$COUNT" "$FROM" > "$INTO"',
         (
             "Take the last {0} lines of {1}, into {2}",
-            "The last {0} lines of {1} go into {2}",
+            "Keep the last {0} lines of {1} in {2}",
         ),
         lambda lines, words: lines[-int(words[0]) :],
     ),
@@ -153,7 +153,7 @@ CRAFTS = (
         'sed "s/$WORD/$BY/g" "$FROM" > "$INTO"',
         (
             'Replace the word "{0}" by "{1}" in {2}, into {3}',
-            'Replace "{0}" by the word "{1}" in {2} for {3}',
+            'Replace each word "{0}" by "{1}" in {2}, to {3}',
         ),
         lambda lines, words: [line.replace(words[0], words[1]) for line in lines],
     ),
@@ -163,7 +163,7 @@ CRAFTS = (
         'awk \'!seen[$0]++\' "$FROM" > "$INTO"',
         (
             "Leave out the lines of {0} that were there before, into {1}",
-            "{1} is {0}, but leave out lines that were there before",
+            "Leave out what {0} had before, line by line, to {1}",
         ),
         _unique,
     ),
@@ -173,7 +173,7 @@ CRAFTS = (
         'awk \'{print NR ": " $0}\' "$FROM" > "$INTO"',
         (
             "Put its number before each line of {0}, into {1}",
-            "Each line of {0} gets its number, in {1}",
+            "Put the number of each line before it, from {0} to {1}",
         ),
         lambda lines, _: [f"{at}: {line}" for at, line in enumerate(lines, 1)],
     ),

@@ -49,7 +49,7 @@ OWNER = "errands"
 ASK = "Do this errand with the programs of this folder, which `ls bin` lists. A program says with --help how it is called."
 
 SAME = 0.8
-"""The share of words that a request and the goal of a workflow must have in common, before the script follows it."""
+"""The share of words that each part of a request and of a workflow's goal must have in common, before the script follows it."""
 
 _FILE, _NUMBER, _WORD = r"\w+\.txt", r"(?<![\w.])\d+(?![\w.])", r"\"(\w+)\""
 _SHOWN = re.compile(r"^\w+ workflows/.*:\n(.+)\n\n((?:\d+\. .+\n?)+)", re.MULTILINE)
@@ -151,9 +151,7 @@ class ErrandScript:
         by the help that was read."""
         for end in range(len(looked.parts), at, -1):
             wanted = "; then ".join(looked.parts[at:end])
-            fitting = [
-                (_share(goal, wanted), commands) for goal, commands in looked.flows if goal.count("; then ") == end - at - 1
-            ]
+            fitting = [(_alike(goal, wanted), commands) for goal, commands in looked.flows]
             for share, commands in sorted(fitting, key=lambda each: -each[0]):
                 filled = [_filled(command, wanted) for command in commands]
                 if share >= SAME and all(command and not looked.failed(command) for command in filled):
@@ -190,9 +188,13 @@ def _covered(request: str, says: str) -> float:
     return len(words & _words(says)) / len(words) if words else 0.0
 
 
-def _share(one: str, other: str) -> float:
-    words, others = _words(one), _words(other)
-    return len(words & others) / len(words | others) if words | others else 0.0
+def _alike(goal: str, request: str) -> float:
+    """How much a workflow's goal is like a request: of their parts, one by one, the least."""
+    parts, others = goal.split("; then "), request.split("; then ")
+    if len(parts) != len(others):
+        return 0.0
+    pairs = [(_words(one), _words(other)) for one, other in zip(parts, others, strict=True)]
+    return min(len(one & other) / max(1, len(one | other)) for one, other in pairs)
 
 
 def _values(request: str) -> dict[str, list[str]]:
@@ -218,18 +220,12 @@ def _called(program: str, options: str, request: str) -> str:
     """A program as its help says, with the values of a request; "" if one is missing."""
     values = _values(request)
     files, numbers, words = values["file"], values["number"], values["name"]
-    if "{1}" in request or not files:
+    if not files:
         return ""
-    # What comes out is named last, but where the sentence begins with it.
-    begins = re.match(rf"(?:in )?({_FILE})\b", request, re.IGNORECASE)
-    into = files[0] if begins and re.match(r"(?:in \S+,|\S+ is\b)", request, re.IGNORECASE) else files[-1]
-    rest = [file for file in files if file != into] or files
-    known = {"INTO": into, "FROM": rest[0], "WITH": rest[-1]}
+    # What comes out is named last.
+    known = {"FROM": files[0], "WITH": files[-2] if len(files) > 2 else files[0], "INTO": files[-1]}
     known |= {"COUNT": numbers[0]} if numbers else {}
     known |= {"WORD": words[0], "BY": words[1]} if len(words) > 1 else {}
-    # "Put another word, "x", for "y"": the new one is named first.
-    if request.lower().startswith("put another") and len(words) > 1:
-        known |= {"WORD": words[1], "BY": words[0]}
     wanted = re.findall(r"(-\w) ([A-Z]+)", options)
     if any(what not in known for _, what in wanted):
         return ""
@@ -308,7 +304,7 @@ def evaluate(
     *,
     streams: int = 10,
     errands: int = 36,
-    limit: int = 12,
+    limit: int = 16,
     lies: int = 30,
     care: int = 80,
     half: str = HALVES[0],
@@ -321,7 +317,8 @@ def evaluate(
 
     Args:
         errands: in each stream: a third simple, a third of two parts, a third of three.
-        limit: steps of an errand. lies: cases out of a hundred in which the judge `lying` says the opposite.
+        limit: steps of an errand; with 16 the script can read the help of all programs.
+        lies: cases out of a hundred in which the judge `lying` says the opposite.
         care: how careful the script is, in words out of a hundred: see `ErrandScript`.
         half: whose wordings the errands have.
         model: a spec of what does the errands; "" for the script. induce: "rule", or "model" for what makes workflows.
