@@ -285,19 +285,52 @@ def test_secrets_are_left_out_where_it_is_asked_for(store: Store) -> None:
     assert made(guidelines) == {}
 
 
-def test_words_that_are_no_feedback(store: Store) -> None:
-    guidelines = Guidelines(store, "ana")
-    said = [
+@pytest.mark.parametrize(
+    "said",
+    [
         "Thanks!",
+        "No problem, thanks.",
         "Now sort the list.",
+        "Write the tests now.",
+        "Use the first one.",
+        "When you are done, run the tests.",
+        "If that works, commit it.",
         "Should I always do this?",
+        "No, should it never be sorted?",
         "What if it rains?",
-        "I use Linux.",
-        "\U0001f44d",
+        "I never use Linux.",
+        "You always say that.",
+        "It is broken, because the server is down.",
+        "There is no time.",
+        "What should be the next step?",
         "名前",
-    ]
-    told = guidelines.learn(hear(store.session("a", user="ana"), *(("Say something.", "Something.", each) for each in said)))
-    assert (told.learned, told.feedback) == ([], 0)
+        "never " * 5_000,
+        "No, it is as " + "as good as " * 20_000,
+    ],
+)
+def test_words_that_are_no_guideline(store: Store, said: str) -> None:
+    guidelines = Guidelines(store, "ana")
+    told = guidelines.learn(hear(store.session("a", user="ana"), ("Say something.", "Something.", said)))
+    assert (told.learned, len(guidelines.list())) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("Please always use tabs", "Always use tabs."),
+        ("From now on, answer in French.", "Answer in French."),
+        ("No, use tabs.", "Use tabs."),
+        ("Wrong! Don't touch the tests.", "Don't touch the tests."),
+        ("No. When it is late, be brief!", "When it is late, be brief."),
+        ("Actually it is a bug because it crashes.", ""),
+        ("No, that must be a bug, because it crashes.", "If it crashes: a bug."),
+        ("No — never mind. Always say cafe\u0301 first.", "Always say cafe\u0301 first."),
+    ],
+)
+def test_words_that_are_one(store: Store, said: str, text: str) -> None:
+    guidelines = Guidelines(store, "ana")
+    guidelines.learn(hear(store.session("a", user="ana"), ("Say something.", "Something.", said)))
+    assert texts(guidelines) == ([text] if text else [])
 
 
 def test_without_a_model_that_is_asked_for(store: Store) -> None:

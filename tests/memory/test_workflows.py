@@ -314,3 +314,34 @@ def test_braces_that_an_episode_has_itself_are_no_variables(store: Store, flows:
     work(store.session("a", user="ana"), "Show column 2 of {file1} in a.txt.", ("awk '{print $2}' {file1} a.txt > b", ""))
     flows.learn(store.session("a"), judge=done)
     assert flows.list()[0].workflow.steps == (("shell", '{"command": "awk \'{print $2}\' {file1} {file2} > b"}'),)
+
+
+@pytest.mark.parametrize(
+    ("goal", "command"),
+    [
+        ("Write the page.", "echo '" + "x" * 200_000 + "' > page.html"),
+        ("가나다라마 하기 cafe\u0301 \u1112\u1161\u11ab.", "tool x"),
+        ("!!! ???", "tool x"),
+        ("x " * 100_000, "tool x"),
+        ("Do {file1} with a.txt.", "tool a.txt {file1} {file2}"),
+        ("Sort it.", "\u2028 tool \u0085 x"),
+    ],
+)
+def test_odd_episodes_are_learned_or_left_out(store: Store, flows: Workflows, goal: str, command: str) -> None:
+    """None stops what comes after it."""
+    session = store.session("a", user="ana")
+    work(session, goal, (command, ""))
+    work(session, "Sort a.txt into b.txt.", ("ord a.txt b.txt", ""))
+    assert flows.learn(session, judge=done).won == 2
+    assert "workflows/sort" in "".join(record.note.name for record in flows.list())
+
+
+def test_it_takes_one_pass_to_see_whether_a_step_was_carried_out(store: Store, flows: Workflows) -> None:
+    """However many variables the step has, and however long the call is that does not fit."""
+    names = [f"f{at}.txt" for at in range(40)]
+    work(store.session("a", user="ana"), f"Join {' '.join(names)}.", (f"join {' '.join(names)} end", ""))
+    flows.learn(store.session("a"), judge=done)
+    shown = flows.message("Join these.")
+    work(store.session("b", user="ana"), "Join these.", ("join " + "a " * 50_000, ""), shown=shown)
+    flows.learn(store.session("b"), judge=done)
+    assert [(record.won, record.lost) for record in flows.list() if record.note.name == "workflows/join"] == [(0, 0)]

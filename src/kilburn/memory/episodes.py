@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -208,7 +209,7 @@ def slug(words: Iterable[str], folder: str) -> str:
         if len(f"{joined}-{word}".encode()) > 100:
             break
         joined = f"{joined}-{word}" if joined else word
-    return f"{folder}/{joined or 'one'}"
+    return f"{folder}/{unicodedata.normalize('NFC', joined) or 'one'}"
 
 
 def recalled(folder: str, intro: str, held: Collection, notes: Sequence[tuple[str, NoteVersion]]) -> Message | None:

@@ -71,15 +71,20 @@ _OPENING = re.compile(
     re.IGNORECASE,
 )
 _GENERAL = re.compile(
-    r"(?:always|never|don['’]t|do not|avoid|prefer|use|when(?:ever)?|if|only|keep|write|answer|reply|call|"
-    r"(?:we|you) (?:always|never|must|should(?: always| never)?))\b",
+    r"(?:always|never|don['’]t|do not|avoid|prefer|use|when(?:ever)?|if|only|keep|write|answer|reply|call|you (?:must|should))\b",
     re.IGNORECASE,
 )
+"""How a sentence begins that tells somebody what to do."""
+_STANDING = re.compile(
+    r"\b(?:always|never|whenever|(?:every|each|next) time|from now on|in (?:the )?future|by default|as a rule)\b", re.IGNORECASE
+)
+"""Words of what is to hold beyond this one request."""
 _CORRECTS = re.compile(
-    r"(?:no\b|wrong\b|not quite\b|that['’]s (?:not|wrong)\b|that is (?:not|wrong)\b|actually\b|incorrect\b)|"
-    r"\b(?:should (?:have been|be)|must be|was meant to be|instead of)\b",
+    r"\s*(?:no(?=\s*[,.!;:–—-]|\s+(?:it|that|this|never|always|do|don['’]t|please|use|you)\b)|wrong\b|incorrect\b"
+    r"|not (?:quite|right|correct)\b|that(?:['’]s| is) (?:not|wrong)\b|actually\b)",
     re.IGNORECASE,
 )
+"""How a message begins that corrects the answer before it."""
 _REASONED = re.compile(
     r"(?:(?:it|this|that|the \w+) )?(?:should (?:have been|be)|must be|is|belongs (?:to|in)) (?P<what>.+?),? "
     r"(?:because|since|as|for) (?P<why>.+?)[.!]?",
@@ -178,8 +183,8 @@ class Guidelines:
 
         Args:
             model: a model or a spec of one, which writes the guidelines; None for the rule, which takes sentences that say in
-                general how to work ("Always ...", "When ..., ..."), and corrections with a reason ("It should be X, because
-                ...").
+                general how to work ("Always ...", "Never ..."), and corrections that do so, or have a reason ("No, it should be
+                X, because ...").
             anew: look at all feedback again, as after something was forgotten.
             secrets: what to do with feedback that holds a secret: see `kilburn.memory.secrets.screen`. What is refused is left
                 out.
@@ -337,19 +342,31 @@ class Guidelines:
 
 
 def is_feedback(said: str) -> bool:
-    """Whether what a user says after an answer tells how to work, or corrects it; by its words alone."""
-    return any(_CORRECTS.search(sentence) or _general(sentence) for sentence in _sentences(said))
+    """Whether what a user says after an answer corrects it, or tells in general how to work; by its words alone."""
+    return bool(guidelines_in(said)) or (_CORRECTS.match(said) is not None and not said.rstrip().endswith("?"))
+
+
+def guidelines_in(said: str) -> Sequence[str]:
+    """What a message says in general: sentences that tell how to work, always or as a correction, and a correction's reason."""
+    corrects = _CORRECTS.match(said) is not None
+    found = []
+    for sentence in _sentences(said):
+        bare = sentence[match.end() :] if (match := _OPENING.match(sentence)) else sentence
+        if sentence.endswith("?"):
+            continue
+        if _GENERAL.match(bare) and (corrects or _STANDING.search(sentence)):
+            found.append(f"{bare[:1].upper()}{bare[1:].rstrip('.!;, ')}.")
+        elif corrects and (reasoned := _REASONED.fullmatch(bare)):
+            # "It should be urgent, because the customer is gold."
+            found.append(f"If {reasoned['why']}: {reasoned['what']}.")
+    return [text for text in found if len(text) <= LONGEST]
 
 
 def by_rule(new: Iterable[Episode]) -> dict[str, _Wanted]:
-    """Guidelines by the names of their notes: sentences that say in general how to work, and corrections with a reason. Of two
-    about the same the later one counts."""
+    """Guidelines by the names of their notes, without a model. Of two about the same the later one counts."""
     wanted: dict[str, _Wanted] = {}
     for episode in new:
-        for sentence in _sentences(episode.said):
-            text = _general(sentence) or _reasoned(sentence)
-            if not text or len(text) > LONGEST or sentence.endswith("?"):
-                continue
+        for text in guidelines_in(episode.said):
             name = _name_of(text)
             there = wanted.get(name)
             if there is None or there.text.casefold() != text.casefold():
@@ -361,23 +378,6 @@ def by_rule(new: Iterable[Episode]) -> dict[str, _Wanted]:
 
 def _sentences(said: str) -> list[str]:
     return [sentence.strip() for sentence in _SENTENCE.split(said) if 0 < len(sentence.strip()) <= 2 * LONGEST]
-
-
-def _general(sentence: str) -> str:
-    bare = sentence[match.end() :] if (match := _OPENING.match(sentence)) else sentence
-    return _ended(bare) if _GENERAL.match(bare) and not sentence.endswith("?") else ""
-
-
-def _reasoned(sentence: str) -> str:
-    """A correction with its reason, turned round: "It should be urgent, because the customer is gold." gives
-    "If the customer is gold: urgent."; else ""."""
-    bare = sentence[match.end() :] if (match := _OPENING.match(sentence)) else sentence
-    found = _REASONED.fullmatch(bare)
-    return f"If {found['why']}: {found['what']}." if found is not None else ""
-
-
-def _ended(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.!;, ')}."
 
 
 def _name_of(text: str) -> str:

@@ -58,6 +58,9 @@ FOLDER = "workflows"
 MOST = 50
 """Steps of a workflow."""
 
+LARGEST = 20_000
+"""Characters of a workflow. A step that writes a whole file is no example for other tasks."""
+
 LONGEST = 2_000
 """Characters of a command of which it is asked whether it only looks around."""
 
@@ -424,7 +427,7 @@ def _fits(form: str, arguments: str) -> bool:
 
 
 def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Workflow | None:
-    """A workflow with variables in place of values and secrets; None if a secret cannot be cut out."""
+    """A workflow with variables in place of values and secrets; None if a secret cannot be cut out, or no note could say it."""
     plain = [_plain(call.arguments) for call in calls]
     whole = "\n".join((goal, *plain))
     try:
@@ -452,7 +455,8 @@ def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Work
             text = (re.compile(re.escape(value)) if value in hidden else _whole(value)).sub(lambda _, n=names[value]: n, text)  # type: ignore[misc]
         return text
 
-    return Workflow(put(goal), tuple((call.tool, put(arguments)) for call, arguments in zip(calls, plain, strict=True)))
+    made = Workflow(put(goal), tuple((call.tool, put(arguments)) for call, arguments in zip(calls, plain, strict=True)))
+    return made if len(made.text) <= LARGEST and Workflow.parse(made.text) == made else None
 
 
 def _secrets(text: str) -> Sequence[secrets.Secret]:
