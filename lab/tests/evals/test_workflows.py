@@ -139,3 +139,8 @@ def test_the_verb_prints_a_table() -> None:
     said = kilburn("lab", "workflows", "--streams", "1", "--errands", "3", "--judge", "true")
     assert said.status == 0
     assert "Workflows kept and retired: none 0 and 0, true " in said.out
+
+
+def test_a_model_that_does_nothing_saves_nothing() -> None:
+    report = evaluate(("true",), streams=1, errands=3, model="echo", induce="model")
+    assert [(row.done, row.steps, row.fewer, row.both) for row in report.rows] == [(0, 0, 0, None)] * 8

@@ -428,7 +428,8 @@ def _row(runs: Sequence[ErrandRun], arm: str, parts: int, seed: int) -> FlowRow:
     pairs = list(zip(mine, base, strict=True))
     more = grouped((one.stream, float(one.done) - float(other.done)) for one, other in pairs)
     saved = grouped((one.stream, (one.steps, other.steps)) for one, other in pairs)
-    shares = [[1 - sum(one for one, _ in group) / max(1, sum(other for _, other in group))] for group in saved]
+    sums = [(sum(one for one, _ in group), sum(other for _, other in group)) for group in saved]
+    shares = [[1 - one / other if other else 0.0] for one, other in sums]
     both = [(one.steps, other.steps) for one, other in pairs if one.done and other.done]
     low, high = interval(more, seed)
     fewer_low, fewer_high = interval(shares, seed)
