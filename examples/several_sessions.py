@@ -1,9 +1,9 @@
 """One agent over several sessions: what is said on Monday is known on Friday, until it is corrected, or forgotten.
 
 Each day is a session of its own, and the agent sees nothing of the days before but what is brought into its prompt: facts that
-were learned from what Ana said, and a block that the agent keeps for itself, a note. The model is a script that answers from its
-prompt alone, so the run is the same everywhere; `python several_sessions.py --model qwen` takes a real one, or
-`--model "chat('gpt-5')"`.
+were learned from what Ana said, and a block that the agent keeps for itself, a note. What the agent answers cites the facts that
+it was shown, so it is forgotten with them. The model is a script that answers from its prompt alone, so the run is the same
+everywhere; `python several_sessions.py --model qwen` takes a real one, or `--model "chat('gpt-5')"`.
 
 It prints:
 
@@ -19,7 +19,7 @@ It prints:
     Friday
       Ana:   Where do I live?
       agent: You live in Braga, Ana.
-             from @memory/ana f2, made from wednesday p2
+             from @memory/ana f2, made from wednesday p1
       Ana:   My friends call me Captain.
       agent: Noted, Captain.
              the agent changed its block core/agent:
@@ -28,8 +28,8 @@ It prints:
     Saturday, after Ana restored the block to p1
       Ana:   Where do I live?
       agent: You live in Braga, Ana.
-    Sunday, after Ana had wednesday p2 forgotten, with all that was made from it:
-             p2, @memory/ana f2, friday p3, saturday p3
+    Sunday, after Ana had wednesday p1 forgotten, with all that was made from it:
+             p1, @memory/ana f2, friday p2, saturday p2
       Ana:   Where do I live?
       agent: I do not know, Ana.
     In the files of the store, Braga stands 0 times.
@@ -44,9 +44,10 @@ import tempfile
 from pathlib import Path
 
 import kilburn
-from kilburn.agents.loop import Agent
+from kilburn.agents.tool import Tool
+from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
-from kilburn.model import Request
+from kilburn.model import Request, complete
 from kilburn.testing import Scripted
 
 BLOCK = "core/agent"
@@ -54,50 +55,61 @@ BLOCK = "core/agent"
 
 def reply(request: Request) -> str | kilburn.Message:
     """What the script says: it may use nothing but what the prompt shows."""
-    system, *_, last = (str(message["content"]) for message in request.messages)
-    asked = last.partition("\n")[0]
-    called = re.findall(r"The user is called (\w+)", f"{system} {last}")[-1]
-    if name := re.search(r"call me (\w+)", asked):
-        part = kilburn.Part(
-            kind=Kind.CALL, call="c1", name="rewrite", text=json.dumps({"text": f"The user is called {name[1]}."})
-        )
+    shown = "\n".join(str(message["content"]) for message in request.messages)
+    asked = next(str(message["content"]) for message in reversed(request.messages) if message["role"] == "user")
+    called = re.findall(r"The user is called (\w+)", shown)[-1]
+    name = re.search(r"call me (\w+)", asked)
+    if name and name[1] != called:
+        text = json.dumps({"text": f"The user is called {name[1]}."})
+        part = kilburn.Part(kind=Kind.CALL, call="c1", name="rewrite", text=text)
         return kilburn.Message(role=kilburn.Role.ASSISTANT, parts=(part,))
     if not asked.startswith("Where"):
         return f"Noted, {called}."
-    lives = re.search(r"lives in (\w+)", last)
+    lives = re.search(r"The user lives in (\w+)", shown)
     return f"You live in {lives[1]}, {called}." if lives else f"I do not know, {called}."
 
 
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="", metavar="SPEC", help="a real model in place of the script")
-    model = options.parse_args().model
+    spec = options.parse_args().model
 
     with tempfile.TemporaryDirectory() as folder, kilburn.open(f"{folder}/agent.db", tokenizer="chars/4", embedder=None) as store:
         notes, memory = store.notes("ana"), store.memory("ana")
         block = notes.write(BLOCK, "The user is called Ana.", policy="agent")
+        model = resolve("models", spec) if spec else Scripted([reply] * 20)
 
         def rewrite(text: str) -> str:
             """Rewrite the block that you keep for yourself, such as how the user is called."""
             return notes.write(BLOCK, text, policy="agent").text
 
-        def facts() -> set[str]:
-            return {memory.text(page.id) for page, _ in memory.pages()}
+        tool = Tool(rewrite)
+
+        def answer(session: kilburn.Session, text: str) -> str:
+            """What the agent says to a message, beside which stand the block and what is known about it."""
+            known = store.search(text, where="facts", user="ana", abstain=True)
+            cites = tuple((memory.number, memory.resolve(fact.address)[0]) for fact in known)
+            beside = "\n".join([f"Your block says: {notes.read(BLOCK).text}", "Remembered:", *(fact.text for fact in known)])
+            while True:
+                messages = [{"role": "system", "content": beside}, *session.render()]
+                said = complete(model, Request(messages=messages, tools=(tool.spec,)))
+                session.append(kilburn.Message(role=kilburn.Role.ASSISTANT, parts=said.message.parts, cites=cites))
+                for call in said.calls:
+                    session.append({"role": "tool", "tool_call_id": call.call, "content": tool.call(call.text)})
+                if not said.calls:
+                    return said.text
 
         def say(day: str, text: str) -> None:
             """Ana says something, the agent answers, and what she said is learned."""
             session = store.session(day, user="ana")
-            system = f"You keep a block for yourself. It says: {notes.read(BLOCK).text}"
-            agent = Agent(model or Scripted([reply, reply]), [rewrite], session, system=system, memory=False, knows=store)
+            session.append({"role": "user", "content": text})
             print(f"  Ana:   {text}")
-            before = facts()
-            print(f"  agent: {agent.run(text).text}")
-            # The agent learns beside its work; this waits until it has.
-            memory.learn(session)
-            for fact in facts() - before:
-                print(f"         learned: {fact}")
-            for fact in before - facts():
-                print(f"         no longer true: {fact}")
+            print(f"  agent: {answer(session, text)}")
+            learned = memory.learn(session)
+            for address in learned.stored:
+                print(f"         learned: {memory.recall(address)}")
+            for address in learned.retired:
+                print(f"         no longer true: {memory.recall(address)}")
 
         print("Monday")
         say("monday", "I live in Porto.")
@@ -119,8 +131,8 @@ def main() -> None:
         print(f"Saturday, after Ana restored the block to {block.address}")
         say("saturday", "Where do I live?")
 
-        gone = store.session("wednesday").forget("p2")
-        print("Sunday, after Ana had wednesday p2 forgotten, with all that was made from it:")
+        gone = store.session("wednesday").forget("p1")
+        print("Sunday, after Ana had wednesday p1 forgotten, with all that was made from it:")
         print(f"         {', '.join(gone)}")
         say("sunday", "Where do I live?")
         store.close()
