@@ -79,6 +79,8 @@ VERBS = {
     "import": "Import sessions into a store: all of a file, or nothing.",
     "memories": "What is remembered for long.",
     "notes": "Texts with names that a user or an agent keeps.",
+    "workflows": "How tasks were done, learned from successes.",
+    "guidelines": "How to work, learned from feedback.",
     "documents": "Texts to be searched beside the memory.",
     "keys": "The gateway's keys: who may come in.",
     "models": "Model files: which are known, which are here.",
@@ -137,6 +139,14 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import notes
 
             return notes
+        case "workflows":
+            from kilburn.cli import workflows
+
+            return workflows
+        case "guidelines":
+            from kilburn.cli import guidelines
+
+            return guidelines
         case "remember" | "memories":
             from kilburn.cli import memories
 

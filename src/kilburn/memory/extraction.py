@@ -112,7 +112,7 @@ class Failed(msgspec.Struct, frozen=True):
     why: str
 
 
-def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Effect, Answer, Form | Failed]:
+def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, Form | Failed]:
     """The reply to a question, of a form; or how it failed. A reply that is not of the form, is empty or was cut at its cap
     is asked for again."""
     failed = Failed(Outcome.FAILED, "it was not asked")

@@ -69,6 +69,12 @@ def is_installed() -> bool:
     return find_spec("betterleaks") is not None
 
 
+def by_rule(text: str) -> list[Secret]:
+    """The secrets of a text that the rules here find, without the scanner; they may overlap."""
+    found = [Secret(match.span(1), rule) for rule, pattern in _RULES.items() for match in pattern.finditer(text)]
+    return found + [Secret(match.span(), "card-number") for match in _CARD.finditer(text) if _is_card(match[0])]
+
+
 def find(text: str) -> list[Secret]:
     """The secrets of a text, in order; those that overlap count as one.
 
@@ -76,8 +82,7 @@ def find(text: str) -> list[Secret]:
         MissingExtra: betterleaks is not installed. SecretFound: there is one, and it cannot be said where.
     """
     blank = _BLIND.sub(lambda seen: " " * len(seen[0]), text)
-    found = [Secret(match.span(1), rule) for rule, pattern in _RULES.items() for match in pattern.finditer(blank)]
-    found += [Secret(match.span(), "card-number") for match in _CARD.finditer(blank) if _is_card(match[0])]
+    found = by_rule(blank)
     scanned = _scanned(blank)
     known = {value: rule for rule, values in reversed(scanned) for value in values if value}
     places = list(places_of(known, blank))

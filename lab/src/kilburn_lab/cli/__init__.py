@@ -10,6 +10,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     change,
     drift,
     equivalence,
+    guidelines,
     kv,
     nested,
     poisoning,
@@ -20,6 +21,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     table,
     tasks,
     vectors,
+    workflows,
 )
 from kilburn_lab.cli.verbs import lab
 

@@ -1,0 +1,30 @@
+"""Give an agent feedback on a task with a hidden rule, count its right answers after each so many, and forget the feedback.
+
+Examples:
+
+    kilburn lab guidelines
+
+    kilburn lab guidelines --rules 2 --feedback 4 --tickets 10 --json
+"""
+
+from __future__ import annotations
+
+from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.evals.guidelines import ARMS, evaluate
+from kilburn_lab.evals.sample import HALVES
+
+verb(
+    "guidelines",
+    evaluate,
+    "giving feedback",
+    __doc__,
+    arms=Option(f"What stands in the prompt: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--shown"),
+    rules=Option("Hidden rules.", "N", least=1),
+    feedback=Option("That is given by each rule, at most.", "N", least=1),
+    tickets=Option("That are answered each time.", "N", least=1),
+    reasons=Option("Feedback out of a hundred that says why.", "N", least=0),
+    half=Option("Whose wordings tickets and feedback have.", "|".join(HALVES)),
+    model=Option("What answers in place of the script.", "SPEC"),
+    distil=Option("What writes the guidelines: rule, or model.", "NAME"),
+    seed=Option("The first seed."),
+)

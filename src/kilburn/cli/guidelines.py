@@ -1,0 +1,91 @@
+"""`guidelines`: how to work, as notes that are learned from feedback and forgotten with it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from typer import Argument, Option
+
+from kilburn.cli.access import closed_after, counting, embed, existing, model_of, writing
+from kilburn.cli.forget import carry_out
+from kilburn.cli.memories import secrets_of
+from kilburn.cli.screen import count, many, progress
+from kilburn.cli.session import SessionName
+from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.cli.workflows import Owner
+from kilburn.memory.guidelines import Guidelines
+from kilburn.terminal import emit, line, say, tell
+
+guidelines = typer.Typer(help="How to work, learned from feedback.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(guidelines, name="guidelines")
+
+Writer = Annotated[str | None, Option("--model", metavar="SPEC", help="What writes the guidelines; else a rule does.")]
+
+
+@guidelines.command("learn")
+def learn(
+    name: SessionName,
+    model: Writer = None,
+    user: Owner = None,
+    anew: Annotated[bool, Option("--anew", help="Look at all its feedback again, as after something was forgotten.")] = False,
+    secrets: Annotated[
+        str | None,
+        Option(metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."),
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Learn from the feedback in a session that is new. `kilburn notes list guidelines` and `notes list examples` show it.
+
+    Example:
+
+        kilburn guidelines learn session-1
+    """
+    looked = secrets_of(secrets, "redact")
+    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+        store = counting(opened, name)
+        with progress(f"learning from {name}"):
+            session = store.session(name)
+            held = Guidelines(store, session.user if user is None else user)
+            told = held.learn(session, model=speaker, anew=anew, secrets=looked)
+            texts = {note: held.notes.read(note).text for note in (*told.learned, *told.supported)}
+        embed(opened)
+    if json:
+        emit(msgspec.structs.asdict(told) | {"session": name, "guidelines": texts})
+    else:
+        for note, text in texts.items():
+            tell(line(f"{'learned' if note in told.learned else 'said again'}: {note}  {text}"))
+        for address in told.refused:
+            say(line(f"left out: {name} {address} holds a secret"))
+        tell(f"{many(told.feedback, 'feedback')}, {count(len(told.examples))} kept as examples")
+    if told.failed:
+        say(line(f"kilburn: nothing could be learned yet: {told.failed}; run it again"))
+        raise typer.Exit(1)
+
+
+@guidelines.command("unalign")
+def unalign(
+    name: SessionName,
+    address: Annotated[str, Argument(help="Of the feedback: p17.", show_default=False)],
+    model: Writer = None,
+    user: Owner = None,
+    yes: Yes = False,
+    why: Why = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Forget feedback, with its example and all guidelines that only it supports; prints a receipt.
+
+    Example:
+
+        kilburn guidelines unalign monday p1 --yes
+    """
+    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+        store = counting(opened, name)
+        session = store.session(name)
+        held = Guidelines(store, session.user if user is None else user)
+        carry_out(lambda only: held.unalign(session, address, why, model=speaker, dry=only), store, yes=yes, json=json)

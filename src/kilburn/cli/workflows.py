@@ -1,0 +1,108 @@
+"""`workflows`: how tasks were done, as notes that are learned from successes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from typer import Option
+
+from kilburn.backend import SegmentKind
+from kilburn.cli.access import closed_after, counting, embed, existing, model_of, reading, writing
+from kilburn.cli.screen import count, many, progress, table
+from kilburn.cli.session import SessionName
+from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.errors import SpecError
+from kilburn.memory.workflows import Workflows
+from kilburn.message import Trust
+from kilburn.terminal import emit, line, say, tell
+
+workflows = typer.Typer(help="How tasks were done, learned from successes.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(workflows, name="workflows")
+
+Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Whose notes; else those of the session's user.")]
+
+
+@workflows.command("list")
+def list_workflows(
+    user: Annotated[str, Option(metavar="NAME", help="Whose notes; else those of all users.")] = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """List the workflows in force, with how often each won and lost. They are notes: see `kilburn notes read` and `history`.
+
+    Example:
+
+        kilburn workflows list --user ana
+    """
+    with reading(db, tenant) as store:
+        known = any(held.kind is SegmentKind.NOTES and held.user == user for held in store.collections())
+        records = Workflows(store, user).list() if known else []
+        heads = ("note", "won", "lost", "steps", "trust", "goal")
+        rows = [
+            (
+                each.note.name,
+                each.won,
+                each.lost,
+                len(each.workflow.steps),
+                Trust(each.note.trust).name.lower(),
+                each.workflow.goal,
+            )
+            for each in records
+        ]
+    if json:
+        emit([dict(zip(heads, row, strict=True)) for row in rows])
+        return
+    table(heads, rows)
+    tell(many(len(rows), "workflow"))
+
+
+@workflows.command("learn")
+def learn(
+    name: SessionName,
+    succeeded: Annotated[
+        bool | None, Option("--succeeded/--failed", help="What you say of its tasks; without it, the model judges.")
+    ] = None,
+    model: Annotated[
+        str | None, Option(metavar="SPEC", help="Who judges, and who chooses the steps with --induce model.")
+    ] = None,
+    induce: Annotated[str, Option(metavar="NAME", help="What makes a workflow of a success: rule, or model.")] = "rule",
+    user: Owner = None,
+    anew: Annotated[bool, Option("--anew", help="Look at all its tasks again, as after something was forgotten.")] = False,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Learn from the tasks of a session that are new: count what was shown, and make a workflow of each success.
+
+    Examples:
+
+        kilburn workflows learn session-1 --succeeded
+
+        kilburn workflows learn session-1 --failed --user ana
+    """
+    if induce not in ("rule", "model"):
+        raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
+    if model is None and (succeeded is None or induce == "model"):
+        raise SpecError("nobody judges, or chooses the steps", advice="give --succeeded, --failed or --model SPEC")
+    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+        store = counting(opened, name)
+        with progress(f"learning from {name}"):
+            session = store.session(name)
+            flows = Workflows(store, session.user if user is None else user)
+            judge = None if succeeded is None else lambda _: succeeded
+            told = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
+        embed(opened)
+    if json:
+        emit(msgspec.structs.asdict(told) | {"session": name})
+    else:
+        for note in told.learned:
+            tell(line(f"learned: {note}"))
+        for note in told.retired:
+            tell(line(f"retired, because it lost too often: {note}"))
+        tell(f"{count(told.won)} won, {count(told.lost)} lost, {count(told.known)} known already")
+    if told.failed:
+        say(line(f"kilburn: not all was judged: {told.failed}; run it again"))
+        raise typer.Exit(1)
