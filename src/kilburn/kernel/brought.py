@@ -63,18 +63,22 @@ def room_for(window: int) -> int:
     return min(MOST, window // 4)
 
 
-def bring(session: Session, tokens: int, earlier: Sequence[Session] = ()) -> Brought | None:
+def bring(session: Session, tokens: int, earlier: Sequence[Session] = (), *, beside: Sequence[Key] = ()) -> Brought | None:
     """What the user's latest message may be about and the window does not show; None for nothing.
+
+    A passage that an excerpt in the window shows is not brought again: what the policy has chosen for this prompt comes first.
 
     Args:
         tokens: that it may take.
         earlier: sessions that this one goes on from; they have what is left of the room.
+        beside: pages of which passages stand beside this prompt already.
     """
     try:
         with session.lock:
             request = [page for page in session.window.request if session.window.at(page) is not Place.DROPPED]
             query = "\n".join(session.text(page) for page in request)[-QUERY:]
         hits = _hits(session, query, tokens, earlier, set(request))
+        hits = [one for one in hits if one[0] not in beside]
     except KilburnError as error:
         # The prompt does without.
         log.warning("session %s: nothing was brought: %s", session.name, error)
@@ -96,12 +100,14 @@ def _hits(session: Session, query: str, tokens: int, earlier: Sequence[Session],
     own, owner = session.name, session.owner
     numbers = {info.name: info.number for info in (*session.branches.below(), *(other.info for other in earlier))}
     found: list[tuple[Key, Found]] = []
-    for hit in session.search(query, tokens, LIMIT, unseen=True):
+    shown = _shown(session)
+    # Some of what is found is left out again.
+    for hit in session.search(query, 2 * tokens if shown else tokens, LIMIT, unseen=True):
         page = parse_address(hit.address)[0]
         if hit.session != own:
             found.append(((numbers[hit.session], page), hit))
         elif hit.where is not Place.IN and page not in request:
-            found.append(((owner(page), page), hit))
+            found += [((owner(page), page), each) for each in _unshown(hit, shown.get(page, ()))]
     for other in earlier:
         left = tokens - sum(hit.tokens for _, hit in found)
         if left <= 0 or len(found) >= LIMIT:
@@ -109,6 +115,32 @@ def _hits(session: Session, query: str, tokens: int, earlier: Sequence[Session],
         hits = other.search(query, left, LIMIT - len(found), among=[other.info])
         found += [((other.number, parse_address(hit.address)[0]), hit) for hit in hits]
     return found
+
+
+def _shown(session: Session) -> dict[int, list[tuple[int, int]]]:
+    """The passages that excerpts in the window show, by their pages: those in the place of pages, and those beside them."""
+    shown: dict[int, list[tuple[int, int]]] = {}
+    with session.lock:
+        window = session.window
+        for page in (window.pages[number] for number in window.made):
+            for source, spans in page.parts or [(source, page.spans) for source in page.sources if page.spans]:
+                shown.setdefault(source, []).extend(spans)
+    return shown
+
+
+def _unshown(hit: Found, shown: Sequence[tuple[int, int]]) -> list[Found]:
+    """What of a passage is not shown; nothing where half of it is."""
+    left: list[tuple[int, int]] = [hit.span]
+    for start, stop in shown:
+        cut = [piece for first, last in left for piece in ((first, min(last, start)), (max(first, stop), last))]
+        left = [(first, last) for first, last in cut if first < last]
+    if left == [hit.span]:
+        return [hit]
+    if 2 * sum(last - first for first, last in left) <= hit.span[1] - hit.span[0]:
+        return []
+    begin = hit.span[0]
+    pieces = [msgspec.structs.replace(hit, span=span, text=hit.text[span[0] - begin : span[1] - begin]) for span in left]
+    return [piece for piece in pieces if piece.text.strip()]
 
 
 def _address(hit: Found, own: str) -> str:
