@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kilburn
-from kilburn.kernel.brought import Brought, bring
+from kilburn.kernel.brought import Brought, behind, bring
 from kilburn.kernel.session import Session
 from kilburn.move import Bring
 from kilburn.page import address_of
@@ -74,6 +74,22 @@ def test_what_a_copy_shows_of_a_long_passage_is_left_out_and_the_rest_comes() ->
     assert after is not None
     assert first not in after.text
     assert rest.strip() in after.text
+
+
+def test_what_the_window_shows_is_named_so_that_the_answer_cites_it() -> None:
+    with kilburn.open(":memory:", window=WINDOW, tokenizer="chars/4", embedder=None, policy="fifo") as store:
+        session = store.session("a")
+        text = "The Yukon boat costs eleven pence."
+        said = after_the_task(session, text)
+        fill(session)
+        session.append({"role": "user", "content": "What does the Yukon boat cost?"})
+        session.apply(Bring(((said, ((0, len(text)),)),)))
+        found = bring(session, WINDOW // 4)
+        assert found is not None
+        assert text not in found.text
+        assert (session.number, said) in found.pages
+        prompt = session.render()
+        assert behind(prompt, "") == list(prompt), "nothing is put beside it"
 
 
 def test_a_passage_that_stands_beside_the_prompt_already_is_not_brought_again() -> None:

@@ -267,8 +267,8 @@ class _Work:
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
         if misses and not self.tools and (found := brought(self._store, conversation, self._found, beside)) is not None:
-            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body)
-            if body is not self.body:
+            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body) if found.text else self.body
+            if body is not self.body or not found.text:
                 self.body, self.brought = body, found
 
     def _with_memory(self, body: bytes) -> bytes:
