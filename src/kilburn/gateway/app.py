@@ -291,7 +291,8 @@ class _Endpoint:
         self._gateway.use()
         if scope["method"] not in METHODS:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
-        _check_path(scope)
+        if scope["path"] not in READ:
+            _check_path(scope)
         began = False
 
         async def tell(message: dict[str, Any]) -> None:
@@ -388,7 +389,7 @@ class _Endpoint:
             relay = gateway.opened(key.tenant)
             if relay is None:
                 relay = await in_thread(gateway.relay, key.tenant)
-            empty = form.empty(body)
+            empty = form.empty(body, fields)
             if empty or (form.unread(body) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
                 if not gateway.upstream.speaks(form):
                     kept = "goes on from what a provider keeps, and this upstream keeps nothing"
@@ -538,13 +539,12 @@ def _path_of(scope: Scope) -> str:
 
 def _flows(scope: MutableMapping[str, Any]) -> bool:
     """Whether a request has a body that nobody here reads, such as a file."""
+    if scope["path"] in READ or not scope["path"].startswith("/v1/"):
+        return False
     given = {name: value.lower() for name, value in scope["headers"]}
-    return (
-        scope["path"].startswith("/v1/")
-        and scope["path"] not in READ
-        and (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given)
-        and given.get(b"content-type", b"").lstrip().startswith(FLOWING)
-    )
+    return (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given) and given.get(
+        b"content-type", b""
+    ).lstrip().startswith(FLOWING)
 
 
 async def _body(receive: Receive) -> bytes | None:
@@ -572,7 +572,7 @@ def build(settings: Settings) -> App:
         if not gateway.fails_open:
             raise
         log.warning("requests are served unread until the store can be used: %s", error)
-    chat, messages = ChatForm(), MessagesForm()
+    chat, messages, responses = ChatForm(), MessagesForm(), ResponsesForm()
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -589,15 +589,19 @@ def build(settings: Settings) -> App:
         for reader in readers:
             reader(exchange)
 
+    answering = (_Endpoint(gateway, chat, chat), _Endpoint(gateway, responses, chat), _Endpoint(gateway, messages, messages))
+    read: Mapping[str, Any] = dict(zip(READ, answering, strict=True))
     paths = [
-        Route("/v1/chat/completions", _Endpoint(gateway, chat, chat)),
-        Route("/v1/responses", _Endpoint(gateway, ResponsesForm(), chat)),
-        Route("/v1/messages", _Endpoint(gateway, messages, messages)),
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
     ]
+    router = Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False)
+
+    async def routed(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        await read.get(scope.get("path", ""), router)(scope, receive, send)
+
     return Access(
-        Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False),
+        routed,
         keys=None if settings.keys is None else Keys(settings.keys),
         anonymous=Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0),
         hosts=settings.hosts,

@@ -351,7 +351,7 @@ class Histories:
                 return None
             best = self._memos[found]
             rest = history[len(best.prefix) :].lstrip()
-            conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b","))
+            conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b",") + b"]")
             digests, ends = self.digests(form, raws, asked.read)
             since = conversation.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
@@ -368,7 +368,7 @@ class Histories:
         memo, conversation.memo = conversation.memo, None
         if memo is None:
             return
-        memo.prefix, memo.history = memo.history.removesuffix(b"]").rstrip(), b""
+        memo.prefix, memo.history = memo.history, b""
         with self._lock:
             self._forget(conversation.name)
             if conversation.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(conversation.name) is not conversation:
