@@ -19,7 +19,7 @@ import kilburn
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import ChatForm
-from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.exchange import LEAVING, Exchange
 from kilburn.gateway.faults import Offer
 from kilburn.gateway.form import Form, fields_of
 from kilburn.gateway.history import Histories
@@ -328,7 +328,8 @@ class _Endpoint:
                 exchange.problem = type(error).__name__
                 await fail(shape, error, send)
                 return
-            async with _UnlessLeft(receive, None if flow is None else flow.over):
+            on_leaving = scope["state"].get(LEAVING) if flow is None else None
+            async with _UnlessLeft(receive, None if flow is None else flow.over, on_leaving):
                 try:
                     if flow is None:
                         await self._answer(scope, body, headers, key, answering, lambda: began, fields)
@@ -451,31 +452,41 @@ class _UnlessLeft:
 
     Args:
         over: set when the client's body is over, if that is read inside.
+        on_leaving: the server's way to say so, if it has one: see `connection`.
     """
 
-    def __init__(self, receive: Receive, over: anyio.Event | None) -> None:
-        self._receive, self._over = receive, over
+    def __init__(
+        self, receive: Receive, over: anyio.Event | None, on_leaving: Callable[[Callable[[], None]], Callable[[], None]] | None
+    ) -> None:
+        self._receive, self._over, self._on_leaving = receive, over, on_leaving
         self._done = self._left = False
+        self._stop: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        if self._on_leaving is not None:
+            self._stop = self._on_leaving(self._leave)
+        else:
+            self._stop = asyncio.get_running_loop().create_task(self._watch()).cancel
 
     async def _watch(self) -> None:
         if self._over is not None:
             await self._over.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._leave()
+
+    def _leave(self) -> None:
         if not self._done and self._task is not None:
             self._left = True
             self._task.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self._done = True
+        self._stop()
         if self._left and self._task is not None:
             self._task.uncancel()
             return kind is asyncio.CancelledError
-        self._watching.cancel()
         return False
 
 
