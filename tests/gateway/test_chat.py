@@ -234,9 +234,11 @@ def ended(setup: Any) -> float:
     return sum(each.value for each in samples if each.name == "kilburn_requests_total" and "chat" in each.labels["route"])
 
 
-def test_a_client_that_goes_away_ends_the_work_upstream(gateway: Any) -> None:
-    setup = gateway(Break(how="silent", after=None), Break(how="silent", after=3), "Back.")
-    messages = [{"role": "user", "content": "Hi"}]
+# Of a long body the server stops reading in between, and reads on for the end of the connection.
+@pytest.mark.parametrize("words", [1, 100_000])
+def test_a_client_that_goes_away_ends_the_work_upstream(gateway: Any, words: int) -> None:
+    setup = gateway(Break(how="silent", after=None), Break(how="silent", after=3), "Back.", window=1_000_000)
+    messages = [{"role": "user", "content": "Hi " * words}]
     body = msgspec.json.encode({"model": "m", "messages": messages})
     with socket.create_connection(("127.0.0.1", int(setup.url.rpartition(":")[2]))) as client:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d"

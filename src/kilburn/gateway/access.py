@@ -27,6 +27,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Given = dict[bytes, list[bytes]]
+"""The values of each header."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """The names under which this machine may be called."""
@@ -96,8 +98,10 @@ class Access:
             return await send({"type": "websocket.close", "code": 1008})
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
-        exchange.parent = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
-        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange}}
+        given = _by_name(scope["headers"])
+        if b"traceparent" in given:
+            exchange.parent = given[b"traceparent"][0].decode("latin-1")
+        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": given}}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -116,8 +120,8 @@ class Access:
 
         try:
             try:
-                self._check_framing(scope)
-                self._check_caller(scope)
+                self._check_framing(scope, given)
+                self._check_caller(given)
                 await self._inner(scope, receiving, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
                 problem = self._problem_of(error, exchange)
@@ -143,31 +147,31 @@ class Access:
             exchange.trace = " > ".join([*places, type(error).__name__]) + (f": {error}" if self.contents else "")
         return problem
 
-    def _check_framing(self, scope: Scope) -> None:
+    def _check_framing(self, scope: Scope, given: Given) -> None:
         """Where a request ends is said once: a proxy that reads it in another way would take its rest for somebody's request.
         What else is wrong with lengths the server itself refuses."""
-        named = {name for name, _ in scope["headers"]}
-        if b"transfer-encoding" not in named:
+        if b"transfer-encoding" not in given:
             return
-        if b"content-length" in named:
+        if b"content-length" in given:
             raise Problem(400, "invalid_length", "Content-Length and Transfer-Encoding are both given; send one of them")
         if scope.get("http_version") == "1.0":
             raise Problem(400, "invalid_length", "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
 
-    def _check_caller(self, scope: Scope) -> None:
+    def _check_caller(self, given: Given) -> None:
         """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        hosts = given.get(b"host", [])
         if len(hosts) != 1:
             raise Problem(400, "invalid_host", "a request has exactly one Host header")
         if "*" not in self.hosts and _name_of(hosts[0]) not in self.hosts:
             raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
-        origins = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"origin"]
-        if any(origin not in self.origins for origin in origins):
+        if any(origin.decode("latin-1").lower() not in self.origins for origin in given.get(b"origin", ())):
             raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
-        length = self._check_headers(scope["headers"])
+        # It has the gateway's own key.
+        given: Given = scope["state"].pop("given")
+        length = self._check_headers(scope["headers"], given)
         if scope["path"] == OPEN:
             return await self.app(scope, receive, send)
         key, headers = self._key(scope["headers"])
@@ -192,19 +196,18 @@ class Access:
                 raise
         finally:
             self._held -= exchange.weight
-            self._running[key.name] -= 1
-            self._running += Counter()
+            self._end(key)
         return None
 
-    def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> int | None:
+    def _check_headers(self, headers: list[tuple[bytes, bytes]], given: Given) -> int | None:
         """The length of the body that the headers announce, if they do."""
         limits = self.limits
         if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
             raise Problem(431, "headers_too_large", f"over {limits.headers} headers, or {limits.header_bytes:,} bytes of them")
-        if any(name == b"content-encoding" and value.strip().lower() != b"identity" for name, value in headers):
+        if any(value.strip().lower() != b"identity" for value in given.get(b"content-encoding", ())):
             raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
-        lengths = [value for name, value in headers if name == b"content-length"]
-        if not lengths:
+        lengths = given.get(b"content-length")
+        if lengths is None:
             return None
         if len(set(lengths)) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 19:
             raise Problem(400, "invalid_length", "Content-Length is no number")
@@ -245,6 +248,11 @@ class Access:
         if self._running.total() >= self.limits.running:
             raise Problem(503, "overloaded", "the gateway is answering as many requests as it may", retry_after=1)
         self._running[key.name] += 1
+
+    def _end(self, key: Key) -> None:
+        self._running[key.name] -= 1
+        if not self._running[key.name]:
+            del self._running[key.name]
 
     async def _read(self, receive: Receive, exchange: Exchange) -> Receive | None:
         """What gives the whole body in one message, and then what comes; None if the client left."""
@@ -350,6 +358,13 @@ class Access:
                     while (message := await rest())["type"] == "http.request" and message.get("more_body"):
                         pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
+    given: Given = {}
+    for name, value in headers:
+        given.setdefault(name, []).append(value)
+    return given
 
 
 def _name_of(host: bytes) -> str:

@@ -19,7 +19,7 @@ import kilburn
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import ChatForm
-from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.exchange import LEAVING, Exchange
 from kilburn.gateway.faults import Offer
 from kilburn.gateway.form import Form, fields_of
 from kilburn.gateway.history import Histories
@@ -291,7 +291,8 @@ class _Endpoint:
         self._gateway.use()
         if scope["method"] not in METHODS:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
-        _check_path(scope)
+        if scope["path"] not in READ:
+            _check_path(scope)
         began = False
 
         async def tell(message: dict[str, Any]) -> None:
@@ -327,7 +328,8 @@ class _Endpoint:
                 exchange.problem = type(error).__name__
                 await fail(shape, error, send)
                 return
-            async with _UnlessLeft(receive, None if flow is None else flow.over):
+            on_leaving = scope["state"].get(LEAVING) if flow is None else None
+            async with _UnlessLeft(receive, None if flow is None else flow.over, on_leaving):
                 try:
                     if flow is None:
                         await self._answer(scope, body, headers, key, answering, lambda: began, fields)
@@ -388,7 +390,7 @@ class _Endpoint:
             relay = gateway.opened(key.tenant)
             if relay is None:
                 relay = await in_thread(gateway.relay, key.tenant)
-            empty = form.empty(body)
+            empty = form.empty(body, fields)
             if empty or (form.unread(body) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
                 if not gateway.upstream.speaks(form):
                     kept = "goes on from what a provider keeps, and this upstream keeps nothing"
@@ -450,31 +452,41 @@ class _UnlessLeft:
 
     Args:
         over: set when the client's body is over, if that is read inside.
+        on_leaving: the server's way to say so, if it has one: see `connection`.
     """
 
-    def __init__(self, receive: Receive, over: anyio.Event | None) -> None:
-        self._receive, self._over = receive, over
+    def __init__(
+        self, receive: Receive, over: anyio.Event | None, on_leaving: Callable[[Callable[[], None]], Callable[[], None]] | None
+    ) -> None:
+        self._receive, self._over, self._on_leaving = receive, over, on_leaving
         self._done = self._left = False
+        self._stop: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        if self._on_leaving is not None:
+            self._stop = self._on_leaving(self._leave)
+        else:
+            self._stop = asyncio.get_running_loop().create_task(self._watch()).cancel
 
     async def _watch(self) -> None:
         if self._over is not None:
             await self._over.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._leave()
+
+    def _leave(self) -> None:
         if not self._done and self._task is not None:
             self._left = True
             self._task.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self._done = True
+        self._stop()
         if self._left and self._task is not None:
             self._task.uncancel()
             return kind is asyncio.CancelledError
-        self._watching.cancel()
         return False
 
 
@@ -538,13 +550,12 @@ def _path_of(scope: Scope) -> str:
 
 def _flows(scope: MutableMapping[str, Any]) -> bool:
     """Whether a request has a body that nobody here reads, such as a file."""
+    if scope["path"] in READ or not scope["path"].startswith("/v1/"):
+        return False
     given = {name: value.lower() for name, value in scope["headers"]}
-    return (
-        scope["path"].startswith("/v1/")
-        and scope["path"] not in READ
-        and (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given)
-        and given.get(b"content-type", b"").lstrip().startswith(FLOWING)
-    )
+    return (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given) and given.get(
+        b"content-type", b""
+    ).lstrip().startswith(FLOWING)
 
 
 async def _body(receive: Receive) -> bytes | None:
@@ -572,7 +583,7 @@ def build(settings: Settings) -> App:
         if not gateway.fails_open:
             raise
         log.warning("requests are served unread until the store can be used: %s", error)
-    chat, messages = ChatForm(), MessagesForm()
+    chat, messages, responses = ChatForm(), MessagesForm(), ResponsesForm()
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -589,15 +600,19 @@ def build(settings: Settings) -> App:
         for reader in readers:
             reader(exchange)
 
+    answering = (_Endpoint(gateway, chat, chat), _Endpoint(gateway, responses, chat), _Endpoint(gateway, messages, messages))
+    read: Mapping[str, Any] = dict(zip(READ, answering, strict=True))
     paths = [
-        Route("/v1/chat/completions", _Endpoint(gateway, chat, chat)),
-        Route("/v1/responses", _Endpoint(gateway, ResponsesForm(), chat)),
-        Route("/v1/messages", _Endpoint(gateway, messages, messages)),
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
     ]
+    router = Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False)
+
+    async def routed(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        await read.get(scope.get("path", ""), router)(scope, receive, send)
+
     return Access(
-        Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False),
+        routed,
         keys=None if settings.keys is None else Keys(settings.keys),
         anonymous=Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0),
         hosts=settings.hosts,

@@ -67,7 +67,7 @@ class ChatForm(Form):
 
     def split(self, asked: Asked) -> None:
         """See `Form`."""
-        messages = listed(asked.history, self.key)
+        messages = listed(asked.fields[self.key], self.key)
         at = 0
         while at < len(messages) and self._leads(messages[at]):
             at += 1

@@ -8,10 +8,12 @@ what it is sent.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from kilburn.errors import MissingExtra
+from kilburn.gateway.exchange import LEAVING
 from kilburn.gateway.limits import RequestBounds
 
 try:
@@ -37,6 +39,8 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
         _unfinished = 0
         """Bytes that it was fed since."""
         _in_body = False
+        _leaving: tuple[Callable[[], None], ...] = ()
+        """What is done when the client goes away."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -87,6 +91,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             # As the client wrote it: httptools drops what stands behind a `#`, and reads `//name` as a host.
             path, _, query = self.url.partition(b"?")
             self.scope["path"], self.scope["raw_path"], self.scope["query_string"] = unquote(path.decode("ascii")), path, query
+            self.scope["state"][LEAVING] = self._on_leaving
             if self.parser.should_upgrade():
                 # Nothing behind it is HTTP.
                 self.cycle.keep_alive = False
@@ -102,6 +107,20 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._waiting, self._writing = _cancel(self._waiting), _cancel(self._writing)
             super().connection_lost(exc)
+            for leave in self._leaving:
+                leave()
+
+        def _on_leaving(self, leave: Callable[[], None]) -> Callable[[], None]:
+            # A connection of which nobody reads is not seen to end.
+            self.flow.resume_reading()
+            self._leaving = (*self._leaving, leave)
+            if self.transport.is_closing():
+                self.loop.call_soon(leave)
+
+            def stay() -> None:
+                self._leaving = tuple(each for each in self._leaving if each is not leave)
+
+            return stay
 
         def pause_writing(self) -> None:
             super().pause_writing()

@@ -27,6 +27,10 @@ BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
 
 
+Asker = tuple[str, str | None, str]
+"""Who may go on from what was said before: a form, the client's name of the session, and the user."""
+
+
 class Conversation:
     """A session as far as it is in memory.
 
@@ -53,6 +57,8 @@ class Conversation:
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
         """By the digest of what is counted: it may be as long as a body."""
+        self.held = 0
+        """Pages of it that are counted among those in memory."""
         self.busy = False
         self.asked = b""
         """What its chain ends with once the request that goes on now is in it."""
@@ -92,6 +98,7 @@ class Conversation:
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
         twin._costs, twin.spoken, twin.words, twin.waiting, twin.memo, twin.prefilled = {}, [], [], [], None, False
+        twin.held = 0
         twin.kept = min(self.kept, count)
         twin.repeated = True
         twin.begin(twin.chain[-1])
@@ -189,11 +196,11 @@ class Memo:
     """The bytes of a session's last history, by which the next one is recognised.
 
     Args:
-        of: the form, the client's name of the session, and the user.
+        of: who asked.
         asked: the request.
     """
 
-    def __init__(self, conversation: Conversation, of: tuple[str, str | None, str], asked: Asked) -> None:
+    def __init__(self, conversation: Conversation, of: Asker, asked: Asked) -> None:
         self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
         self.history, self.lead = asked.history, asked.lead
         self.prefix = b""

@@ -15,6 +15,10 @@ from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 
+LEAVING = "on_leaving"
+"""In a request's state: takes what is to be done when its client goes away, and returns what takes that back. To wait for it in a
+task of its own, as ASGI has it, takes much longer."""
+
 
 class Exchange(msgspec.Struct, kw_only=True):
     """One request and its reply: `scope["state"]["exchange"]`. Times are in seconds, tokens by the session's counter.

@@ -91,9 +91,13 @@ def answered(store: Store, conversation: Conversation, calls: Sequence[Part], *,
     return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
 
 
-def brought(store: Store, conversation: Conversation, tokens: int) -> Brought | None:
-    """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing."""
-    return bring(conversation.session, tokens, _earlier(store, conversation))
+def brought(store: Store, conversation: Conversation, tokens: int, beside: Sequence[tuple[int, int]] = ()) -> Brought | None:
+    """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing.
+
+    Args:
+        beside: pages of which passages stand beside this prompt already.
+    """
+    return bring(conversation.session, tokens, _earlier(store, conversation), beside=beside)
 
 
 def _earlier(store: Store, conversation: Conversation) -> list[Session]:

@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, kw_only=True):
     Args:
         raw: the client's bytes.
         fields: its fields, each as its JSON.
-        history: the field with the conversation, whole.
+        history: the field with the conversation; where it is a list, without the bracket that ends it.
         after: the id of the reply that it goes on from, where its provider has what came before; "" where the history is whole.
         calls: ids of that reply's calls, if the session has others for them.
         lead: messages before the conversation that are the client's business: the system prompt of the chat form.
@@ -124,7 +124,7 @@ class Form(ABC):
         return Asked(
             raw=raw,
             fields=fields,
-            history=bytes(fields[self.key]).strip(),
+            history=_begun(fields[self.key]),
             after=self.after(raw),
             model=model if isinstance(model, str) else "",
             stream=bool(_value(fields, "stream")),
@@ -139,15 +139,16 @@ class Form(ABC):
         """Whether a request has no history, and goes through as it is."""
         return False
 
-    def empty(self, raw: bytes) -> bool:
-        """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it."""
+    def empty(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
+        """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
+
+        Args:
+            known: its fields, as `fields_of` gives them.
+        """
         if len(raw) > SHORT and f'"{self.key}"'.encode() in raw:
             return False
-        try:
-            fields = _fields(raw)
-        except NOT_JSON:
-            return False
-        return _blank(bytes(fields.get(self.key, b"null")))
+        fields = fields_of(raw) if known is None else known
+        return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
     def after(self, raw: bytes) -> str:
         """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else ""."""
@@ -159,7 +160,7 @@ class Form(ABC):
         Raises:
             InvalidMessage: it is no list, or empty.
         """
-        asked.messages = listed(asked.history, self.key)
+        asked.messages = listed(asked.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
         """The messages that one message of the client is.
@@ -412,7 +413,7 @@ def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
         return None
 
 
-def decoded(decode: Any, raw: bytes, what: str) -> Any:
+def decoded(decode: Any, raw: bytes | msgspec.Raw, what: str) -> Any:
     """Decoded JSON.
 
     Raises:
@@ -431,7 +432,7 @@ def decoded(decode: Any, raw: bytes, what: str) -> Any:
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def listed(raw: bytes, what: str) -> list[bytes]:
+def listed(raw: bytes | msgspec.Raw, what: str) -> list[bytes]:
     """A list, item by item.
 
     Raises:
@@ -443,16 +444,26 @@ def listed(raw: bytes, what: str) -> list[bytes]:
     return [bytes(item) for item in items]
 
 
+def _begun(raw: msgspec.Raw) -> bytes:
+    """A list's JSON without the bracket that ends it, and anything else whole: copied once, since it may be long."""
+    whole = memoryview(raw)
+    return bytes(whole[:-1]).strip() if whole[-1:] == b"]" else bytes(whole).strip()
+
+
 def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
     """A field's value; None where there is none, or where it cannot be read: the provider says what it thinks of it."""
+    if key not in fields:
+        return None
     try:
-        return msgspec.json.decode(fields.get(key, b"null"))
+        return msgspec.json.decode(fields[key])
     except NOT_JSON:
         return None
 
 
 def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
     """A field's whole number, 0 where it has none."""
+    if key not in fields:
+        return 0
     value = whole_number(_value(fields, key))
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else 0
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import compress
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, 
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.conversations import (
+    Asker,
     Conversation,
     Memo,
     beginning_of,
@@ -105,8 +107,12 @@ class Histories:
         self._known: OrderedDict[tuple[str, bytes], tuple[Spoken, ...]] = OrderedDict()
         """What a message's bytes say: a client that moves its marks sends most messages as they were, and reading one takes much
         longer than looking for it here."""
+        self._held = 0
+        """Pages of these, as they were when their last requests were over."""
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         """The bytes of histories, by session: one that begins with them is not taken apart, however long it is."""
+        self._beginnings: dict[Asker, dict[str, bytes]] = {}
+        """The same bytes, by who may go on from them."""
         self._kept = 0
         """Bytes of these."""
         self._warm: set[str] = set()
@@ -216,7 +222,7 @@ class Histories:
         asked.calls = calls
         with self._lock:
             if session not in self._sessions:
-                self._sessions[session] = self._opened(session, root_of(session), user)
+                self._hold(self._opened(session, root_of(session), user))
             known = self._sessions[session]
             if not known.busy and known.turn == turn:
                 return _Before(known, turn, tuple(known.digests))
@@ -338,15 +344,14 @@ class Histories:
         if asked.after:
             return None
         with self._lock:
-            best = max(
-                (memo for memo in self._memos.values() if memo.of == (form.name, name, user) and history.startswith(memo.prefix)),
-                key=lambda memo: len(memo.prefix),
-                default=None,
-            )
-            if best is None or best.conversation.busy:
+            known = self._beginnings.get((form.name, name, user), {})
+            # There may be hundreds, and a request waits for the one that looks.
+            found = max(compress(known, map(history.startswith, known.values())), key=lambda name: len(known[name]), default="")
+            if not found or self._memos[found].conversation.busy:
                 return None
+            best = self._memos[found]
             rest = history[len(best.prefix) :].lstrip()
-            conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b","))
+            conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b",") + b"]")
             digests, ends = self.digests(form, raws, asked.read)
             since = conversation.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
@@ -363,12 +368,13 @@ class Histories:
         memo, conversation.memo = conversation.memo, None
         if memo is None:
             return
-        memo.prefix, memo.history = memo.history.removesuffix(b"]").rstrip(), b""
+        memo.prefix, memo.history = memo.history, b""
         with self._lock:
             self._forget(conversation.name)
             if conversation.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(conversation.name) is not conversation:
                 return
             self._memos[conversation.name] = memo
+            self._beginnings.setdefault(memo.of, {})[conversation.name] = memo.prefix
             self._kept += len(memo.prefix)
             while self._kept > MEMOS:
                 self._forget(next(iter(self._memos)))
@@ -377,6 +383,9 @@ class Histories:
         memo = self._memos.pop(name, None)
         if memo is not None:
             self._kept -= len(memo.prefix)
+            del self._beginnings[memo.of][name]
+            if not self._beginnings[memo.of]:
+                del self._beginnings[memo.of]
 
     def give(self, conversation: Conversation) -> None:
         """Its request is over."""
@@ -394,8 +403,10 @@ class Histories:
         conversation.extend(words)
         conversation.last = _text_of(spoken) or conversation.last
         with self._lock:
-            if self._sessions.get(conversation.name) is conversation and conversation.kept != len(conversation.chain):
-                self._keep(conversation)
+            if self._sessions.get(conversation.name) is conversation:
+                self._hold(conversation)
+                if conversation.kept != len(conversation.chain):
+                    self._keep(conversation)
         self._remember(conversation)
         conversation.busy = False
 
@@ -406,10 +417,23 @@ class Histories:
 
     def _put_away(self, conversation: Conversation) -> None:
         conversation.busy = False
-        if self._sessions.get(conversation.name) is conversation:
-            del self._sessions[conversation.name]
+        self._drop(conversation.name, conversation)
         self._forget(conversation.name)
         self.store.release(conversation.name)
+
+    def _hold(self, conversation: Conversation) -> None:
+        """Keep a session in memory, and count its pages."""
+        pages = conversation.session.window.last
+        self._held += pages - conversation.held
+        conversation.held = pages
+        self._sessions[conversation.name] = conversation
+
+    def _drop(self, name: str, conversation: Conversation) -> None:
+        """The opposite, if it is the one of that name."""
+        if self._sessions.get(name) is conversation:
+            self._held -= conversation.held
+            conversation.held = 0
+            del self._sessions[name]
 
     def _claim(self, request: _Request) -> tuple[Conversation, int]:
         """A session for a history, not busy with another request, and how many of its digests it has.
@@ -532,7 +556,9 @@ class Histories:
         if origin is not None:
             old = [*kept, *request.read(copied, max(common, known))]
             self._begin(session, origin.session, earlier, old, kept)
-        conversation = self._sessions[session.name] = Conversation(session, root, earlier)
+        conversation = Conversation(session, root, earlier)
+        self._drop(session.name, self._sessions.get(session.name, conversation))
+        self._hold(conversation)
         conversation.busy = True
         self._trim()
         return conversation, copied
@@ -605,7 +631,7 @@ class Histories:
     def _read(self, name: str, root: str, user: str) -> None:
         """Read a session into memory. One that is damaged stays as it is: what its client sends becomes another one."""
         try:
-            self._sessions[name] = self._opened(name, root, user)
+            self._hold(self._opened(name, root, user))
         except StoreCorrupt as error:
             log.warning("session %r is left out: %s", name, error)
 
@@ -617,14 +643,13 @@ class Histories:
 
     def _trim(self) -> None:
         """Keep in memory no more than is allowed: those that were used last, and in any case the very last one."""
-        pages = sum(each.session.window.last for each in self._sessions.values())
+        if len(self._sessions) <= SESSIONS and self._held <= self._pages:
+            return
         for conversation in [*self._sessions.values()][:-1]:
-            if len(self._sessions) <= SESSIONS and pages <= self._pages:
+            if not conversation.busy:
+                self._put_away(conversation)
+            if len(self._sessions) <= SESSIONS and self._held <= self._pages:
                 return
-            if conversation.busy:
-                continue
-            pages -= conversation.session.window.last
-            self._put_away(conversation)
 
     def said(
         self,
@@ -719,11 +744,11 @@ class Histories:
         with self._lock:
             branch = self._new(conversation.root, conversation.user)
             self._begin(branch, session, conversation.linked_to, kept, kept)
-            if self._sessions.get(old) is conversation:
-                del self._sessions[old]
+            self._drop(old, conversation)
             self._forget(old)
-            self._sessions[branch.name] = conversation
-        conversation.session, conversation.turn, conversation.repeated, conversation.waiting = branch, branch.turn, False, waiting
+            conversation.session = branch
+            self._hold(conversation)
+        conversation.turn, conversation.repeated, conversation.waiting = branch.turn, False, waiting
         conversation.kept = 0
         return said, [*pages, *((conversation.number, page) for page in shown.sources)]
 

@@ -58,6 +58,9 @@ _NAMED = re.compile(
 )
 """Ids of what a provider keeps, which a request may name anywhere in its JSON. A list need not end: so no byte is read twice."""
 
+_NAMING = (b'_id"', b'_ids"', b'container"')
+"""What the names end with before which these stand. Most requests have none of it, and that is found sooner."""
+
 _OURS = re.compile(rb"\[[pf]\d+(?:-[pf]\d+)? (?:out|in part)\b|\"" + HIDDEN.encode())
 _TEXT = re.compile(rb'"([^"\\]{1,%d})"' % LONGEST)
 _ESCAPE = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
@@ -273,6 +276,8 @@ def _mentioned(body: bytes) -> Iterator[str]:
     """The ids of files and the like that a request names, wherever it does."""
     if b"\\u00" in body:
         body = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), body)
+    if not any(word in body for word in _NAMING):
+        return
     for found in _NAMED.finditer(body):
         for text in _TEXT.finditer(found[1]):
             yield text[1].decode("utf-8", "replace")

@@ -86,6 +86,8 @@ class Metrics:
         self._users: dict[tuple[str, str], str] = {}
         """Whose each of them is; who watches is not told."""
         self._series: dict[tuple[Any, tuple[str, ...]], Any] = {}
+        self._due: dict[Any, float] = {}
+        """What series grew by since they were told last. prometheus_client takes longer for one than a request has time for."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
@@ -124,7 +126,7 @@ class Metrics:
         tenant = exchange.key.tenant if exchange.key is not None else ""
         route = exchange.path if exchange.path in ROUTES else "other"
         with self._lock:
-            self._of(self._requests, tenant, route, str(exchange.status)).inc()
+            self._add(1, self._requests, tenant, route, str(exchange.status))
             if exchange.problem:
                 self._problems.labels(tenant, exchange.problem).inc()
             if exchange.unread:
@@ -133,12 +135,18 @@ class Metrics:
             if exchange.added is not None:
                 self._of(self._added, tenant).observe(exchange.added)
             if exchange.rounds:
-                self._of(self._calls, tenant).inc(exchange.rounds)
+                self._add(exchange.rounds, self._calls, tenant)
             if exchange.session:
                 self._count(tenant, exchange)
 
+    def _add(self, more: float, family: Any, *labels: str) -> None:
+        """Let the series of these labels grow."""
+        series = self._of(family, *labels)
+        if more:
+            self._due[series] = self._due.get(series, 0) + more
+
     def _of(self, family: Any, *labels: str) -> Any:
-        """The series of these labels. prometheus_client looks longer for it than a request has time for."""
+        """The series of these labels."""
         known = self._series.get((family, labels))
         if known is None:
             known = self._series[family, labels] = family.labels(*labels)
@@ -156,12 +164,12 @@ class Metrics:
         for name, more in grown.items():
             setattr(row, name, getattr(row, name) + more)
         for kind in ("sent", "new", "shipped", "cached", "written", "replied", "reprefilled"):
-            _add(self._of(self._tokens, tenant, kind), grown.get(kind, 0))
-        _add(self._of(self._hits, tenant), grown.get("hits", 0))
-        _add(self._of(self._faults, tenant), grown.get("faults", 0))
+            self._add(grown.get(kind, 0), self._tokens, tenant, kind)
+        self._add(grown.get("hits", 0), self._hits, tenant)
+        self._add(grown.get("faults", 0), self._faults, tenant)
         money = saved(self.prices, exchange)
         row.saved += money
-        _add(self._of(self._saved, tenant), money)
+        self._add(money, self._saved, tenant)
         if exchange.after is not None:
             self._look(row, exchange.after)
 
@@ -198,6 +206,9 @@ class Metrics:
     def page(self, tenant: str | None = None) -> bytes:
         """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""
         with self._lock:
+            for series, more in self._due.items():
+                series.inc(more)
+            self._due.clear()
             return generate_latest(self._registry if tenant is None else _Of(self._registry, tenant))
 
 
@@ -213,11 +224,6 @@ class _Of(Collector):
             if kept:
                 family.samples = kept
                 yield family
-
-
-def _add(series: Any, more: float) -> None:
-    if more:
-        series.inc(more)
 
 
 def _growth(before: Stats | None, after: Stats | None) -> dict[str, int]:

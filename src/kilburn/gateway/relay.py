@@ -265,9 +265,10 @@ class _Work:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
-        if misses and not self.tools and (found := brought(self._store, conversation, self._found)) is not None:
-            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body)
-            if body is not self.body:
+        beside = () if self.known is None else self.known.pages
+        if misses and not self.tools and (found := brought(self._store, conversation, self._found, beside)) is not None:
+            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body) if found.text else self.body
+            if body is not self.body or not found.text:
                 self.body, self.brought = body, found
 
     def _with_memory(self, body: bytes) -> bytes:

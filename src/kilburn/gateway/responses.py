@@ -62,8 +62,10 @@ class ResponsesForm(ChatForm):
     def split(self, asked: Asked) -> None:
         """See `Form`."""
         if asked.history.startswith(b'"'):
-            asked.history = b'[{"role":"user","content":' + asked.history + b"}]"
-        asked.messages = listed(asked.history, self.key)
+            asked.history = b'[{"role":"user","content":' + asked.history + b"}"
+            asked.messages = listed(asked.history + b"]", self.key)
+        elif not asked.messages:
+            asked.messages = listed(asked.fields[self.key], self.key)
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
         return [wire.read(chat_message(items.read(response_item(source))))]

@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -203,25 +203,27 @@ class Endpoint:
         """See `UpstreamApi`."""
         return (form.rendered == "messages") == (self.form == "messages") and form.path not in self._lacks
 
-    @asynccontextmanager
-    async def ask(
+    def ask(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
-    ) -> AsyncIterator[Response]:
+    ) -> AbstractAsyncContextManager[Response]:
         """See `UpstreamApi`. An endpoint without the path of the responses form is asked for chat completions instead."""
         whole = body if isinstance(body, bytes) else b""
         if form is not None and not self.speaks(form):
-            async with self._translated(whole, headers, form) as answer:
-                yield answer
-            return
+            return self._translated(whole, headers, form)
         sent = self._headers(headers)
         if whole is not body and "content-length" in headers:
             sent["content-length"] = headers["content-length"]
         if form is None or form.name != "responses":
-            async with self._sent(method, path, body, sent, through=form is None) as answer:
-                yield answer
-            return
+            return self._sent(method, path, body, sent, through=form is None)
+        return self._either(method, path, whole, sent, headers, form)
+
+    @asynccontextmanager
+    async def _either(
+        self, method: str, path: str, whole: bytes, sent: dict[str, str], headers: Mapping[str, str], form: Form
+    ) -> AsyncIterator[Response]:
+        """The answer to a request as it is, or in the other form, if the endpoint has no such path."""
         async with AsyncExitStack() as stack:
-            answer = await stack.enter_async_context(self._sent(method, path, body, sent))
+            answer = await stack.enter_async_context(self._sent(method, path, whole, sent))
             if answer.status in ABSENT:
                 with suppress(Refused):  # then it is the model that is not there
                     other = await stack.enter_async_context(self._translated(whole, headers, form))

@@ -71,6 +71,8 @@ def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str,
         raise SpecError(f"a {HEADER} that is not UTF-8", advice="send the bytes of its UTF-8, or letters of ASCII") from None
     if named:
         return _quoted(named)
+    if fields is not None and fields.keys().isdisjoint(NAMING):
+        return ""
     try:
         naming = _fields(body) if fields is None else _Fields(**{name: fields[name] for name in NAMING if name in fields})
     except NOT_JSON:

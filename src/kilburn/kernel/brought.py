@@ -58,7 +58,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
     """What was found.
 
     Args:
-        text: the passages, quoted, each under its address, origin and day.
+        text: the passages, quoted, each under its address, origin and day; "" where the window shows them all.
         tokens: what that costs.
         pages: that it is from: numbers of their segments, and their ids there.
         names: the addresses of these, as the text has them.
@@ -246,15 +246,20 @@ def asked(session: Session) -> str:
         return "\n".join(session.text(page) for page in request)[-QUERY:]
 
 
-def bring(session: Session, tokens: int, earlier: Sequence[Session] = ()) -> Brought | None:
+def bring(session: Session, tokens: int, earlier: Sequence[Session] = (), *, beside: Sequence[Key] = ()) -> Brought | None:
     """What the user's latest message may be about and the window does not show; None for nothing.
+
+    A passage that an excerpt in the window shows is not brought again: what the policy has chosen for this prompt comes first.
+    Its page is named all the same, so that what the model answers cites it.
 
     Args:
         tokens: that it may take.
         earlier: sessions that this one goes on from; they have what is left of the room.
+        beside: pages of which passages stand beside this prompt already.
     """
     try:
-        hits = _hits(session, asked(session), tokens, earlier, set(session.window.request))
+        hits, there = _hits(session, asked(session), tokens, earlier, set(session.window.request))
+        hits = [one for one in hits if one[0] not in beside]
     except KilburnError as error:
         # The prompt does without.
         log.warning("session %s: nothing was brought: %s", session.name, error)
@@ -265,30 +270,69 @@ def bring(session: Session, tokens: int, earlier: Sequence[Session] = ()) -> Bro
         text = quote("recalled", SAID + with_headings(passages))
         cost = count(text)
         if cost <= tokens:
-            names = tuple(dict.fromkeys(_address(hit, session.name) for _, hit in hits))
-            return Brought(text=text, tokens=cost, pages=tuple(dict.fromkeys(key for key, _ in hits)), names=names)
+            return _brought(session, text, cost, [*hits, *there])
         hits.remove(min(hits, key=lambda one: one[1].score))
-    return None
+    return _brought(session, "", 0, there) if there else None
 
 
-def _hits(session: Session, query: str, tokens: int, earlier: Sequence[Session], request: set[int]) -> list[tuple[Key, Found]]:
-    """The passages that match, with the pages that they are of."""
+def _brought(session: Session, text: str, tokens: int, found: Sequence[tuple[Key, Found]]) -> Brought:
+    names = tuple(dict.fromkeys(_address(hit, session.name) for _, hit in found))
+    return Brought(text=text, tokens=tokens, pages=tuple(dict.fromkeys(key for key, _ in found)), names=names)
+
+
+def _hits(
+    session: Session, query: str, tokens: int, earlier: Sequence[Session], request: set[int]
+) -> tuple[list[tuple[Key, Found]], list[tuple[Key, Found]]]:
+    """The passages that match, with the pages that they are of: those to bring, and the best of those that the window shows."""
     own, owner = session.name, session.owner
     numbers = {info.name: info.number for info in (*session.branches.below(), *(other.info for other in earlier))}
     found: list[tuple[Key, Found]] = []
-    for hit in session.search(query, tokens, LIMIT, unseen=True):
+    there: list[tuple[Key, Found]] = []
+    shown, room = _shown(session), tokens
+    # Some of what is found is left out again.
+    for hit in session.search(query, 2 * tokens if shown else tokens, LIMIT, unseen=True):
         page = parse_address(hit.address)[0]
         if hit.session != own:
             found.append(((numbers[hit.session], page), hit))
         elif hit.where is not Place.IN and page not in request:
-            found.append(((owner(page), page), hit))
+            key, room = (owner(page), page), room - hit.tokens
+            left = _unshown(hit, shown.get(page, ()))
+            found += [(key, piece) for piece in left]
+            if not left and room >= 0:
+                there.append((key, hit))
     for other in earlier:
-        left = tokens - sum(hit.tokens for _, hit in found)
-        if left <= 0 or len(found) >= LIMIT:
+        spare = tokens - sum(hit.tokens for _, hit in found)
+        if spare <= 0 or len(found) >= LIMIT:
             break
-        hits = other.search(query, left, LIMIT - len(found), among=[other.info])
+        hits = other.search(query, spare, LIMIT - len(found), among=[other.info])
         found += [((other.number, parse_address(hit.address)[0]), hit) for hit in hits]
-    return found
+    return found, there
+
+
+def _shown(session: Session) -> dict[int, list[tuple[int, int]]]:
+    """The passages that excerpts in the window show, by their pages: those in the place of pages, and those beside them."""
+    shown: dict[int, list[tuple[int, int]]] = {}
+    with session.lock:
+        window = session.window
+        for page in (window.pages[number] for number in window.made):
+            for source, spans in page.parts or [(source, page.spans) for source in page.sources if page.spans]:
+                shown.setdefault(source, []).extend(spans)
+    return shown
+
+
+def _unshown(hit: Found, shown: Sequence[tuple[int, int]]) -> list[Found]:
+    """What of a passage is not shown; nothing where half of it is."""
+    left: list[tuple[int, int]] = [hit.span]
+    for start, stop in shown:
+        cut = [piece for first, last in left for piece in ((first, min(last, start)), (max(first, stop), last))]
+        left = [(first, last) for first, last in cut if first < last]
+    if left == [hit.span]:
+        return [hit]
+    if 2 * sum(last - first for first, last in left) <= hit.span[1] - hit.span[0]:
+        return []
+    begin = hit.span[0]
+    pieces = [msgspec.structs.replace(hit, span=span, text=hit.text[span[0] - begin : span[1] - begin]) for span in left]
+    return [piece for piece in pieces if piece.text.strip()]
 
 
 def _address(hit: Found, own: str) -> str:
@@ -306,6 +350,7 @@ def behind(messages: Iterable[Any], text: str, words: str = "", kind: str = "tex
 
     Args:
         messages: of a request: dicts, or the JSON of each.
+        text: "" changes nothing.
         words: what the user's words end with; None is returned if they do not.
         kind: the type of a block of text.
     """
@@ -320,6 +365,8 @@ def behind(messages: Iterable[Any], text: str, words: str = "", kind: str = "tex
             continue
         if not any(each.endswith(words) for each in texts):
             return None
+        if not text:
+            return out
         if raw:
             message = _fields(message)
         blocks = _list(message["content"]) if raw and not isinstance(content, str) else content

@@ -57,7 +57,7 @@ AT_ONCE = 16
 LAST = 39
 """Messages at which a conversation ends there; it begins with one, so that they are 20 in the middle."""
 
-SESSIONS = (100, 1000, 10_000)
+SESSIONS = (10, 1000, 10_000)
 """Sessions in a store when a new conversation begins."""
 
 BEGUN = 40
