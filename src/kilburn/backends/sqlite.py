@@ -620,7 +620,9 @@ class Sqlite:
                 return [[] for _ in wanted]
             found = [self._index.newest(every, some, segment, limit) for every, some in wanted]
             spans = self._index.spans(list({number for numbers in found for number in numbers}))
-        return [[_passage(number, *spans[number]) for number in numbers if number in spans] for numbers in found]
+        # Texts share words, so they share passages.
+        known = {number: _passage(number, *of) for number, of in spans.items()}
+        return [[known[number] for number in numbers if number in known] for numbers in found]
 
     def _everywhere(self) -> Extents:
         """The extents of all segments; read once for each state of the file."""
