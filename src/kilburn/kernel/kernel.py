@@ -43,9 +43,9 @@ from kilburn.kernel.laws import (
     check_evict,
     check_fold,
     check_held,
+    check_known,
     check_load,
     check_retire,
-    known,
 )
 from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
@@ -246,7 +246,8 @@ class Kernel:
         Raises:
             UnknownAddress, Forgotten, KernelError: no such page, a forgotten one, none or one twice.
         """
-        gone = fresh = {page.id for page in known(self.window, pages)}
+        check_known(self.window, pages)
+        gone = fresh = set(pages)
         while fresh:
             fresh = self._made_from(fresh) - gone
             gone = gone | fresh

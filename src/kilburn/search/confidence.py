@@ -63,7 +63,7 @@ def confidence(query: str, hits: Sequence[Found], cosine: float | None) -> float
 
 
 def _stems(text: str) -> set[str]:
-    return {_stem(word) for word in _WORD.findall(text.casefold())}
+    return {_stem(word) for word in set(_WORD.findall(text.casefold()))}
 
 
 def _stem(word: str) -> str:
