@@ -107,7 +107,7 @@ class Extents:
         return self._characters.keys()
 
     @cached_property
-    def ranges(self) -> Sequence[tuple[int, int]]:
+    def ranges(self) -> list[tuple[int, int]]:
         """Their entries, as ranges; neighbours share one."""
         return _ranges(self.segments)
 

@@ -124,8 +124,11 @@ class Searcher:
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
-        by_number = isinstance(infos, Mapping)
-        self._infos = infos if by_number else {info.number: info for info in infos if not info.damaged}
+        self._infos: Mapping[int, SegmentInfo]
+        if isinstance(infos, Mapping):
+            self._infos = infos
+        else:
+            self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
         self._windows, self._owner = windows or {}, owner
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
