@@ -93,6 +93,20 @@ class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
 
 
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments to look in.
+
+    Args:
+        infos: those that are whole, by number, oldest first. What is written meanwhile may come into it, and nothing goes.
+        damaged: those that are not, and what stands for sessions that are missing.
+        everything: whether no other segment of the tenant is there.
+    """
+
+    infos: Mapping[int, SegmentInfo]
+    damaged: Sequence[SegmentInfo] = ()
+    everything: bool = False
+
+
 class Passage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A found passage: which segment and page, which span of its text, how well it matched.
 
@@ -238,6 +252,11 @@ class Backend(Protocol):
         """
         ...
 
+    def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
+        """The segments of these kinds that belong to a user or to all users; None for everybody's. What it costs does not grow
+        with their number, once they were read."""
+        ...
+
     def commit(self, segment: int, batch: Batch) -> None:
         """Do the whole batch durably (but see `sync`), or raise and do nothing. What is written can be read again.
 
@@ -279,7 +298,7 @@ class Backend(Protocol):
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """The pages that directly cite any of these pages of a segment, as (number of the segment, page id), in order:
         those of any segment of the tenant that have it among their `cites`, and those of the segment itself that have it
-        among their `sources`. Forgotten pages cite nothing."""
+        among their `sources`; of a session, without these pages themselves. Forgotten pages cite nothing."""
         ...
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:

@@ -7,6 +7,7 @@ Everything that it needs to know about the past is in the view.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -157,6 +158,9 @@ class View:
     copies: Set[int] = frozenset()
     # The ids of what was found last to be movable together: a stretch is asked for the same pages.
     _free: set[int] = field(init=False, repr=False, compare=False, default_factory=set)
+    # Where each resident page stands, and how many resident pages each group has, once they are asked for.
+    _places: dict[int, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _groups: dict[int, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @property
     def excess(self) -> int:
@@ -239,18 +243,36 @@ class View:
     def _own(self, page: Page) -> int:
         return 0 if page.id in self.copies else page.tokens
 
+    @property
+    def residents(self) -> Mapping[int, int]:
+        """Where each resident page stands among `pages`, by its id."""
+        if not self._places:
+            self._places.update({page.id: place for place, page in enumerate(self.pages)})
+        return self._places
+
     def movable(self, pages: Iterable[Page]) -> list[Page]:
         """The resident pages among these that may leave together: whole groups, and nothing that stays (see `held`)."""
         held = self.held()
         free = [page for page in pages if page.id not in held]
         chosen = {page.id for page in free}
-        tied = {page.group for page in self.pages if page.group and page.id not in chosen}
-        if not tied.isdisjoint([page.group for page in free]):
+        tied = self._tied(free, chosen)
+        if tied:
             free = [page for page in free if page.group not in tied]
             chosen = {page.id for page in free}
         self._free.clear()
         self._free.update(chosen)
         return free
+
+    def _tied(self, free: Sequence[Page], chosen: Set[int]) -> set[int]:
+        """The groups of which some resident page is not among these."""
+        if 8 * len(free) > len(self.pages):
+            tied = {page.group for page in self.pages if page.group and page.id not in chosen}
+            return tied.intersection([page.group for page in free])
+        if not self._groups:
+            self._groups.update(Counter([page.group for page in self.pages]))
+        resident = self.residents
+        named = Counter([page.group for page in free if page.group and page.id in resident])
+        return {group for group, many in named.items() if many < self._groups[group]}
 
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
         """The stretch of a fold in place of some pages: what it has to cite, so that it breaks no law, and what leaves
@@ -267,7 +289,14 @@ class View:
             within: the originals that it may cite; None for all.
         """
         named = set(pages)
-        going = {page.id: page for page in self.pages if page.id in named}
+        resident: Set[int] = self._places.keys()
+        if 8 * len(named) < len(self.pages):
+            # Many such stretches may be asked for.
+            resident = self.residents.keys()
+            going = {page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, named & resident))]}
+        else:
+            resident = resident or {page.id for page in self.pages}
+            going = {page.id: page for page in self.pages if page.id in named}
         if going.keys() != self._free:
             going = {page.id: page for page in self.movable(going.values())}
         beside = {number for number in self.copies if number in going}
@@ -275,7 +304,6 @@ class View:
         plain = going.keys() - behind.keys() - beside
         together = self._with_groups(going) if self.stubs else set()
         stubs = {stub for stub in self.stubs if stub in together}
-        resident = {page.id for page in self.pages}
         out = {number for number in named - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
         if out or min(resident, default=0) < 0:

@@ -82,7 +82,8 @@ class Ranking(Protocol):
     """Puts candidates in order."""
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> Sequence[Scored]:
-        """The candidates worth returning, best first."""
+        """The candidates worth returning, best first. Pages that only stand beside one that matches are among them where
+        there are vectors, or where they are asked for."""
         ...
 
 

@@ -105,8 +105,13 @@ def fill(db: apsw.Connection, segments: Iterable[int] | None = None) -> None:
 
 def events_of(db: apsw.Connection, segment: int, pages: Iterable[int]) -> list[int]:
     """The numbers of the events that may name any of these pages, in order."""
-    nodes = {
-        (segment, (1 if page > 0 else -1) * _node(level, abs(page) >> LEAF >> level)) for page in pages for level in range(LEVELS)
-    }
+    nodes: list[tuple[int, int]] = []
+    known = list(pages)
+    for sign in (1, -1):
+        # Many pages lie in few blocks, and in fewer of each further level.
+        blocks = {sign * page >> LEAF for page in known if sign * page > 0}
+        for level in range(LEVELS if blocks else 0):
+            nodes += [(segment, sign * _node(level, block)) for block in blocks]
+            blocks = {block >> 1 for block in blocks}
     select = "SELECT event FROM mention WHERE process = ? AND node = ?"
     return sorted({event for (event,) in rows_of_each(db, select, sorted(nodes))})

@@ -77,7 +77,18 @@ class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
     @property
     def info(self) -> SegmentInfo:
         """The session as callers of the store see it."""
-        return SegmentInfo(**{field: getattr(self, field) for field in SegmentInfo.__struct_fields__})
+        return SegmentInfo(
+            number=self.number,
+            name=self.name,
+            created=self.created,
+            head=self.head,
+            pages=self.pages,
+            tokens=self.tokens,
+            used=self.used,
+            damaged=self.damaged,
+            kind=self.kind,
+            user=self.user,
+        )
 
     def whole(self) -> SegmentRow:
         """Itself.

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import apsw
 import msgspec
 
-from kilburn.backend import Batch, HistoryOwner, Passage, SegmentInfo, SegmentKind, State, Vector, check_name
+from kilburn.backend import Batch, HistoryOwner, Passage, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import key_of
 from kilburn.backends.connection import (
@@ -35,12 +35,13 @@ from kilburn.backends.connection import (
     write_transaction,
 )
 from kilburn.backends.contenttable import ContentTable, content_of
+from kilburn.backends.directory import Directory
 from kilburn.backends.inspection import Finding, erase_segment, erase_session, inspect, quarantine_session, rebuild
 from kilburn.backends.records import UNREADABLE, seal_of
 from kilburn.backends.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.slack import log_size, wipe
-from kilburn.backends.textindex import Extents, TextIndex
+from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import FLAG, Transaction
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
@@ -54,9 +55,6 @@ CHUNK = 1000
 
 FEW_EVENTS = 16
 """Events that are read first: what a session was made of stands among them."""
-
-FEW = 200
-"""Segments that are read one by one; of more, all of the tenant's are read at once."""
 
 SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
@@ -119,12 +117,6 @@ class Sqlite:
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
         self._sync_lock = threading.Lock()
-        self._nothing_waits: dict[str, tuple[object, int]] = {}
-        # All segments, single ones, and the extents of all, each with the state of the file of which it is known.
-        self._known: tuple[tuple[object, int], Sequence[SegmentRow]] | None = None
-        self._shown: tuple[Sequence[SegmentRow], Sequence[SegmentInfo]] | None = None
-        self._some: tuple[tuple[object, int], dict[int, SegmentRow | None]] | None = None
-        self._extents: tuple[tuple[object, int], Extents] | None = None
         # Of which state of the file, as others left it, every session's row was looked at before a new one was made.
         self._surveyed: int | None = None
         self._prepare_file(vfs)
@@ -134,6 +126,7 @@ class Sqlite:
             with translate_errors(self.path, "opening"):
                 self._configure(synchronous, exclusive=vfs is not None)
                 self._number = self._register(restore=restore and not readonly)
+                self._directory = Directory(self._db, self._sealed, self._number)
                 self._contents = ContentTable(self._db, self._number)
                 self._index = TextIndex(self._db, self._number)
                 self._vectors = VectorTable(self._db, self._number)
@@ -278,25 +271,36 @@ class Sqlite:
                 yield
 
     @contextmanager
-    def _writing(self, doing: str, *, wait: bool = True) -> Iterator[None]:
+    def _writing(self, doing: str, *, wait: bool = True, to: Collection[int] | None = None) -> Iterator[None]:
         """One write transaction: all of the block or nothing of it.
 
         While another process writes, this object's other threads go on reading.
+
+        Args:
+            to: the segments whose rows it changes, known at its end; None if that may be any.
         """
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         while True:
             with self._lock:
                 if self._joined:
-                    with translate_errors(self.path, doing), savepoint(self._db):
-                        yield
+                    with translate_errors(self.path, doing):
+                        self._directory.begin()
+                        with savepoint(self._db):
+                            yield
+                        if to is not None:
+                            self._directory.wrote(to)
                     return
             with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
                 if self.readonly:
                     raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
                 if self._begin(last=time.monotonic() >= deadline):
+                    if to is not None:
+                        self._directory.begin()
                     yield
                     self._db.execute("COMMIT")
                     self._commits += 1
+                    if to is not None:
+                        self._directory.wrote(to)
                     return
             time.sleep(PAUSE)
 
@@ -340,10 +344,12 @@ class Sqlite:
             return found.whole().info
         if not create:
             return None
-        with self._writing("writing"):
+        made: list[int] = []
+        with self._writing("writing", to=made):
             found = self._sealed.named(self._number, name)
             if found is None:
-                found = self._sealed.segment(self._number, self._create(name, time, kind, user))
+                made.append(self._create(name, time, kind, user))
+                found = self._sealed.segment(self._number, made[0])
         return found.whole().info if found is not None else None
 
     def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
@@ -354,12 +360,13 @@ class Sqlite:
         """
         if user:
             check_name(user, "user")
-        with self._writing("writing", wait=batch.wait):
+        made: list[int] = []
+        with self._writing("writing", wait=batch.wait, to=made):
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            number = self._create(name, time, SegmentKind.SESSION, user)
-            self._transaction.write(number, batch)
-            found = self._sealed.segment(self._number, number)
+            made.append(self._create(name, time, SegmentKind.SESSION, user))
+            self._transaction.write(made[0], batch)
+            found = self._sealed.segment(self._number, made[0])
             assert found is not None
         return found.whole().info
 
@@ -401,41 +408,20 @@ class Sqlite:
         with self._reading("reading"):
             if under:
                 return [one.info for one in self._sealed.under(self._number, under)]
-            infos = list(self._infos())
-            lost = self._sessions_made() - len(infos)
-        if lost > 0:
-            infos.append(SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
-        return infos
+            infos = list(self._directory.infos().values())
+            return [*infos, *self._missing(len(infos))]
 
-    def _sessions(self) -> Sequence[SegmentRow]:
-        """All sessions; read once for each state of the file, because there may be very many."""
-        state = self._state()
-        if self._known is None or self._known[0] != state:
-            self._known = state, self._sealed.segments(self._number)
-        return self._known[1]
+    def _missing(self, there: int) -> list[SegmentInfo]:
+        """What stands for sessions that must be there beside these and are not."""
+        lost = self._sessions_made() - there
+        return [SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}")] if lost > 0 else []
 
-    def _infos(self) -> Sequence[SegmentInfo]:
-        """`_sessions`, as callers see them; made once for each state of the file, too."""
-        known = self._sessions()
-        if self._shown is None or self._shown[0] is not known:
-            self._shown = known, [one.info for one in known]
-        return self._shown[1]
-
-    def _state(self) -> tuple[object, int]:
-        """Changes whenever anybody writes to the file."""
-        return self._db.pragma("data_version"), self._db.total_changes()
-
-    def _numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
-        """Those that are segments of this tenant; each is read once for each state of the file."""
-        state = self._state()
-        if self._some is None or self._some[0] != state:
-            self._some = state, {}
-        known, found = self._some[1], {}
-        for number in segments:
-            if number not in known:
-                known[number] = self._sealed.segment(self._number, number)
-            if (one := known[number]) is not None:
-                found[number] = one
+    def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
+        """See `Backend`."""
+        with self._reading("reading"):
+            found = self._directory.scope(kinds, user)
+            if SegmentKind.SESSION in kinds and (lost := self._missing(len(self._directory.infos()))):
+                found = msgspec.structs.replace(found, damaged=(*found.damaged, *lost))
         return found
 
     def _segment(self, segment: int) -> SegmentRow | None:
@@ -459,7 +445,7 @@ class Sqlite:
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or an I/O error.
         """
-        with self._writing("writing", wait=batch.wait):
+        with self._writing("writing", wait=batch.wait, to=(segment,)):
             self._transaction.write(segment, batch)
             unwiped = self._is_unwiped()
         if unwiped or self._unwiped:
@@ -495,13 +481,13 @@ class Sqlite:
             StoreCorrupt: such a segment is damaged.
         """
         wanted = dict.fromkeys(keys)
-        there = self._numbered({segment for segment, _ in wanted})
+        there = self._directory.numbered({segment for segment, _ in wanted})
         for segment in there.values():
             segment.whole()
         return [key for key in wanted if key[0] in there]
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
-        """The pages that directly cite any of these pages of a segment."""
+        """See `Backend`."""
         with self._reading("reading"):
             stored = self._sealed.segment(self._number, segment)
             if stored is None:
@@ -513,13 +499,13 @@ class Sqlite:
             return sorted(found)
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
-        """The pages of a session that have any of these among their sources."""
+        """The other pages of a session that have any of these among their sources."""
         if self._sealed.indexed:
             events = self._sealed.numbered(segment, mentions.events_of(self._db, segment.number, pages))
-            made = {page for event in events for page in _made_by(event)}
+            made = {page for event in events for page in _made_by(event)} - pages
             read = (page for _, (page, _) in self._sealed.read([(segment.number, page) for page in sorted(made)]))
         else:
-            read = (page for page, _ in self._sealed.pages(segment))
+            read = (page for page, _ in self._sealed.pages(segment) if page.id not in pages)
         return (page.id for page in read if page.digest and not pages.isdisjoint(page.sources))
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
@@ -599,16 +585,10 @@ class Sqlite:
         """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
         with self._reading("searching"):
             if segments is None:
-                hits = self._index.search(query, self._everywhere(), limit)
+                hits = self._index.search(query, self._directory.extents(), limit)
             else:
-                wanted = set(segments)
-                if len(wanted) > FEW:
-                    known = [one for one in self._sessions() if one.number in wanted]
-                else:
-                    known = list(self._numbered(sorted(wanted)).values())
-                whole = [one for one in known if not one.damaged and one.passages]
-                extents = Extents([(one.number, one.passages) for one in whole], sum(one.characters for one in whole))
-                hits = self._index.search(query, extents, limit, apart=len(whole) > 1)
+                extents = self._directory.extents_of(list(segments))
+                hits = self._index.search(query, extents, limit, apart=len(extents.segments) > 1)
             spans = self._index.spans([number for number, _ in hits])
             readable = self._whole(number >> 32 for number in spans)
         return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in readable]
@@ -620,19 +600,9 @@ class Sqlite:
                 return [[] for _ in wanted]
             found = [self._index.newest(every, some, segment, limit) for every, some in wanted]
             spans = self._index.spans(list({number for numbers in found for number in numbers}))
-        return [[_passage(number, *spans[number]) for number in numbers if number in spans] for numbers in found]
-
-    def _everywhere(self) -> Extents:
-        """The extents of all segments; read once for each state of the file."""
-        state = self._state()
-        if self._extents is None or self._extents[0] != state:
-            select = (
-                "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND passages AND NOT aside ORDER BY id"
-            )
-            # Damaged counters spoil the order of the hits a little, and nothing else; each hit's segment is verified.
-            found = [one for one in rows(self._db, select, self._number) if isinstance(one[1], int) and isinstance(one[2], int)]
-            self._extents = state, Extents([(number, used) for number, used, _ in found], sum(one[2] for one in found))
-        return self._extents[1]
+        # Texts share words, so they share passages.
+        known = {number: _passage(number, *of) for number, of in spans.items()}
+        return [[known[number] for number in numbers if number in known] for numbers in found]
 
     def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
         """The passages of pages, in reading order; a page that is not indexed is left out."""
@@ -653,7 +623,7 @@ class Sqlite:
 
     def _whole(self, segments: Iterable[int]) -> set[int]:
         """Those that are segments of this tenant and not damaged."""
-        return {number for number, one in self._numbered(set(segments)).items() if not one.damaged}
+        return {number for number, one in self._directory.numbered(set(segments)).items() if not one.damaged}
 
     def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
         """At most so many passages that have no vector of this embedder: (entry, text), newest segments first.
@@ -663,18 +633,18 @@ class Sqlite:
         """
         with self._reading("reading"):
             # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
-            state = row(self._db, "PRAGMA data_version"), self._db.total_changes()
-            if self._nothing_waits.get(embedder) == state:
+            among = self._directory.waits_in(embedder)
+            if among is not None and not among:
                 return []
             texts: dict[tuple[int, int], str] = {}
             found = []
-            for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit):
+            for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit, among):
                 key = entry >> 32, page
                 if key not in texts:
                     texts[key] = content_of(self._db, *key)
                 found.append((entry, texts[key][start:stop]))
             if not found and limit > 0:
-                self._nothing_waits[embedder] = state
+                self._directory.nothing_waits(embedder)
         return found
 
     def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
@@ -684,7 +654,7 @@ class Sqlite:
             StoreError: vectors of different length than this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
             SpecError: no name of an embedder.
         """
-        with self._writing("writing"):
+        with self._writing("writing", to=()):
             self._vectors.keep(check_name(embedder, "embedder"), rows)
 
     def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
@@ -713,7 +683,7 @@ class Sqlite:
 
     def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
         """See `Backend`."""
-        with self._writing("writing"):
+        with self._writing("writing", to=()):
             return histories.keep(self._db, self._number, segment, digests, after, page)
 
     def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
@@ -793,8 +763,7 @@ class Sqlite:
                         self._joined = False
             finally:
                 # What was read in the meantime may have been undone.
-                self._known = self._extents = self._some = None
-                self._nothing_waits.clear()
+                self._directory.clear()
                 with translate_errors(self.path, "writing"):
                     self._wipe(wait=True)
 

@@ -15,9 +15,9 @@ looked up only among the passages that have a rarer word of the query.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import cast
 
@@ -86,15 +86,46 @@ class Extents:
     """How much there is to look through.
 
     Args:
-        made: (segment, entries ever made) of the segments, oldest first.
-        characters: of all these entries together.
+        made: (segment, entries ever made, characters of these together) of the segments, oldest first.
     """
 
-    def __init__(self, made: Sequence[tuple[int, int]], characters: int) -> None:
-        self.segments = [segment for segment, _ in made]
-        self._until = list(accumulate(used for _, used in made))
-        self.count = self._until[-1] if made else 0
-        self.mean = characters / max(1, self.count)
+    def __init__(self, made: Iterable[tuple[int, int, int]]) -> None:
+        some = [one for one in made if one[1]]
+        self.segments = [segment for segment, *_ in some]
+        self._until = list(accumulate(used for _, used, _ in some))
+        self._characters = {segment: characters for segment, _, characters in some}
+        self._total = sum(self._characters.values())
+        self._note()
+
+    def _note(self) -> None:
+        self.count = self._until[-1] if self._until else 0
+        self.mean = self._total / max(1, self.count)
+
+    @cached_property
+    def wanted(self) -> Set[int]:
+        """Their numbers."""
+        return self._characters.keys()
+
+    @cached_property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Their entries, as ranges; neighbours share one."""
+        return _ranges(self.segments)
+
+    def put(self, segment: int, used: int, characters: int) -> None:
+        """Take what a segment has now."""
+        if not used:
+            return
+        at = bisect_left(self.segments, segment)
+        before = self._until[at - 1] if at else 0
+        if segment not in self._characters:
+            self.segments.insert(at, segment)
+            self._until.insert(at, before)
+            self.__dict__.pop("ranges", None)
+        if more := before + used - self._until[at]:
+            self._until[at:] = [until + more for until in self._until[at:]]
+        self._total += characters - self._characters.get(segment, 0)
+        self._characters[segment] = characters
+        self._note()
 
     def estimate(self, numbers: Sequence[int]) -> float:
         """How many entries have a word of which only these, the first ones, were looked at."""
@@ -300,9 +331,9 @@ class TextIndex:
         first = ROWS if apart else depth
         found = [self._having(word, ranges, first) for word in words]
         full = [len(numbers) >= first for numbers in found]
-        wanted = set(extents.segments)
+        wanted = extents.wanted
         if apart:
-            runs = _ranges(wanted)
+            runs = extents.ranges
             for at, numbers in enumerate(found):
                 inside = [number for number in numbers if number >> 32 in wanted]
                 if full[at] and len(runs) > RUNS:
@@ -504,9 +535,9 @@ def _oddness(word: str) -> tuple[bool, int]:
 
 
 def _ranges(segments: Iterable[int]) -> list[tuple[int, int]]:
-    """The entries of segments, as ranges; neighbours share one."""
+    """The entries of segments, which come in order, as ranges; neighbours share one."""
     runs: list[list[int]] = []
-    for segment in sorted(segments):
+    for segment in segments:
         if runs and runs[-1][1] == segment - 1:
             runs[-1][1] = segment
         else:

@@ -6,12 +6,12 @@ which they were made, so one number for each segment and embedder says which wai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import apsw
 
 from kilburn.backend import Vector
-from kilburn.backends.connection import row, rows, rows_of_each
+from kilburn.backends.connection import listed, row, rows, rows_of_each
 from kilburn.backends.records import seal_of
 from kilburn.backends.textindex import entry_of, number_of
 from kilburn.errors import StoreError
@@ -35,16 +35,23 @@ class VectorTable:
         """The embedders, in the order in which they first came."""
         return [name for (name,) in rows(self._db, "SELECT name FROM embedder WHERE tenant = ? ORDER BY id", self._tenant)]
 
-    def waiting(self, name: str, limit: int) -> list[tuple[int, int, int, int]]:
+    def waiting(self, name: str, limit: int, among: Collection[int] | None = None) -> list[tuple[int, int, int, int]]:
         """At most so many passages without a vector of this embedder, of the newest segments first: entry, page, start,
-        stop."""
+        stop.
+
+        Args:
+            among: the segments in which one may wait; None for all.
+        """
         embedder = self.embedder(name)
-        select = (
-            "SELECT id, coalesce(done, 0) FROM process LEFT JOIN embedded ON embedded.process = process.id AND embedder = ?"
-            " WHERE tenant = ? AND NOT aside AND passages > coalesce(done, 0) ORDER BY id DESC"
-        )
+        joined = "LEFT JOIN embedded ON embedded.process = process.id AND embedder = ?1"
+        where = "tenant = ?2 AND NOT aside AND passages > coalesce(done, 0) ORDER BY process.id DESC"
+        select = "SELECT process.id, coalesce(done, 0) FROM"
+        some = f"{select} json_each(?3) CROSS JOIN process ON process.id = value {joined} WHERE {where}"
+        every = f"{select} process NOT INDEXED {joined} WHERE {where}"
         found: list[tuple[int, int, int, int]] = []
-        for segment, done in rows(self._db, select, embedder, self._tenant):
+        sql, more = (every, ()) if among is None else (some, (listed(among),))
+        # Read as far as need be: there may be very many.
+        for segment, done in rows_of_each(self._db, sql, [(embedder, self._tenant, *more)]):
             if len(found) >= limit:
                 break
             found += self._without(embedder, segment, done, limit - len(found))
@@ -75,7 +82,9 @@ class VectorTable:
         if wrong is not None or not size:
             what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
             raise StoreError(what, advice="give another model another name")
-        owned = {number for (number,) in rows(self._db, "SELECT id FROM process WHERE tenant = ?", self._tenant)}
+        named = listed({entry >> 32 for entry, _ in vectors})
+        select = "SELECT process.id FROM json_each(?) CROSS JOIN process ON process.id = value WHERE tenant = ?"
+        owned = {number for (number,) in rows(self._db, select, named, self._tenant)}
         # Numbers are given upwards, also to a vector that replaces another.
         insert = (
             "INSERT OR REPLACE INTO vector(embedder, entry, data, seal) SELECT ?1, ?2, ?3, ?4"

@@ -43,10 +43,10 @@ from kilburn.kernel.laws import (
     check_evict,
     check_fold,
     check_held,
+    check_known,
     check_load,
     check_retire,
     check_undo,
-    known,
 )
 from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
@@ -247,7 +247,8 @@ class Kernel:
         Raises:
             UnknownAddress, Forgotten, KernelError: no such page, a forgotten one, none or one twice.
         """
-        gone = fresh = {page.id for page in known(self.window, pages)}
+        check_known(self.window, pages)
+        gone = fresh = set(pages)
         while fresh:
             fresh = self._made_from(fresh) - gone
             gone = gone | fresh

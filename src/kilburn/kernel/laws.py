@@ -61,11 +61,22 @@ def known(window: WindowState, pages: Sequence[int]) -> list[Page]:
     Raises:
         UnknownAddress, Forgotten, KernelError: no such page, a dropped one, none or one twice.
     """
+    check_known(window, pages)
+    # Those that are not in memory come by one query.
+    window.pages.fetch(pages)
+    return [window.pages[page] for page in pages]
+
+
+def check_known(window: WindowState, pages: Sequence[int]) -> None:
+    """Check that there are pages of these ids; none is read.
+
+    Raises:
+        UnknownAddress, Forgotten, KernelError: see `known`.
+    """
     if not pages:
         raise KernelError("a move of no pages", advice="return no move at all")
     if len(set(pages)) != len(pages):
         raise KernelError("a move that names a page twice", advice="name each page once")
-    found = []
     for page in pages:
         if page not in window.pages:
             raise UnknownAddress(
@@ -73,8 +84,6 @@ def known(window: WindowState, pages: Sequence[int]) -> list[Page]:
             )
         if window.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
-        found.append(window.pages[page])
-    return found
 
 
 def _in_force(window: WindowState, page: int, advice: str) -> None:
@@ -461,6 +470,8 @@ def check_drop(window: WindowState, gone: set[int]) -> LegalMove:
 
     A call that waits for its result stays, because the result will need it.
     """
+    # What is not in memory comes by one query, and not page by page.
+    window.pages.fetch(gone)
     leaving = {page for page in gone if window.is_visible(page)}
     stays = gone | {standing for call in window.awaited() - gone if (standing := window.stands(call)) is not None}
     for page in gone:

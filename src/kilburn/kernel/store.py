@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -347,14 +348,18 @@ class Store:
         )
 
     def _searching(self, where: str | Iterable[str], user: str | None, without: set[str]) -> Searcher:
-        kinds = kinds_of(where)
-        known = self.backend.segments()
-        infos = [info for info in known if info.kind in kinds and (user is None or info.user in ("", user))]
-        infos = [info for info in infos if info.name not in without]
-        for info in infos:
-            if info.damaged:
-                warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
-        return Searcher(self.backend, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+        scope = self.backend.scope(kinds_of(where), user)
+        infos, everywhere = scope.infos, scope.everything
+        for one in scope.damaged:
+            if one.name not in without:
+                warnings.warn(f"not searched: {one.name}: {one.damaged}", DamageWarning, stacklevel=3)
+        for name in without:
+            with suppress(StoreCorrupt):
+                left = self.backend.segment(name, time=0.0, create=False)
+                if left is not None and left.number in infos:
+                    infos, everywhere = dict(infos), False
+                    del infos[left.number]
+        return Searcher(self.backend, self.ranking, self.vectors, infos, everywhere=everywhere)
 
     def _record(self, user: str | None, hits: Iterable[Found]) -> None:
         """Note the search and its results in the ledgers of the memories, so that a fact that is read does not decay."""

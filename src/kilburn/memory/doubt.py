@@ -55,6 +55,7 @@ _MATTERS = (
 
 _OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
 _DENIES = re.compile(r"\b(?:dislikes?|hates?|avoids?|allergic)\b", re.IGNORECASE)
+_OWNED = re.compile(r"\b(?:my|our|the) (?=(\w+))", re.IGNORECASE)
 _EVENT = re.compile(r"\b(?:meeting|appointment|interview|exam|flight|call|deadline|class|party|trip)\b", re.IGNORECASE)
 
 
@@ -209,9 +210,13 @@ def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
     negated, event = NEGATED.search(sentence) is not None, _EVENT.search(sentence) is not None
     others = _OTHERS.match(sentence) is not None
     ends, brings = ENDS.search(sentence) is not None, BRINGS.search(sentence) is not None
-    said, listed = _stems(sentence), {stem(word): word for word in told(sentence)}
+    said = _stems(sentence)
+    # "I lost my job", "we gave up the flat"
+    owned = {stem(word.casefold()) for word in _OWNED.findall(sentence)} if ends else set[str]()
     # What is new has a name, a number, or is the kind of word that the object is.
     fresh = {stem(name) for name in names(f"- {sentence}")} | {word for word in said if any(map(str.isdigit, word))}
+    # Of each matter that is spoken of, what is said of it.
+    spoken = [(of, of & said) for of in _matters() if not of.isdisjoint(said)]
 
     def resembles(fact: str, claim: Claim | None) -> bool:
         subject = claim.subject if claim is not None else ""
@@ -226,21 +231,17 @@ def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
         things = _stems(claim.object) if claim is not None else {stem(name) for name in names(fact)}
         if things and things <= said:
             return ends
-        if things & said and ends:
+        if ends and things & said:
             return True
-        matter = whole - things - _stems(subject)
-        same = (matter & said).union(*(of & said for of in _matters() if of & (matter | things)))
+        matter = whole - things - _stems(subject) if subject else whole - things
+        same = (matter & said).union(*(mine for of, mine in spoken if not of.isdisjoint(matter) or not of.isdisjoint(things)))
         if not same or event is not bool(_EVENT.search(fact)):
             return False
-        if ends and any(re.search(rf"\b(?:my|our|the) {word}\b", sentence, re.I) for word in _words(same, listed)):
-            return True  # "I lost my job", "we gave up the flat"
-        return brings and (bool(fresh - whole) or any(of & things and (of & said) - whole for of in _matters()))
+        if not owned.isdisjoint(same):
+            return True
+        return brings and (bool(fresh - whole) or any(mine - whole for of, mine in spoken if not of.isdisjoint(things)))
 
     return resembles
-
-
-def _words(stems: set[str], listed: dict[str, str]) -> list[str]:
-    return [re.escape(listed[one]) for one in stems if one in listed]
 
 
 def _stems(text: str) -> set[str]:

@@ -10,7 +10,6 @@ import re
 import threading
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import pairwise
 
 import apsw
 
@@ -20,6 +19,8 @@ from kilburn.search.english import is_english
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """Letters of scripts that put no space between words or between a word and its particles; two in a row count as a word."""
 _WORD = re.compile(rf"(?=([{_UNSPACED}]{{2}}))[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_PLAIN = re.compile(r"\w+", re.ASCII)
+"""The same where all letters are ASCII."""
 _WORDS_OF_NOTHING = (
     "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
     "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
@@ -81,7 +82,8 @@ _UNTIL = re.compile(r"\b(?:until|till|through|up to)\s+(?:the\s+(?:end\s+of\s+)?
 
 def told(text: str) -> set[str]:
     """The words of a text that say something, in lower case."""
-    words = {match[1] or match[0] for match in _WORD.finditer(text.casefold())}
+    folded = text.casefold()
+    words = set(_PLAIN.findall(folded)) if folded.isascii() else {match[1] or match[0] for match in _WORD.finditer(folded)}
     return {word for word in words - _COMMON if len(word) > 1 or word.isdigit()}
 
 
@@ -133,10 +135,20 @@ def is_said(text: str, said: str) -> bool:
 
 def names(text: str) -> set[str]:
     """The names in a sentence, in lower case: words with a capital that do not begin it."""
-    found = [(match[1] or match[0], match.start()) for match in _WORD.finditer(text)]
-    begins = {0} if found else set()
-    begins |= {start for (word, at), (_, start) in pairwise(found) if re.search(r"[.!?]\s", text[at + len(word) : start])}
-    return {word.casefold() for word, at in found if any(map(str.isupper, word)) and at not in begins and word != "I"}
+    found: set[str] = set()
+    between = 0
+    for match in _WORD.finditer(text):
+        word, start = match[1] or match[0], match.start()
+        capital = not word.islower() and word != "I" and any(map(str.isupper, word))
+        # What stands before the first word ends no sentence.
+        if capital and start and (not between or _STOPS.search(text[between:start]) is None):
+            found.add(word.casefold())
+        between = start + len(word)
+    return found
+
+
+_STOPS = re.compile(r"[.!?]\s")
+"""The end of a sentence."""
 
 
 def is_sign(text: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
@@ -86,6 +86,8 @@ class Partition:
     starts: list[int]
     folds: tuple[tuple[int, int], ...]
     task: str
+    # First and last original that each resident page stands for, in order: many stretches of one view are asked for.
+    _spans: list[tuple[int, int, int]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     @property
     def behind(self) -> int:
@@ -126,18 +128,23 @@ class Partition:
 
     def stretch(self, first: int, last: int) -> Stretch:
         """The pages of some whole items, including those that left the window earlier."""
-        view = self.view
+        view, spans = self.view, self._spans
         low, high = self.starts[first - 1], self.starts[last]
-        resident = {page.id for page in view.pages}
-        inside = {page.id for page in view.pages if self._is_inside(page, low, high)}
-        return view.stretch(inside.union(number for number in range(low, high) if number not in resident))
+        if not spans:
+            said = [page for page in view.pages if not page.depth or page.message]
+            told = [page for page in said if page.role is not Role.USER or page.digest != self.task]
+            spans += [(page.order[0], page.order[0], page.id) for page in told]
+            spans += [(*self._ends(page), page.id) for page in view.pages if page.depth and not page.message]
+            spans.sort()
+        # What a page stands for may lie between only if it begins there.
+        begins = spans[bisect_left(spans, (low,)) : bisect_left(spans, (high,))]
+        out = [number for number in range(low, high) if number not in view.residents]
+        return view.stretch([*[page for _, until, page in begins if until < high], *out])
 
-    def _is_inside(self, page: Page, low: int, high: int) -> bool:
-        """Whether a resident page stands only for originals of a stretch, and is not the task."""
-        if page.depth and not page.message:
-            originals = self.view.originals(page)
-            return low <= min(originals) and max(originals) < high
-        return low <= page.order[0] < high and not (page.role is Role.USER and page.digest == self.task)
+    def _ends(self, page: Page) -> tuple[int, int]:
+        """The first and the last original that a fold stands for."""
+        originals = self.view.originals(page)
+        return min(originals), max(originals)
 
 
 def partition_of(view: View, last: int) -> Partition:

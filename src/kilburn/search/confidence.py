@@ -124,7 +124,7 @@ def _about(query: str) -> list[frozenset[str]]:
 
 
 def _stems(text: str) -> set[str]:
-    return {_stem(word) for word in _WORD.findall(text.casefold())}
+    return {_stem(word) for word in set(_WORD.findall(text.casefold()))}
 
 
 def _stem(word: str) -> str:

@@ -111,7 +111,7 @@ class Searcher:
         windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
             ancestors.
         owner: of a page in such a window, the number of the segment that it was made in.
-        infos: the segments to look in.
+        infos: the segments to look in; or those of them that are whole, by number.
         everywhere: whether these are all of the tenant's.
     """
 
@@ -120,14 +120,18 @@ class Searcher:
         backend: Backend,
         ranking: Ranking,
         vectors: Meanings | None,
-        infos: Iterable[SegmentInfo],
+        infos: Iterable[SegmentInfo] | Mapping[int, SegmentInfo],
         *,
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
-        self._infos = {info.number: info for info in infos if not info.damaged}
+        self._infos: Mapping[int, SegmentInfo]
+        if isinstance(infos, Mapping):
+            self._infos = infos
+        else:
+            self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
         self._windows, self._owner = windows or {}, owner
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
@@ -198,7 +202,9 @@ class Searcher:
         self._read([key for key in seen if key not in self._rows])
         usables = {key for key in seen if self._is_read(key) and usable(key)}
         matching = set(seen)
-        self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
+        if beside or self._vectors is not None:
+            # By words alone, what stands beside a page and has none of them says nothing of it.
+            self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
         # Those that came as neighbours are behind the others.
         usables.update(key for key in islice(seen, len(matching), None) if self._is_read(key) and usable(key))
         candidates = [self._candidate(key, known) for key, known in seen.items() if key in usables and key[0] not in self._lost]
@@ -286,8 +292,8 @@ class Searcher:
                 cosine = cosines.get(one.entry)
                 _note(seen, one, meaning=cosine, worth=cosine or 0.0)
 
-    def _read(self, keys: Iterable[Key]) -> None:
-        """Skim pages that are not there yet; take them from a window if it is open."""
+    def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
+        """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
         missing: list[Key] = []
         for key in dict.fromkeys(keys):
             if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
@@ -298,7 +304,7 @@ class Searcher:
             elif self._is_there(key):
                 self._rows[key] = window.pages[key[1]], window.states[key[1]]
                 self._verified.add(key)
-        if missing and not self._careful:
+        if missing and not (self._careful or verified):
             try:
                 self._rows.update(self._backend.skim(missing))
                 return
@@ -442,6 +448,7 @@ class Searcher:
             if not self._holds([other for one, _ in some for other in (one, *against.get(one.key, ()))]):
                 return None
             texts = self._texts([one for one, _ in some])
+            chosen: list[tuple[Ranked, Span, str, int]] = []
             for one, span in some:
                 whole = texts.get(one.candidate.page.digest)
                 if whole is None or span[1] > len(whole):
@@ -454,8 +461,10 @@ class Searcher:
                 if same not in told:
                     told.add(same)
                     left -= cost
-                    hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
-                    shown.append(one)
+                    chosen.append((one, span, text, cost))
+            self._read_calls(one for one, *_ in chosen)
+            hits += [self._hit(one, span, text, cost, now, against.get(one.key, ())) for one, span, text, cost in chosen]
+            shown += [one for one, *_ in chosen]
         return self._doubted(hits, shown, counter, left, now, limit, at)
 
     def _doubted(
@@ -588,13 +597,17 @@ class Searcher:
             contested=tuple(f"{self._infos[other.candidate.segment].name} {other.candidate.page.address}" for other in against),
         )
 
+    def _read_calls(self, ranked: Iterable[Ranked]) -> None:
+        """Read and verify the calls that pages answer."""
+        calls = {(one.candidate.segment, answers): None for one in ranked if (answers := one.candidate.page.answers)}
+        if new := [key for key in calls if key not in self._verified]:
+            self._read(new, verified=True)
+            self._verify([key for key in new if self._is_read(key) and key not in self._verified])
+
     def _origin(self, candidate: Candidate) -> str:
         page = candidate.page
         if page.answers:
             call = (candidate.segment, page.answers)
-            self._read([call])
-            if call not in self._verified:
-                self._verify([call])
             if self._is_read(call) and self._rows[call][0].name:
                 return f"tool {self._rows[call][0].name}"
         return str(page.role)

@@ -22,7 +22,8 @@ def last_original(view: View) -> int:
 
 def beginnings(view: View, last: int) -> list[int]:
     """The first page of each step, in order."""
-    said = [page.id for page in map(view.page, range(1, last + 1)) if page.role is Role.ASSISTANT]
+    here = {page.id: page.role for page in view.pages}
+    said = [number for number in range(1, last + 1) if (here.get(number) or view.page(number).role) is Role.ASSISTANT]
     return [number for number, before in zip(said, [0, *said], strict=False) if number > before + 1 or not before]
 
 

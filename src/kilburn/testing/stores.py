@@ -134,6 +134,30 @@ def check_segments(backend: Backend) -> None:
     assert not backend.segments("two")
 
 
+def check_scopes(backend: Backend) -> None:
+    """A scope has the segments of some kinds that belong to a user or to all, with what was written last."""
+    for number, (name, kind, user) in enumerate(
+        [
+            ("one", SegmentKind.SESSION, ""),
+            ("ana's", SegmentKind.SESSION, "ana"),
+            ("ben's", SegmentKind.SESSION, "ben"),
+            ("known", SegmentKind.MEMORY, "ana"),
+        ]
+    ):
+        backend.segment(name, time=float(number), kind=kind, user=user)
+    every = backend.scope(tuple(SegmentKind))
+    assert ([info.name for info in every.infos.values()], every.everything) == (["one", "ana's", "ben's", "known"], True)
+    hers = backend.scope([SegmentKind.SESSION], "ana")
+    assert ([info.name for info in hers.infos.values()], hers.everything) == (["one", "ana's"], False)
+    (one, *_) = backend.segments()
+    backend.commit(one.number, batch_of(0, {1: "alpha"}))
+    later = backend.segment("later", time=9.0)
+    hers = backend.scope([SegmentKind.SESSION], "ana")
+    assert [info.name for info in hers.infos.values()] == ["one", "ana's", "later"]
+    assert later is not None
+    assert (hers.infos[one.number].head, hers.infos[later.number], hers.damaged) == (1, later, ())
+
+
 def check_round_trip(backend: Backend) -> None:
     """Pages, states, events and texts come back equal; originals first."""
     segment = start(backend)
@@ -689,6 +713,7 @@ def check_close(backend: Backend) -> None:
 CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_is_store,
     check_segments,
+    check_scopes,
     check_round_trip,
     check_states,
     check_stale,

@@ -1,0 +1,192 @@
+"""The segments of a tenant as they were last read, so that reading one does not cost what reading all of them does.
+
+There may be very many. All are read once; after a write of this connection, only what it wrote to is read again. Whatever else
+changes the file, all are read again: another connection's write, and every write that does not say which segments it was to.
+So this never knows less than the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import apsw
+import msgspec
+
+from kilburn.backend import Scope, SegmentInfo, SegmentKind
+from kilburn.backends.connection import rows_of_each
+from kilburn.backends.sealed import SealedRows, SegmentRow
+from kilburn.backends.textindex import Extents
+
+State = tuple[object, int]
+"""Changes whenever anybody writes to the file."""
+
+FEW = 200
+"""Segments that are read one by one; of more, all of the tenant's are read at once."""
+
+SCOPES = 16
+"""Filters whose segments are known at a time."""
+
+Filter = tuple[frozenset[SegmentKind], str | None]
+
+
+class _Known(msgspec.Struct):
+    """What is known of a state of the file."""
+
+    rows: dict[int, SegmentRow | None] = {}
+    """Segments that were read; None where there is none."""
+    infos: dict[int, SegmentInfo] | None = None
+    """All of them, oldest first."""
+    behind: set[int] = set()
+    """Segments of which `infos` and `scopes` have an older row."""
+    scopes: dict[Filter, dict[int, SegmentInfo]] = {}
+    damaged: dict[int, SegmentInfo] = {}
+    extents: Extents | None = None
+    """Of all segments."""
+    some: list[tuple[list[int], frozenset[int], Extents]] = []
+    """Of those that were last asked for by themselves, the last first."""
+    moved: set[int] = set()
+    """Segments of which `extents` and `some` have older counters."""
+    idle: dict[str, set[int]] = {}
+    """By embedder of which no passage waited, the segments that were written to since."""
+
+
+class Directory:
+    """The segments of one tenant. Its owner holds a lock, and a transaction while it reads here."""
+
+    def __init__(self, db: apsw.Connection, sealed: SealedRows, tenant: int) -> None:
+        self._db, self._sealed, self._tenant = db, sealed, tenant
+        self._state: State | None = None
+        self._of = _Known()
+
+    def _known(self) -> _Known:
+        """What is known of the state that the file is in now."""
+        state = self.state()
+        if state != self._state:
+            self._of, self._state = _Known(), state
+        return self._of
+
+    def state(self) -> State:
+        """The state of the file."""
+        return self._db.pragma("data_version"), self._db.total_changes()
+
+    def begin(self) -> None:
+        """A write begins: whatever others have done until then is known as theirs."""
+        self._known()
+
+    def wrote(self, segments: Iterable[int]) -> None:
+        """The write is committed, and has changed the rows of these segments and no others."""
+        assert self._state is not None
+        of, self._state = self._of, (self._state[0], self._db.total_changes())
+        for number in segments:
+            of.rows.pop(number, None)
+            of.behind.add(number)
+            of.moved.add(number)
+            for waiting in of.idle.values():
+                waiting.add(number)
+
+    def clear(self) -> None:
+        """Forget all: what was read may have been undone."""
+        self._state = None
+
+    def numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
+        """Those that are segments of this tenant."""
+        known, found = self._known().rows, {}
+        for number in segments:
+            if number not in known:
+                known[number] = self._sealed.segment(self._tenant, number)
+            if (one := known[number]) is not None:
+                found[number] = one
+        return found
+
+    def infos(self) -> Mapping[int, SegmentInfo]:
+        """All segments, oldest first."""
+        of = self._known()
+        if of.infos is None:
+            every = {one.number: one for one in self._sealed.segments(self._tenant)}
+            of.rows.update(every)
+            of.infos = {number: one.info for number, one in every.items()}
+            of.damaged = {number: one for number, one in of.infos.items() if one.damaged}
+        for number, one in self.numbered(sorted(of.behind)).items():
+            if one.damaged or (number not in of.infos and number < next(reversed(of.infos), 0)):
+                self.clear()
+                return self.infos()
+            # Whoever searches at this moment may look at these, too: nothing is ever taken out of them.
+            of.infos[number] = info = one.info
+            for wanted, scope in of.scopes.items():
+                if _is_in(info, wanted):
+                    scope[number] = info
+        of.behind.clear()
+        return of.infos
+
+    def scope(self, kinds: Collection[SegmentKind], user: str | None) -> Scope:
+        """See `Backend`."""
+        infos, of, wanted = self.infos(), self._of, (frozenset(kinds), user)
+        found = of.scopes.get(wanted)
+        if found is None:
+            found = {number: info for number, info in infos.items() if _is_in(info, wanted)}
+            if len(of.scopes) >= SCOPES:
+                of.scopes.pop(next(iter(of.scopes)))
+            of.scopes[wanted] = found
+        damaged = tuple(info for info in of.damaged.values() if _is_wanted(info, wanted))
+        return Scope(infos=found, damaged=damaged, everything=len(found) + len(damaged) == len(infos))
+
+    def extents(self) -> Extents:
+        """How much there is to look through in all segments."""
+        of = self._known()
+        if of.extents is None:
+            # Damaged counters spoil the order of the hits a little, and nothing else; each hit's segment is verified.
+            select = "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND NOT aside ORDER BY id"
+            of.extents = Extents(self._counted(rows_of_each(self._db, select, [(self._tenant,)])))
+        self._move(of)
+        return of.extents
+
+    def extents_of(self, segments: Sequence[int]) -> Extents:
+        """How much there is to look through in some segments that are whole."""
+        of = self._known()
+        self._move(of)
+        same = next((one for one in of.some if one[0] == segments), None)
+        if same is None:
+            wanted = frozenset(segments)
+            if len(wanted) > FEW:
+                self.infos()
+            whole = [one for one in self.numbered(sorted(wanted)).values() if not one.damaged]
+            same = list(segments), wanted, Extents((one.number, one.passages, one.characters) for one in whole)
+            del of.some[SCOPES - 1 :]
+            of.some.insert(0, same)
+        return same[2]
+
+    def _counted(self, found: Iterable[tuple[object, ...]]) -> Iterable[tuple[int, int, int]]:
+        for number, used, characters in found:
+            if isinstance(number, int) and isinstance(used, int) and isinstance(characters, int):
+                yield number, used, characters
+
+    def _move(self, of: _Known) -> None:
+        """Bring the extents that are known up to date."""
+        if not of.moved:
+            return
+        for number, one in self.numbered(of.moved).items():
+            if one.damaged:
+                continue
+            if of.extents is not None:
+                of.extents.put(number, one.passages, one.characters)
+            for _, wanted, extents in of.some:
+                if number in wanted:
+                    extents.put(number, one.passages, one.characters)
+        of.moved.clear()
+
+    def waits_in(self, embedder: str) -> Collection[int] | None:
+        """The segments in which a passage may wait for a vector of this embedder; None if that may be in any."""
+        return self._known().idle.get(embedder)
+
+    def nothing_waits(self, embedder: str) -> None:
+        """No passage waits for a vector of this embedder."""
+        self._known().idle[embedder] = set()
+
+
+def _is_wanted(info: SegmentInfo, wanted: Filter) -> bool:
+    kinds, user = wanted
+    return info.kind in kinds and (user is None or info.user in ("", user))
+
+
+def _is_in(info: SegmentInfo, wanted: Filter) -> bool:
+    return not info.damaged and _is_wanted(info, wanted)
