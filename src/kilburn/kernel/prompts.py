@@ -6,7 +6,7 @@ from typing import Any
 
 from kilburn.event import Act
 from kilburn.kernel.kernel import Kernel
-from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
+from kilburn.kernel.render import Item, Prompt, cost_of, items, part_of, render, transcript
 from kilburn.message import Part
 from kilburn.page import Page
 from kilburn.policy import Cause
@@ -77,10 +77,10 @@ class Prompts:
         kernel = self._kernel
         if self._whole:
             pages = [page for page in kernel.window.pages.originals() if page.id <= self._whole]
-            self._shipped = [(((*page.order, page.id), ""), self._cost(page, "")) for page in pages]
+            self._shipped = [(((*page.order, page.id), ""), kernel.window.cost(page.id)) for page in pages]
             self._seen.update(page.id for page in pages)
             self._whole = 0
-        now = [((key, instead), self._cost(page, instead)) for key, page, instead in shown]
+        now = [((key, instead), cost_of(kernel.window, page, instead)) for key, page, instead in shown]
         same = 0
         for old, new in zip(self._shipped, now, strict=False):
             if old != new:
@@ -98,9 +98,3 @@ class Prompts:
     def _was_shipped(self, page: Page) -> bool:
         """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""
         return page.id in self._seen or not self._seen.isdisjoint(page.sources if page.depth else ())
-
-    def _cost(self, page: Page | None, instead: str) -> int:
-        kernel = self._kernel
-        if page is None:
-            return kernel.counter.count(instead) + kernel.counter.envelope
-        return kernel.window.stubs[page.id] if instead else kernel.window.cost(page.id)

@@ -33,6 +33,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         freed: tokens; negative if the window grew.
         asked: outcomes of the model's answers.
         figures: the policy's own counts.
+        event: the number of its last event in the ledger; 0 where nobody said it.
     """
 
     turn: int
@@ -48,11 +49,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     freed: int = 0
     asked: tuple[str, ...] = ()
     figures: dict[str, int] = {}
+    event: int = 0
 
 
-def receipts(events: Iterable[Event]) -> Iterator[Receipt]:
-    """The receipts of a ledger, oldest first."""
-    before = 0
+def receipts(events: Iterable[Event], before: int = 0) -> Iterator[Receipt]:
+    """The receipts of a ledger, oldest first; or of a part of it that begins with no move.
+
+    Args:
+        before: tokens in the window before the first of these events.
+    """
     moves: list[Event] = []
     for event in events:
         if event.act in MOVES:
@@ -96,6 +101,7 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         freed=data.get("freed", before - last.tokens),
         asked=tuple(data.get("asked", ())),
         figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},
+        event=last.number,
     )
 
 
