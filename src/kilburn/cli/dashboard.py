@@ -16,8 +16,8 @@ from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.limits import is_loopback
 from kilburn.terminal import say, tell
 
-PATIENCE = 1
-"""Seconds that open pages have when the dashboard ends: a browser that is kept up to date never hangs up by itself."""
+PATIENCE = 5
+"""Seconds that open pages have when the dashboard ends."""
 
 
 @app.command()
@@ -61,7 +61,7 @@ def dashboard(
     import uvicorn
 
     with Sqlite(path, tenant=tenant or "default", readonly=True) as backend, listener_at(host, port) as listener:
-        served = application.build(backend, hosts=(*LOOPBACK, host, *(allow_host or ())))
+        served = application.build(backend, hosts=(*LOOPBACK, host, *(allow_host or ())), ending=lambda: server.should_exit)
         config = uvicorn.Config(
             served,
             log_level="warning",
@@ -71,9 +71,10 @@ def dashboard(
             proxy_headers=False,
             timeout_graceful_shutdown=PATIENCE,
         )
+        server = uvicorn.Server(config)
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         say(f"{place}/ shows {path}; nothing is written; Ctrl-C ends it")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def _loaded() -> tuple[Any, Any]:

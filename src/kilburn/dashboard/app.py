@@ -115,13 +115,20 @@ def query_of(request: Request) -> dict[str, str]:
     return dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="replace"))
 
 
-def build(backend: Backend, *, hosts: Iterable[str] = LOOPBACK, every: float = EVERY) -> App:
+def build(
+    backend: Backend,
+    *,
+    hosts: Iterable[str] = LOOPBACK,
+    every: float = EVERY,
+    ending: Callable[[], bool] = lambda: False,
+) -> App:
     """The application over a store.
 
     Args:
         backend: opened for reading.
         hosts: the names under which it may be called; "*" for any.
         every: seconds between two looks whether something has changed.
+        ending: whether the server is about to end: a browser that is kept up to date never hangs up by itself.
     """
     reading = LedgerReader(backend)
     looks: dict[str, Any] = {}
@@ -137,9 +144,10 @@ def build(backend: Backend, *, hosts: Iterable[str] = LOOPBACK, every: float = E
     def screen(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         path = request.scope["path"].removeprefix(root) or "/"
-        about = {"store": StoreName(backend), "path": path, "query": query_of(request)}
+        query = query_of(request)
+        about: dict[str, Any] = {"store": StoreName(backend), "path": path, "query": query}
         try:
-            template, shown = SCREENS[path](reading, about["query"])
+            template, shown = SCREENS[path](reading, query)
             return HTMLResponse(rendered(look(root), template, about | shown))
         except KilburnError as error:
             status = 404 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 500
@@ -156,10 +164,11 @@ def build(backend: Backend, *, hosts: Iterable[str] = LOOPBACK, every: float = E
                 return PlainTextResponse("give the address of one page\n", 404)
         except KilburnError as error:
             return PlainTextResponse(f"{error.what}\n", 404)
-        return PlainTextResponse(said, headers={"content-security-policy": f"{POLICY}; sandbox"})
+        return PlainTextResponse(said)
 
     def own(request: Request) -> Response:
-        found = files.get(request.path_params["file"])
+        # A browser asks for an icon by this name beside a text, which names none.
+        found = files.get(request.path_params.get("file", "mark.svg"))
         if found is None:
             return PlainTextResponse("not found\n", 404)
         return Response(found[0], media_type=found[1], headers={"cache-control": "max-age=300"})
@@ -176,7 +185,7 @@ def build(backend: Backend, *, hosts: Iterable[str] = LOOPBACK, every: float = E
             try:
                 before = await run_in_threadpool(state_of, name)
                 yield "retry: 5000\n\n"
-                while not await request.is_disconnected():
+                while not ending() and not await request.is_disconnected():
                     now = await run_in_threadpool(state_of, name)
                     if now != before:
                         before = now
@@ -207,6 +216,7 @@ def build(backend: Backend, *, hosts: Iterable[str] = LOOPBACK, every: float = E
     routes += [
         Route("/text", text, methods=["GET"]),
         Route("/own/{file}", own, methods=["GET"]),
+        Route("/favicon.ico", own, methods=["GET"]),
         Route("/live", live, methods=["GET"]),
     ]
     inner = Starlette(routes=routes, exception_handlers={404: nothing})

@@ -62,7 +62,7 @@ SETTLED = MOVES | {Act.COMPACT, Act.REFUSE}
 """Events that may stand within one receipt."""
 
 
-class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """A session in the list: `stats` is None where nobody has counted yet, `alarms` is in words, the worst first."""
 
     info: SegmentInfo
@@ -131,7 +131,7 @@ class LedgerReader:
 
     # Figures
 
-    def rows(self, infos: Sequence[SegmentInfo]) -> tuple[list[SessionRow], int]:
+    def rows(self, infos: Sequence[SegmentInfo]) -> tuple[list[Listed], int]:
         """Sessions with their figures, alarms first; and of how many the figures are not known yet. One call counts for a while;
         the next one goes on."""
         left, waiting = EFFORT, 0
@@ -145,10 +145,10 @@ class LedgerReader:
                     waiting += 1
             known = self._figures.get(info.number)
             stats, rests = (known[1], known[2]) if known is not None and not info.damaged else (None, False)
-            found.append(SessionRow(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
+            found.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
         return sorted(found, key=lambda row: not row.alarms), waiting
 
-    def row(self, info: SegmentInfo) -> SessionRow:
+    def row(self, info: SegmentInfo) -> Listed:
         """One session with its figures as they are now."""
         if not info.damaged and self._figures.get(info.number, (-1,))[0] != info.head:
             self._count(info)

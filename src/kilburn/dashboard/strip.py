@@ -39,10 +39,10 @@ PROMPTS = (20, 60, 120)
 SAMPLES = 120
 """Columns of the picture of a whole session."""
 
-BLOCKS = 2_000
+BLOCKS = 1_200
 """Blocks that a picture has at most; smaller neighbours of one colour become one before."""
 
-SMALL = 1 / 200
+SMALL = 1 / 160
 """The share of the picture's height under which a block is joined with its neighbours."""
 
 
