@@ -80,10 +80,11 @@ class LedgerReader:
 
     Args:
         backend: opened for reading.
+        effort: see `EFFORT`.
     """
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = time.time) -> None:
-        self.backend, self.clock = backend, clock
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.time, effort: int = EFFORT) -> None:
+        self.backend, self.clock, self._effort = backend, clock, effort
         self._lock = threading.Lock()
         self._marks = Marks(backend)
         self._stores: dict[str, Store] = {}
@@ -134,7 +135,7 @@ class LedgerReader:
     def rows(self, infos: Sequence[SegmentInfo]) -> tuple[list[Listed], int]:
         """Sessions with their figures, alarms first; and of how many the figures are not known yet. One call counts for a while;
         the next one goes on."""
-        left, waiting = EFFORT, 0
+        left, waiting = self._effort, 0
         found = []
         for info in infos:
             known = self._figures.get(info.number)
