@@ -35,7 +35,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 uvicorn = pytest.importorskip("uvicorn")
 
 PAGES = {
-    path: f"{path}?{urlencode({'name': 'parser', 'address': 'p4', 'q': 'strips', 'user': 'ana'})}"
+    path: f"{path}?{urlencode({'name': 'parser', 'address': 'p4', 'q': 'strips', 'user': 'ana', 'of': '@document/handbook'})}"
     for path in SCREENS
     if path != "/receipt"
 }

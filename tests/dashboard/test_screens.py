@@ -137,7 +137,27 @@ def test_memory_faults_branches_costs_and_the_cache(app: Any) -> None:
     assert "returned p189" in branches
     assert "open" in branches
     assert "read again because of an edit" in words_of(ok(app, "/costs", name="misses"))
+    handbook = next(link for link in ok(app, "/memory", user="ana").links if "handbook" in link)
+    assert "Ring the bell in fog." in ask(app, handbook).text
     assert "12 30 residence p1" in words_of(ok(app, "/cache", name="cached"))
+
+
+def test_memory_is_shown_as_of_a_day(app: Any) -> None:
+    then = words_of(ok(app, "/memory", user="ana", at="2024-02-01"))
+    assert "Ana prefers tea" in then
+    assert "Ana lives in Rome" not in then
+    assert "known to be true then" in words_of(ok(app, "/memory", user="ana", at="2001-01-01"))
+    assert ask(app, to("/memory", user="ana", at="yesterday")).status == 404
+
+
+def test_whether_edits_paid_is_worked_out_from_the_ledger(made: Path, app: Any) -> None:
+    with kilburn.open(str(made), window=900, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
+        session = store.session("misses")
+        last = session.receipts()[-1]
+        ships = [event for event in session.events(after=last.event) if event.act is Act.SHIP]
+    shown = ok(app, "/costs", name="misses").text
+    cells = re.findall(r'data-label="(?:freed|prompts since|read again)" class="n">([\d,]+)', shown)[:3]
+    assert [int(cell.replace(",", "")) for cell in cells] == [last.freed, len(ships), ships[0].data["again"] if ships else 0]
 
 
 def test_one_search_finds_sessions_and_facts(app: Any) -> None:

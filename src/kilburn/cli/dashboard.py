@@ -61,6 +61,7 @@ def dashboard(
     import uvicorn
 
     with Sqlite(path, tenant=tenant or "default", readonly=True) as backend, listener_at(host, port) as listener:
+        server: uvicorn.Server
         served = application.build(backend, hosts=(*LOOPBACK, host, *(allow_host or ())), ending=lambda: server.should_exit)
         config = uvicorn.Config(
             served,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -39,11 +40,12 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict
     if user is not None and not chosen:
         raise SpecError(f"there is no memory of {user[:80]!r}", advice="see the list of users")
     memory = chosen[0] if chosen else None
-    after = _after(query.get("after", ""))
-    found = list(memory.pages(history=True, proposed=True, after=after, limit=most + 1)) if memory is not None else []
+    after, at = _after(query.get("after", "")), _moment(query.get("at", ""))
+    always = at is None
+    found = list(memory.pages(at, history=always, proposed=always, after=after, limit=most + 1)) if memory is not None else []
     facts: list[FactBar] = []
     if memory is not None:
-        rows = [(page, describe(memory, page, state)) for page, state in found[:most]]
+        rows = [(page, describe(memory, page, state, at)) for page, state in found[:most]]
         now = reading.clock()
         begins = [row["since"] for _, row in rows]
         first = min(begins, default=now)
@@ -65,6 +67,7 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict
     return {
         "memories": memories,
         "memory": memory,
+        "at": query.get("at", "") if at is not None else "",
         "facts": facts,
         "waiting": [fact for fact in facts if fact.row["at"] == Place.PROPOSED],
         "next": address_of(found[most - 1][0].id) if len(found) > most else "",
@@ -75,6 +78,38 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict
 
 def _after(address: str) -> int:
     return parse_address(address)[0] if address else 0
+
+
+def _moment(day: str) -> float | None:
+    """The beginning of a day, in UTC; None where no day is given.
+
+    Raises:
+        SpecError: it is none.
+    """
+    if not day:
+        return None
+    try:
+        return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise SpecError(f"{day[:40]!r} is no day", advice="give one such as 2026-05-17") from None
+
+
+def collection_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict[str, Any]:
+    """What the screen of a document or of notes shows: its pages with their texts, those that ended too.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    name = query.get("of", "")
+    found = next((one for one in reading.store().collections() if one.name == name), None)
+    if found is None or found.kind is SegmentKind.MEMORY:
+        raise SpecError(f"there is no document and no notes {name[:80]!r}", advice="see the list below the memory")
+    pages = list(found.pages(history=True, proposed=True, after=_after(query.get("after", "")), limit=most + 1))
+    return {
+        "collection": found,
+        "rows": [(page, describe(found, page, state)) for page, state in pages[:most]],
+        "next": address_of(pages[most - 1][0].id) if len(pages) > most else "",
+    }
 
 
 def _stands(row: Mapping[str, Any]) -> str:

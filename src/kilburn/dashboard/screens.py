@@ -14,8 +14,8 @@ import msgspec
 
 from kilburn.backend import SegmentKind
 from kilburn.dashboard.marks import TooFar
-from kilburn.dashboard.memories import facts_of
-from kilburn.dashboard.reading import LedgerReader
+from kilburn.dashboard.memories import collection_of, facts_of
+from kilburn.dashboard.reading import FARTHEST, LedgerReader
 from kilburn.dashboard.strip import PROMPTS, SHADES, Column, PromptItem, blocks, overview, pieces_of, shade_of, strip
 from kilburn.errors import Forgotten, KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act, Event
@@ -463,6 +463,29 @@ def _asked(event: Event) -> dict[str, Any]:
     }
 
 
+def edits_of(reading: LedgerReader, session: Session) -> list[dict[str, Any]]:
+    """Of the newest compactions, newest first: what they cost, and what they saved until the next one or until now.
+
+    What is read again costs its price less that from the cache. What is not shipped any more saves, with each prompt, what it
+    would have cost from the cache.
+    """
+    found, _ = reading.receipts(session.number, session.head, SHOWN)
+    done = [receipt for receipt in found if receipt.freed > 0]
+    if not done:
+        return []
+    events = reading.stretch(session.number, max(done[-1].event, session.head - FARTHEST), session.head)
+    ships = [event for event in events if event.act is Act.SHIP]
+    table, rows, until = PRICES["hosted"], [], session.head + 1
+    for receipt in done:
+        prompts = [event for event in ships if receipt.event < event.number < until]
+        until = receipt.event
+        again = prompts[0].data.get("again", 0) if prompts else 0
+        cost = (again if isinstance(again, int) else 0) * (table.written - table.cached) / 1e6
+        saved = receipt.freed * len(prompts) * table.cached / 1e6
+        rows.append({"receipt": receipt, "prompts": len(prompts), "again": again, "cost": cost, "saved": saved})
+    return rows
+
+
 def costs(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """What a session's prompts took, and what that costs by each table of prices."""
     session, shown = _opened(reading, query)
@@ -474,7 +497,13 @@ def costs(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     for name, table in PRICES.items():
         paid = (cached * table.cached + (again + fresh) * table.written) / 1e6
         tables.append((name, paid, again * (table.written - table.cached) / 1e6))
-    return "costs.html", shown | {"fresh": fresh, "cached": cached, "again": again, "tables": tables}
+    return "costs.html", shown | {
+        "fresh": fresh,
+        "cached": cached,
+        "again": again,
+        "tables": tables,
+        "edits": edits_of(reading, session),
+    }
 
 
 def branches(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -514,6 +543,11 @@ def memory(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     return "memory.html", facts_of(reading, query, SHOWN)
 
 
+def collection(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """The pages of a document, or of notes."""
+    return "collection.html", collection_of(reading, query, SHOWN) | {"letters": BRIEF * 4}
+
+
 def search(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """One search over everything."""
     words = query.get("q", "")[:500]
@@ -541,6 +575,7 @@ SCREENS: dict[str, Screen] = {
     "/branches": branches,
     "/cache": cache,
     "/memory": memory,
+    "/collection": collection,
     "/search": search,
 }
 """Each path, and its screen."""
