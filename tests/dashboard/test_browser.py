@@ -183,7 +183,7 @@ NAMELESS = """() => {
         return one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.[0]?.textContent ||
             (by && document.getElementById(by)?.textContent);
     };
-    return [...document.querySelectorAll('a, button, input, svg[role], summary, nav, [role=region]')]
+    return [...document.querySelectorAll('a, button, input:not([type=hidden]), svg[role], summary, nav, [role=region]')]
         .filter((one) => !one.closest('[aria-hidden=true]') && !named(one)).map((one) => one.outerHTML.slice(0, 100));
 }"""
 
