@@ -105,6 +105,19 @@ def test_a_receipt_shows_both_sides_and_the_way_back(made: Path, app: Any) -> No
     assert text[:10] in said.replace("&#34;", '"')
 
 
+def test_a_transcript_is_whole(made: Path, app: Any) -> None:
+    with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
+        last = store.session("parser").window.last
+    said, reply = "", ok(app, "/transcript", name="parser", **{"from": 1})
+    while True:
+        said += words_of(reply)
+        later = [link for link in reply.links if "/transcript" in link and f"from={said.count('kilburn recall') + 1}" in link]
+        if not later:
+            break
+        reply = ask(app, later[0])
+    assert [int(number) for number in re.findall(r"kilburn recall parser p(\d+)", said)] == list(range(1, last + 1))
+
+
 def test_a_pages_life_is_told(app: Any) -> None:
     said = words_of(ok(app, "/page", name="parser", address="p4"))
     for deed in ("admitted", "folded", "recalled, a fault", "made of it", "kilburn recall parser p4"):

@@ -335,6 +335,23 @@ def text_of(session: Session, page: Page, most: int) -> tuple[str, int]:
     return text[:most], max(0, len(text) - most)
 
 
+def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """All that was said, whole, wherever it is now; the newest pages unless a first one is named."""
+    session, shown = _opened(reading, query)
+    window = session.window
+    begin = number_in(query, "from", 0) or max(1, window.last - SHOWN + 1)
+    numbers = [number for number in range(begin, min(begin + SHOWN, window.last + 1)) if number in window.states]
+    window.pages.fetch(numbers)
+    there = [window.pages[number] for number in numbers]
+    session.fetch(one for one in there if window.at(one.id) is not Place.DROPPED)
+    return "transcript.html", shown | {
+        "rows": [(one, window.at(one.id), what(window, one), text_of(session, one, BRIEF * 4)) for one in there],
+        "begin": begin,
+        "last": window.last,
+        "shown": SHOWN,
+    }
+
+
 def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """A page's life: what it says, where it is, and all that happened to it."""
     session, shown = _opened(reading, query)
@@ -513,7 +530,9 @@ def branches(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     rows = []
     for info in below[:SHOWN]:
         row = reading.row(info)
-        rows.append((row, info.name.count("/") - session.name.count("/"), _returned(reading, info.name)))
+        notes = reading.backend.events(info.number, act=Act.NOTE)
+        ended = [str(event.data["branch"]) for event in notes if "branch" in event.data]
+        rows.append((row, info.name.count("/") - session.name.count("/"), _returned(reading, info.name), ended[-1:]))
     fork = session.branches.forked
     return "branches.html", shown | {
         "rows": rows,
@@ -567,6 +586,7 @@ SCREENS: dict[str, Screen] = {
     "/": sessions,
     "/session": over_time,
     "/window": window,
+    "/transcript": transcript,
     "/receipts": receipts,
     "/receipt": receipt,
     "/page": page,
@@ -583,6 +603,7 @@ SCREENS: dict[str, Screen] = {
 TABS = (
     ("/session", "Over time"),
     ("/window", "Window now"),
+    ("/transcript", "Transcript"),
     ("/receipts", "Receipts"),
     ("/faults", "Faults and searches"),
     ("/branches", "Branches"),
