@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -333,3 +335,32 @@ def test_a_damaged_session_blocks_no_other(tmp_path: Path, made: Path) -> None:
         assert "damaged" in said
         assert ok(app, "/session", name="parser").status == 200
         assert ask(app, to("/session", name="quiet")).status in (404, 500)
+
+
+def test_an_older_file_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(gzip.decompress((Path(__file__).parent.parent / "backends" / "format4" / "store.db.gz").read_bytes()))
+    before = path.read_bytes()
+    with Sqlite(path, readonly=True) as backend:
+        app = build(backend)
+        name = next(info.name for info in backend.segments() if info.kind == "session" and info.pages > 3)
+        for screen in set(SCREENS) - {"/receipt", "/collection"}:
+            ok(app, screen, name=name, address="p2")
+        assert "admitted" in words_of(ok(app, "/page", name=name, address="p2"))
+    assert path.read_bytes() == before
+
+
+def test_many_may_look_while_the_ledger_grows(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with kilburn.open(str(path), window=900, policy="summarize", tokenizer="chars/4", embedder=None) as store:
+        sessions = [store.session(f"s{number}") for number in range(9)]
+        for session in sessions:
+            work(session, 4)
+        with Sqlite(path, readonly=True) as backend, ThreadPoolExecutor(6) as readers:
+            app = build(backend)
+            asked = [to(screen, name=f"s{n}", address="p3") for n in range(9) for screen in ("/", "/session", "/window", "/page")]
+            replies = readers.map(lambda path: ask(app, path).status, asked)
+            for number in range(90):
+                sessions[number % 9].append({"role": "user", "content": f"More {number}. " * 20})
+                sessions[number % 9].render()
+            assert set(replies) == {200}
