@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import pytest
 
 import kilburn
-from dashboard.made import HOSTILE, SCRIPT, work
+from dashboard.made import HOSTILE, SCRIPT, WIDE, work
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
 from kilburn.dashboard.export import write
@@ -209,12 +209,21 @@ CONTRAST = """() => {
 }"""
 
 
+def picture(page: Any, name: str, odd: bool) -> None:
+    """Keep a picture of the page in the folder $KILBURN_PICTURES, if it is set."""
+    folder = os.environ.get("KILBURN_PICTURES")
+    if folder and not odd:
+        page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_words_stand_out_and_a_phone_has_room(browser: Any, served: str, scheme: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
     seen = Seen(context)
-    for path in PAGES.values():
+    wide = [f"{path}?{urlencode({'name': WIDE, 'address': 'p1', 'user': WIDE, 'q': 'w' * 400})}" for path in PAGES]
+    for path in [*PAGES.values(), *(path for path in wide if not path.startswith("/collection"))]:
         seen.page.goto(served + path)
+        picture(seen.page, f"{path.partition('?')[0].strip('/') or 'sessions'}-{scheme}", path in wide)
         assert seen.page.evaluate(CONTRAST) == [], path
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, path
     context.close()

@@ -39,7 +39,7 @@ def words_of(reply: Reply) -> str:
 
 def test_sessions_come_with_alarms_first(app: Any) -> None:
     rows = re.findall(r'<th role="rowheader".*?</th>', ok(app, "/").text, re.DOTALL)
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert "misses" in rows[0]
     assert "hit rate 52%" in rows[0]
     assert not any("alarm" in row for row in rows[1:])
