@@ -34,6 +34,8 @@ if CHROMIUM is None:
 sync_api = pytest.importorskip("playwright.sync_api")
 uvicorn = pytest.importorskip("uvicorn")
 
+pytestmark = pytest.mark.slow
+
 PAGES = {
     path: f"{path}?{urlencode({'name': 'parser', 'address': 'p4', 'q': 'strips', 'user': 'ana', 'of': '@document/handbook'})}"
     for path in SCREENS
