@@ -89,6 +89,17 @@ def test_a_window_can_be_seen_as_it_was(app: Any) -> None:
     assert "What could leave" not in first
 
 
+def test_every_event_can_be_looked_at(made: Path, app: Any) -> None:
+    for name in ("misses", "parser", "parser/b1", HOSTILE):
+        with Sqlite(made, readonly=True) as backend:
+            info = backend.segment(name, time=0.0, create=False)
+            assert info is not None
+        for event in [*range(1, min(10, info.head)), *range(10, info.head + 1, 13), info.head]:
+            assert ask(app, to("/window", name=name, at=event)).status == (404 if name == "parser/b1" and event == 1 else 200)
+            assert ok(app, "/session", name=name, until=event, many=20)
+            assert ask(app, to("/receipt", name=name, event=event)).status in (200, 404)
+
+
 def test_a_receipt_shows_both_sides_and_the_way_back(made: Path, app: Any) -> None:
     listed = ok(app, "/receipts", name="parser")
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
@@ -254,6 +265,7 @@ def test_every_answer_is_protected(app: Any, path: str) -> None:
         "/text?name=parser&address=p1-p3",
         "/own/..%2fapp.py",
         "/own/app.py",
+        "/session/?name=parser",
         "/nothing",
     ],
 )

@@ -220,6 +220,7 @@ def build(
         Route("/live", live, methods=["GET"]),
     ]
     inner = Starlette(routes=routes, exception_handlers={404: nothing})
+    inner.router.redirect_slashes = False
     return Guard(inner, hosts)
 
 

@@ -119,9 +119,12 @@ def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     event: Event | None = None
     if at:
         try:
-            event, there = next(iter(reading.windows(session, at - 1, at)))
+            found = next(iter(reading.windows(session, at - 1, at)), None)
         except TooFar as far:
             return "later.html", shown | {"share": far.share}
+        if found is None:
+            raise SpecError(f"no window is known at event {at} of {session.name!r}", advice="look at a later one")
+        event, there = found
     else:
         there = session.window
     pieces = pieces_of(there)

@@ -132,9 +132,10 @@ def steps(
     Raises:
         StoreCorrupt: see `rebuild`.
     """
-    made = _restored(backend, lineage_of(backend, info.number), counter, begin) if begin is not None else None
+    lineage = lineage_of(backend, info.number)
+    made = _restored(backend, lineage, counter, begin) if begin is not None else None
     # Of a branch the first event says what it inherits.
-    made = made or rebuild(backend, info, counter, until=max(1, after))
+    made = made or rebuild(backend, info, counter, until=max(1, after) if lineage.shares else after)
     ledger = islice(backend.events(info.number, made.head), max(0, until - made.head))
     while events := list(islice(ledger, READ)):
         pages = _pages_of(backend, info, events)
