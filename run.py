@@ -49,7 +49,10 @@ CHECKS = [
 ]
 
 
-APART = ["tests/demo", "tests/doors", "tests/models", "tests/torture", "tests/test_docs.py", "kv/tests", "lab/tests"]
+APART = [
+    *("tests/dashboard", "tests/demo", "tests/doors", "tests/models", "tests/torture"),
+    *("tests/test_docs.py", "kv/tests", "lab/tests"),
+]
 """Tests of what stands on the rest: the quick run leaves them out."""
 QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=" + name for name in APART)]
 LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, most of Hypothesis's examples, and %s"
@@ -180,6 +183,21 @@ def install(command):
     say("installed in %.0f s" % (time.time() - began))
 
 
+def install_browser():
+    """Chromium, for the tests of the dashboard, where CI has none: as Debian packages it. Without it they are skipped."""
+    if not os.environ.get("CI") or any(map(shutil.which, ("chromium", "chromium-browser"))) or not shutil.which("apt-get"):
+        return
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if root and not shutil.which("sudo"):
+        return
+    say("installing Debian's chromium, for the tests of the dashboard")
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": dict(os.environ, DEBIAN_FRONTEND="noninteractive")}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+        if subprocess.call([*root, "apt-get", "-qq", *command], **quiet) != 0:
+            say("it could not be installed; the tests of the dashboard in a browser will be skipped")
+            return
+
+
 def tool(name, *args):
     """Run one of the environment's programs in the checkout; return its exit status."""
     program = os.path.join(BIN, name + (".exe" if os.name == "nt" else ""))
@@ -223,6 +241,8 @@ def main(args):
         return subprocess.call([program, "demo", *rest])
     if command == "reference":
         return tool("python", os.path.join("docs", "generate.py"))
+    if not rest:
+        install_browser()
     return test(rest)
 
 

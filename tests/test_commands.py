@@ -85,7 +85,7 @@ WITH_MODEL = ("kilburn chat", "kilburn chat session-1 --model smollm2", "kilburn
               'echo "What is a drum memory?" | kilburn chat', "kilburn models pull smollm2")  # fmt: skip
 """Commands that load or fetch the embedded model."""
 
-READY = re.compile(rb"speaks OpenAI's API|/mcp$", re.MULTILINE)
+READY = re.compile(rb"speaks OpenAI's API|/mcp$|nothing is written", re.MULTILINE)
 """What says that a server is ready."""
 
 
@@ -226,7 +226,12 @@ def stood_in(words: list[str], provider: str) -> list[str]:
         words = [word.replace(name, here) for word in words]
     # The weights of qwen are 1.1 GB.
     words = ["chat('qwen')" if word == "qwen" else word for word in words]
-    return [*words, "--port", "0"] if words[0] == "serve" or "--http" in words else words
+    return [*words, "--port", "0"] if serves(words) else words
+
+
+def serves(words: list[str]) -> bool:
+    """Whether a command goes on until somebody ends it."""
+    return words[0] == "serve" or "--http" in words or (words[0] == "dashboard" and "--export" not in words)
 
 
 def prepared(words: list[str]) -> list[str]:
@@ -311,7 +316,7 @@ def test_what_is_left_out_is_shown_and_has_a_reason() -> None:
 def test_a_command_runs_as_it_is_shown(command: str, world: Path, provider: str, tmp_path: Path) -> None:
     words, typed = said_by(command)
     words = prepared(stood_in(words, provider))
-    if words[0] == "serve" or "--http" in words:
+    if serves(words):
         serve(words, world)
     elif words[0] == "top":
         with serving(build(Settings(db=str(tmp_path / "g.db"), upstream=f"{provider}/v1", embedder=None))) as url:

@@ -15,6 +15,8 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 OURS = {package.name for package in PACKAGES}
 LATE = {
     "kilburn.cli",
+    "kilburn.dashboard.app",
+    "kilburn.dashboard.export",
     "kilburn.gateway.app",
     "kilburn.gateway.connection",
     "kilburn.mcp",

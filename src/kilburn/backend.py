@@ -323,6 +323,15 @@ class Backend(Protocol):
         """
         ...
 
+    def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
+        """The events of a session's ledger that say that something happened to any of these pages, or was made of them; oldest
+        first.
+
+        Raises:
+            StoreCorrupt: one is not what was written.
+        """
+        ...
+
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """The texts of these digests, verified.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -25,6 +26,15 @@ def plain(text: str) -> str:
 def line(text: str) -> str:
     """The same for text that has to stay on one line, such as a name: line feeds are made visible too."""
     return plain(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
+def age(then: float, now: float | None = None) -> str:
+    """How long ago, in its largest unit: `12 s`, `3 min`, `5 h`, `9 d`."""
+    seconds = max(0.0, (time.time() if now is None else now) - then)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def spelled(json: str) -> str:

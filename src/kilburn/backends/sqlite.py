@@ -559,6 +559,19 @@ class Sqlite:
                 return
             after = found[-1].number
 
+    def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
+        """See `Backend`."""
+        wanted = set(pages)
+        with self._reading("reading"):
+            stored = self._segment(segment)
+            if stored is None:
+                return []
+            if self._sealed.indexed:
+                found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, wanted))
+            else:
+                found = self._sealed.events(stored, 0, stored.head)
+            return [event for event in found if not wanted.isdisjoint((*event.pages, event.data.get("fold", 0)))]
+
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
         """The numbers of at most so many events of one act; of notes they are in an index."""
         notes = "SELECT number FROM event WHERE process = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"

@@ -12,14 +12,14 @@ from typer import Argument, Option
 from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, OnlyUser, secrets_of
-from kilburn.cli.screen import age, count, many, progress, table
+from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
 from kilburn.memory.documents import documents as documents_of
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import age, emit, line, say, tell
 
 documents = typer.Typer(help="Texts to be searched beside the memory.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(documents, name="documents")

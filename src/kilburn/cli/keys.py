@@ -10,10 +10,10 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.screen import age, table
+from kilburn.cli.screen import table
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import age, emit, line, say, tell
 
 keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")

@@ -14,12 +14,12 @@ from typer import Argument, Option
 
 from kilburn.cli.access import reading, session
 from kilburn.cli.moments import moment, when
-from kilburn.cli.screen import age, count
+from kilburn.cli.screen import count
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.search.found import Found
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import age, emit, line, tell
 
 
 @app.command()

@@ -26,15 +26,6 @@ def many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def age(then: float, now: float | None = None) -> str:
-    """How long ago, in its largest unit: `12 s`, `3 min`, `5 h`, `9 d`."""
-    seconds = max(0.0, (time.time() if now is None else now) - then)
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def bar(share: float, width: int = 20) -> str:
     """A share, 0 to 1, as a bar of blocks."""
     filled = round(min(1.0, max(0.0, share)) * width)

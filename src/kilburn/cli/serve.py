@@ -162,7 +162,7 @@ def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
     from kilburn.gateway.connection import uvicorn_options
 
     config = uvicorn.Config(gateway.build(settings), log_level="warning", **uvicorn_options(settings.limits))
-    with _listener(host, port) as listener:
+    with listener_at(host, port) as listener:
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")
         if settings.model is not None and not takes_tools(settings.model):
@@ -174,7 +174,7 @@ def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listener_at(host: str, port: int) -> socket.socket:
     """A socket that listens: who reads the address may connect at once."""
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)

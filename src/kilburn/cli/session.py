@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from kilburn.backend import SegmentInfo, State, root_of
 from kilburn.cli.access import opened, reading, session, window_of
-from kilburn.cli.screen import age, count, progress, table
+from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.event import Act
@@ -24,7 +24,7 @@ from kilburn.message import Trust
 from kilburn.models.queue import Stage
 from kilburn.models.scheduler import JobNote
 from kilburn.page import Page, address_of
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import age, emit, line, say, tell
 
 SessionName = Annotated[str, Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 

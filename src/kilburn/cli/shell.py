@@ -75,6 +75,7 @@ VERBS = {
     "replay": "Stream recorded runs through a window.",
     "serve": "Serve OpenAI's and Anthropic's API, with one upstream behind.",
     "top": "Watch the levels live.",
+    "dashboard": "Show in a browser what left each window, and the way back.",
     "export": "Write sessions as JSONL, every message as it was appended.",
     "import": "Import sessions into a store: all of a file, or nothing.",
     "memories": "What is remembered for long.",
@@ -195,6 +196,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import top
 
             return top
+        case "dashboard":
+            from kilburn.cli import dashboard
+
+            return dashboard
         case "export" | "import":
             from kilburn.cli import transfer
 

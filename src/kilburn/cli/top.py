@@ -14,14 +14,14 @@ import msgspec
 from typer import Option
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import age, bar, count, grid, many, progress, width_of
+from kilburn.cli.screen import bar, count, grid, many, progress, width_of
 from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
 from kilburn.kernel.store import Store
 from kilburn.page import Place
-from kilburn.terminal import console, emit
+from kilburn.terminal import age, console, emit
 
 LARGEST = 64 << 20
 """Bytes that are read of what a gateway answers."""

@@ -51,6 +51,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, int] = {}
     events: tuple[int, int] = (0, 0)
 
+    @property
+    def event(self) -> int:
+        """The number of its last event, which names it."""
+        return self.events[1]
+
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What would leave a window now, and at which price.
@@ -91,10 +96,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def receipts(events: Iterable[Event], before: int = 0) -> Iterator[Receipt]:
-    """The receipts of a ledger, oldest first.
+    """The receipts of a ledger, oldest first; or of a part of it that begins with no move.
 
     Args:
-        before: tokens of the prompt before the first event.
+        before: tokens in the window before the first of these events.
     """
     moves: list[Event] = []
     for event in events:

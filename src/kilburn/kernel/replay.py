@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import NamedTuple
 
@@ -85,22 +85,18 @@ def rebuild(
     if not info.number:
         return Rebuilt(WindowState(counter), Ledger(), Usage(counter), 0, Lineage(0))
     lineage = lineage_of(backend, info.number)
-    made = WindowState(counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
-    base = None if whole else _restored(backend, made, lineage, until)
+    base = None if whole else _restored(backend, lineage, counter, backend.checkpoint(info.number, until))
     if base is not None:
         events = list(islice(backend.events(info.number, base.head), None if until is None else until - base.head))
-        # Those that came since, in one query; other pages when they are needed.
-        named = {page for event in events for page in _made_by(event)}
-        pages: Mapping[int, Page] = {
-            page: row[0] for (_, page), row in backend.read((info.number, page) for page in named).items()
-        }
+        pages: Mapping[int, Page] = _pages_of(backend, info, events)
     else:
         events = list(islice(backend.events(info.number), until))
         base = _inherited(backend, info, counter, lineage, origin_in(events), recount=recount, whole=whole) or Rebuilt(
-            made, Ledger(), Usage(counter), 0, lineage
+            _window(backend, lineage, counter), Ledger(), Usage(counter), 0, lineage
         )
         # Read after the events: another process may be appending, and a page that no event names yet does no harm.
-        pages = {page.id: page for page, _ in backend.pages(info.number)}
+        every = whole or until is None
+        pages = {page.id: page for page, _ in backend.pages(info.number)} if every else _pages_of(backend, info, events)
     window, ledger, usage = base.window, base.ledger, base.usage
     if recount:
         foreign = _foreign(events, counter, usage.tokenizer if base.head else "")
@@ -124,12 +120,46 @@ def rebuild(
     return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work_of(events))
 
 
-def _restored(backend: Backend, window: WindowState, lineage: Lineage, until: int | None) -> Rebuilt | None:
-    """The state of the last checkpoint; None where there is none that can be used."""
-    found = backend.checkpoint(lineage.segment, until)
+def steps(
+    backend: Backend, info: SegmentInfo, counter: Counter, after: int, until: int, begin: tuple[int, bytes] | None = None
+) -> Iterator[tuple[Event, WindowState]]:
+    """The events of a session after `after` up to `until`, each with the window that it left: the same object each time, which
+    the next step changes.
+
+    Args:
+        begin: a checkpoint that the caller has, with the number of its event, for where the store has none so near.
+
+    Raises:
+        StoreCorrupt: see `rebuild`.
+    """
+    lineage = lineage_of(backend, info.number)
+    made = _restored(backend, lineage, counter, begin) if begin is not None else None
+    # Of a branch the first event says what it inherits.
+    made = made or rebuild(backend, info, counter, until=max(1, after) if lineage.shares else after)
+    ledger = islice(backend.events(info.number, made.head), max(0, until - made.head))
+    while events := list(islice(ledger, READ)):
+        pages = _pages_of(backend, info, events)
+        for event in events:
+            try:
+                made.window.enact(event, pages)
+            except (KilburnError, *SENSELESS) as error:
+                what = f"event {event.number} of session {info.name!r} ({event.act}) makes no sense"
+                raise StoreCorrupt(what, advice="run `kilburn fsck`") from error
+            made.window.keep()
+            if event.number > after:
+                yield event, made.window
+
+
+def _window(backend: Backend, lineage: Lineage, counter: Counter) -> WindowState:
+    """An empty window, which reads pages and calls when they are asked for."""
+    return WindowState(counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
+
+
+def _restored(backend: Backend, lineage: Lineage, counter: Counter, found: tuple[int, bytes] | None) -> Rebuilt | None:
+    """The state of a checkpoint; None where there is none, or it cannot be used."""
     if found is None:
         return None
-    ledger, usage = Ledger(), Usage(window.counter)
+    window, ledger, usage = _window(backend, lineage, counter), Ledger(), Usage(counter)
     return Rebuilt(window, ledger, usage, found[0], lineage) if restore(found[1], window, ledger, usage) else None
 
 
@@ -150,6 +180,12 @@ def _inherited(
         raise StoreCorrupt(f"what session {info.name!r} forked from is gone", advice="run `kilburn fsck --repair`")
     base.window.pages.read, base.window.calls.find = reader_of(backend, lineage), finder_of(backend, lineage)
     return Rebuilt(base.window, Ledger(), base.usage, 0, lineage, base.work)
+
+
+def _pages_of(backend: Backend, info: SegmentInfo, events: Iterable[Event]) -> dict[int, Page]:
+    """The pages that came with some events, in one query; others are read when they are needed."""
+    named = {page for event in events for page in _made_by(event)}
+    return {page: row[0] for (_, page), row in backend.read((info.number, page) for page in named).items()}
 
 
 def _made_by(event: Event) -> Iterable[int]:

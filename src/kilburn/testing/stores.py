@@ -563,6 +563,23 @@ def check_read(backend: Backend) -> None:
     assert backend.read([]) == {}
 
 
+def check_naming(backend: Backend) -> None:
+    """The events that say something of a page are found, those of far-away pages too, and no others."""
+    session = start(backend)
+    backend.commit(session, batch_of(0, {number: f"page {number}" for number in range(1, 301)}))
+    moves = [
+        Event(number=2, act=Act.EVICT, time=2.0, pages=(7, 8, 290), data=_others(to={"out": [7, 8, 290]})),
+        Event(number=3, act=Act.SHIP, time=3.0),
+        Event(number=4, act=Act.FAULT, time=4.0, pages=(8,)),
+    ]
+    backend.commit(session, Batch(head=1, events=moves))
+    numbers = {page: [event.number for event in backend.naming(session, [page])] for page in (1, 7, 8, 290, 301, -1)}
+    assert numbers == {1: [1], 7: [1, 2], 8: [1, 2, 4], 290: [1, 2], 301: [], -1: []}
+    assert [event.number for event in backend.naming(session, [1, 8])] == [1, 2, 4]
+    assert backend.naming(session, [7])[1] == moves[0]
+    assert backend.naming(session, []) == backend.naming(session + 9, [7]) == []
+
+
 def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
     """A batch with one page that has these fields."""
     batch = batch_of(head, {number: text})
@@ -734,6 +751,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_separate_processes,
     check_kinds,
     check_read,
+    check_naming,
     check_citations,
     check_search_within,
     check_entries,

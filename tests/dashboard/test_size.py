@@ -1,0 +1,151 @@
+"""What a screen costs does not grow with the store: rows that are read, and what is in the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from dashboard.visit import ask
+from kilburn.backends.sqlite import Sqlite
+from kilburn.budget import Budget
+from kilburn.dashboard.app import build
+from kilburn.dashboard.marks import LEAST
+from kilburn.dashboard.reading import EFFORT, LedgerReader
+from kilburn.dashboard.screens import SHOWN
+from kilburn.dashboard.strip import strip
+from kilburn.kernel.store import Store
+
+
+class CountedBackend(Sqlite):
+    """Counts what is read of it."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.read_rows = Counter[str]()
+        super().__init__(*given, **named)
+
+    def events(self, *given: Any, **named: Any) -> Iterator[Any]:
+        for event in super().events(*given, **named):
+            self.read_rows["events"] += 1
+            yield event
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> Any:
+        found = super().read(keys)
+        self.read_rows["pages"] += len(found)
+        return found
+
+    def pages(self, segment: int) -> Iterator[Any]:
+        for row in super().pages(segment):
+            self.read_rows["pages"] += 1
+            yield row
+
+    def checkpoint(self, *given: Any, **named: Any) -> Any:
+        self.read_rows["checkpoints"] += 1
+        return super().checkpoint(*given, **named)
+
+
+def talk(path: Path, messages: int, sessions: int = 1, each: int = 4) -> None:
+    with Store(Sqlite(path, synchronous="OFF"), Budget(2000), "fifo", tokenizer="chars/4") as store:
+        for number in range(sessions):
+            session = store.session(f"s{number}")
+            for n in range(0, messages, each):
+                session.append(*({"role": "user", "content": f"Message {n + more}: " + "words " * 20} for more in range(each)))
+                session.render()
+
+
+def costs_of(path: Path, *asked: str) -> dict[str, tuple[Counter[str], int]]:
+    """For each request, what was read, and the bytes of the answer. A first one has opened the session."""
+    found = {}
+    with CountedBackend(path, readonly=True) as backend:
+        app = build(backend)
+        ask(app, "/costs?name=s0")
+        for each in asked:
+            backend.read_rows.clear()
+            reply = ask(app, each)
+            assert reply.status == 200, reply.text
+            found[each] = backend.read_rows.copy(), len(reply.body)
+    return found
+
+
+SESSION = [f"{path}?{urlencode({'name': 's0', 'address': 'p90'})}" for path in
+           ("/session", "/window", "/receipts", "/page", "/faults", "/costs")]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_long_session_is_not_read_whole(tmp_path: Path) -> None:
+    talk(tmp_path / "agent.db", 8_000)
+    for each, (read, size) in costs_of(tmp_path / "agent.db", *SESSION).items():
+        assert read["pages"] <= 3_000, each
+        assert read["events"] <= 4_500, each
+        assert size <= 400_000, each
+
+
+@pytest.mark.slow
+def test_a_long_session_is_replayed_once_and_shown_anywhere(tmp_path: Path) -> None:
+    talk(tmp_path / "agent.db", 4_600, each=1)
+    with CountedBackend(tmp_path / "agent.db", readonly=True) as backend:
+        reading = LedgerReader(backend)
+        session = reading.session("s0")
+        first = strip(reading, session, session.head // 2, 20)
+        assert len(first.columns) == 20
+        assert not first.split
+        assert reading.replayed(session.number, 600)
+        backend.read_rows.clear()
+        again = strip(reading, session, session.head // 2, 20)
+        assert again.split
+        assert [column.tokens for column in again.columns] == [column.tokens for column in first.columns]
+        assert all(sum(piece.tokens for piece in column.pieces) == column.tokens for column in again.columns)
+        assert backend.read_rows["events"] <= 2 * LEAST + 500
+
+
+def test_the_list_reads_a_bounded_part_of_the_store_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    talk(path, 4, sessions=3 * SHOWN)
+    with CountedBackend(path, readonly=True) as backend:
+        app = build(backend)
+        first = ask(app, "/")
+        assert backend.read_rows["pages"] == 0
+        assert backend.read_rows["events"] <= EFFORT
+        assert first.text.count('role="rowheader"') == SHOWN
+        assert f"1 to {SHOWN} of {3 * SHOWN}" in first.text
+        backend.read_rows.clear()
+        ask(app, "/")
+        assert backend.read_rows["events"] == 0
+        last = ask(app, next(link for link in first.links if f"from={SHOWN}" in link))
+        assert last.text.count('role="rowheader"') == SHOWN
+        assert not set(first.links) & {link for link in last.links if link.startswith("/session")}
+
+
+def test_figures_are_counted_over_several_requests(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    talk(path, 4, sessions=4)
+    with CountedBackend(path, readonly=True) as backend:
+        reading = LedgerReader(backend, effort=40)
+        rows, waiting = reading.rows(reading.sessions())
+        assert waiting == 2
+        assert [row.stats is None for row in rows] == [False, False, True, True]
+        assert reading.rows(reading.sessions())[1] == 0
+
+
+def test_figures_are_those_of_the_session_itself(made: Path) -> None:
+    with Sqlite(made, readonly=True) as backend:
+        reading = LedgerReader(backend)
+        for info in reading.sessions():
+            told, counted = reading.row(info).stats, reading.session(info.name).figures
+            assert told is not None
+            for figure in (
+                "prompts",
+                "tokens_shipped",
+                "tokens_reprefilled",
+                "evictions",
+                "folds",
+                "faults",
+                "refaults",
+                "hit_rate",
+            ):
+                assert told[figure] == counted[figure], (info.name, figure)
+            assert told.tokens_in_window == (counted.tokens_in_window if counted.prompts else told.tokens_in_window)
