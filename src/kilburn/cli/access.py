@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kilburn
+from kilburn.backend import SegmentKind
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
@@ -117,6 +118,21 @@ def counting(store: Store, name: str) -> Store:
             raise SpecError(f"there is no {name!r}", advice="see `kilburn memories list`, `documents list` and `notes list`")
         raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
     return _counting(store, infos[known.index(name)].number)
+
+
+def owners(store: Store, kind: SegmentKind) -> list[str]:
+    """Whose collections of a kind there are; "" among them for those of all users."""
+    return [held.user for held in store.collections() if held.kind is kind]
+
+
+def ownerless(store: Store, kind: SegmentKind, owner: str, what: str, otherwise: str) -> SpecError:
+    """The error that somebody has no collection of a kind, which says who has.
+
+    Args:
+        what: "is no memory", "are no notes". otherwise: the command that begins one.
+    """
+    whose, others = f"of {owner!r}" if owner else "of all users", ", ".join(repr(one) for one in owners(store, kind) if one)
+    return SpecError(f"there {what} {whose}", advice=f"give --user: {others}" if others else f"see {otherwise} --help")
 
 
 def opened(store: Store, number: int, name: str) -> Session:

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import embed, existing, reading, writing
+from kilburn.cli.access import embed, existing, ownerless, owners, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
@@ -149,13 +149,8 @@ def _memories(store: Store, user: str | None) -> Iterator[Collection]:
             yield memory
 
 
-def _others(store: Store) -> str:
-    return ", ".join(repr(memory.user) for memory in _memories(store, None) if memory.user)
-
-
 def _unknown(store: Store, user: str) -> SpecError:
-    whose, others = f"of {user!r}" if user else "of all users", _others(store)
-    return SpecError(f"there is no memory {whose}", advice=f"give --user: {others}" if others else "see kilburn remember --help")
+    return ownerless(store, SegmentKind.MEMORY, user, "is no memory", "kilburn remember")
 
 
 def _memory(store: Store, user: str, address: str) -> Collection:
@@ -165,12 +160,12 @@ def _memory(store: Store, user: str, address: str) -> Collection:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
     known = [memory for memory in _memories(store, None) if memory.user == user]
-    others = _others(store)
     if not known:
         raise _unknown(store, user)
     try:
         known[0].resolve(address)
     except UnknownAddress as error:
+        others = ", ".join(repr(one) for one in owners(store, SegmentKind.MEMORY) if one)
         if not user and others:
             raise UnknownAddress(error.what, advice=f"{error.advice}; for another memory give --user: {others}") from None
         raise

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import embed, existing, reading, writing
+from kilburn.cli.access import embed, existing, ownerless, owners, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.moments import when
@@ -58,13 +58,8 @@ def _notes(store: Store, owner: str) -> Notes:
     Raises:
         SpecError: there are none of this owner.
     """
-    owners = [held.user for held in store.collections() if held.kind is SegmentKind.NOTES]
-    if owner not in owners:
-        others = ", ".join(repr(one) for one in owners if one)
-        whose = f"of {owner!r}" if owner else "of all users"
-        raise SpecError(
-            f"there are no notes {whose}", advice=f"give --user: {others}" if others else "see kilburn notes write --help"
-        )
+    if owner not in owners(store, SegmentKind.NOTES):
+        raise ownerless(store, SegmentKind.NOTES, owner, "are no notes", "kilburn notes write")
     return store.notes(owner)
 
 
