@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import kilburn
 from kilburn.backend import SegmentKind
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
+from kilburn.cli.shell import Db, Json, Tenant
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.resolve import resolve
@@ -53,6 +56,43 @@ def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Sto
         meaning: whether it is searched by meaning too, where the store has vectors and their embedder is here.
     """
     return writing(existing(db), tenant, readonly=True, meaning=meaning)
+
+
+class Where(NamedTuple):
+    """What --db, --tenant and --json of a verb say: which store, and how it prints."""
+
+    db: str | None
+    tenant: str | None
+    json: bool
+
+    def reading(self) -> Store:
+        """The store, opened for reading; see `reading`."""
+        return reading(self.db, self.tenant)
+
+    def writing(self, *, new: bool = False) -> Store:
+        """The store, opened for changes; see `writing`.
+
+        Args:
+            new: whether it may be made.
+        """
+        return writing((self.db or "agent.db") if new else existing(self.db), self.tenant)
+
+
+def stored(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb with the options --db, --tenant and --json in place of its parameter `where`."""
+    kept = [each for each in signature(verb, eval_str=True).parameters.values() if each.name != "where"]
+    options = {"db": (Db, None), "tenant": (Tenant, None), "json": (Json, False)}
+    more = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, (kind, default) in options.items()
+    ]
+
+    @wraps(verb)
+    def run(*, db: str | None, tenant: str | None, json: bool, **given: Any) -> None:
+        verb(**given, where=Where(db, tenant, json))
+
+    run.__signature__ = Signature([*kept, *more])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
+    return run
 
 
 def writing(
