@@ -58,7 +58,7 @@ def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Sto
     return writing(existing(db), tenant, readonly=True, meaning=meaning)
 
 
-class Where(NamedTuple):
+class StorePlace(NamedTuple):
     """What --db, --tenant and --json of a verb say: which store, and how it prints."""
 
     db: str | None
@@ -88,7 +88,7 @@ def stored(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def run(*, db: str | None, tenant: str | None, json: bool, **given: Any) -> None:
-        verb(**given, where=Where(db, tenant, json))
+        verb(**given, where=StorePlace(db, tenant, json))
 
     run.__signature__ = Signature([*kept, *more])  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}

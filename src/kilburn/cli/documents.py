@@ -9,7 +9,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import Where, embed, stored
+from kilburn.cli.access import StorePlace, embed, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, OnlyUser, secrets_of
 from kilburn.cli.screen import age, count, many, progress, table
@@ -40,7 +40,7 @@ def add(
     user: Annotated[str, Option(metavar="NAME", help="Whose it is; else of all users.")] = "",
     secrets: Look = None,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Add files and folders to what is searched, or bring them up to date: only what changed is read in again.
 
@@ -81,7 +81,7 @@ def add(
 def list_documents(
     user: OnlyUser = None,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """List the documents.
 
@@ -112,7 +112,7 @@ def _row(document: Collection) -> dict[str, Any]:
 
 @documents.command("show")
 @stored
-def show_document(name: Name, *, where: Where) -> None:
+def show_document(name: Name, *, where: StorePlace) -> None:
     """Write the text of a document to standard output, as it was taken in last.
 
     Example:
@@ -135,7 +135,7 @@ def remove(
     yes: Yes = False,
     why: Why = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Forget a document for ever, with all that was made from it; prints a receipt. The file itself is not touched.
 

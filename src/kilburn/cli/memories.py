@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import Where, embed, ownerless, owners, stored
+from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
@@ -72,7 +72,7 @@ def remember(
     evict: Evict = False,
     secrets: Look = None,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Remember a fact for long, for one user or for all. It can be found at once.
 
@@ -110,7 +110,7 @@ def list_memories(
     history: Annotated[bool, Option("--history", help="Also what is not true any more, or not yet.")] = False,
     limit: Annotated[int, Option(min=1, help="Facts at most.")] = 1000,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """List what is remembered: of all users, or of one; now, or as of an earlier time.
 
@@ -188,7 +188,7 @@ def marks(row: dict[str, Any]) -> str:
 
 @memories.command("show")
 @stored
-def show_memory(address: Fact, user: User = "", *, where: Where) -> None:
+def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show facts with their provenance: who said it, where, and what was made from it.
 
     Example:
@@ -230,7 +230,7 @@ def _card(row: dict[str, Any]) -> str:
 
 @memories.command("history")
 @stored
-def history_of(address: Fact, user: User = "", *, where: Where) -> None:
+def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show what a fact superseded and what superseded it, with everything that happened to them.
 
     Example:
@@ -250,7 +250,7 @@ def history_of(address: Fact, user: User = "", *, where: Where) -> None:
             tell(line(f"    {when(event['time'])}  {event['act']} by {by}" + (f": {event['why']}" if event["why"] else "")))
 
 
-def _change(address: str, user: str, change: Change, done: str, where: Where) -> None:
+def _change(address: str, user: str, change: Change, done: str, where: StorePlace) -> None:
     """Do something to the facts of an address, and print them."""
     with where.writing() as store:
         memory = _memory(store, user, address)
@@ -273,7 +273,7 @@ def update(
     since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true; else from now.")] = None,
     secrets: Look = None,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Put a new text in place of a fact. The old one is retired, and stays readable as history.
 
@@ -296,7 +296,7 @@ def update(
 
 @memories.command("undo")
 @stored
-def undo(address: Fact, user: User = "", why: Why = "", *, where: Where) -> None:
+def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Undo what last happened to facts: bring back what was superseded, or retire what superseded it.
 
     Undoing once more leads back.
@@ -310,7 +310,7 @@ def undo(address: Fact, user: User = "", why: Why = "", *, where: Where) -> None
 
 @memories.command("accept")
 @stored
-def accept(address: Fact, user: User = "", why: Why = "", *, where: Where) -> None:
+def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Put proposed facts in force. A fact is proposed if untrusted text was read before it was written.
 
     Example:
@@ -322,7 +322,7 @@ def accept(address: Fact, user: User = "", why: Why = "", *, where: Where) -> No
 
 @memories.command("retire")
 @stored
-def retire(address: Fact, user: User = "", why: Why = "", *, where: Where) -> None:
+def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Retire facts that are not true any more, or reject proposed ones. They stay readable, as history.
 
     Example:
@@ -338,7 +338,7 @@ def retire(address: Fact, user: User = "", why: Why = "", *, where: Where) -> No
 
 @memories.command("pin")
 @stored
-def pin(address: Fact, user: User = "", *, where: Where) -> None:
+def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Pin facts: no policy, quota or sweep removes them.
 
     Example:
@@ -350,7 +350,7 @@ def pin(address: Fact, user: User = "", *, where: Where) -> None:
 
 @memories.command("unpin")
 @stored
-def unpin(address: Fact, user: User = "", *, where: Where) -> None:
+def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Let pinned facts be retired again.
 
     Example:
@@ -368,7 +368,7 @@ def forget_memory(
     yes: Yes = False,
     why: Why = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Forget facts for ever, with all that was made from them; prints a receipt. What they were learned from stays.
 
@@ -393,7 +393,7 @@ def sweep_memories(
     ] = None,
     yes: Yes = False,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Forget the facts whose time has been over for longer than their retention; prints a receipt.
 

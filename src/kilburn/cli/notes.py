@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import Where, embed, ownerless, owners, stored
+from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.moments import when
@@ -81,7 +81,7 @@ def list_notes(
     under: Annotated[str, Argument(metavar="[NAME]", help="Only those below this name.", show_default=False)] = "",
     user: Owner = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """List the notes in force.
 
@@ -103,7 +103,7 @@ def list_notes(
 
 @notes.command("read")
 @stored
-def read(name: Name, user: Owner = "", version: Version = "", *, where: Where) -> None:
+def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
     """Write the text of a note to standard output, or that of an earlier version.
 
     Examples:
@@ -145,7 +145,7 @@ def write(
     secrets: Look = None,
     why: Why = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Write a note, new or in place of what it says now. What it said before stays in its history.
 
@@ -182,7 +182,7 @@ def rename(
     seen: Seen = None,
     why: Why = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Give a note another name. Its history goes on under the new one.
 
@@ -196,7 +196,7 @@ def rename(
 
 @notes.command("delete")
 @stored
-def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, where: Where) -> None:
+def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, where: StorePlace) -> None:
     """Take a note out of force. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
@@ -209,7 +209,7 @@ def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, wh
 
 @notes.command("history")
 @stored
-def history(name: Name, user: Owner = "", *, where: Where) -> None:
+def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
     """List the versions of a note, oldest first, with those under another name and those before it was deleted.
 
     Example:
@@ -234,7 +234,7 @@ def restore(
     user: Owner = "",
     why: Why = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Put an earlier version of a note in force again.
 
@@ -254,7 +254,7 @@ def diff(
     new: Annotated[str, Option(metavar="ADDRESS", help="A version; else what it says now.")] = "",
     user: Owner = "",
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Show what changed between two versions of a note.
 
@@ -272,7 +272,7 @@ def diff(
 
 @notes.command("forget")
 @stored
-def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: Where) -> None:
+def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
     """Forget a note for ever: all its versions, with what was made from them; prints a receipt.
 
     Example:
@@ -289,7 +289,7 @@ def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, whe
 
 @notes.command("export")
 @stored
-def export(folder: Folder, user: Owner = "", *, where: Where) -> None:
+def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
     """Write the notes into a folder, a Markdown file each, or bring it up to date. An edited file is not overwritten.
 
     Keep the folder in Git with its hidden list, which says what each file was written from; `import` brings edits back.
@@ -315,11 +315,11 @@ def bring(
     delete: Annotated[bool, Option("--delete", help="Delete the notes whose files are gone.")] = False,
     secrets: Look = None,
     *,
-    where: Where,
+    where: StorePlace,
 ) -> None:
     """Take in what was edited in a folder: each changed file is a new version, each new one a note.
 
-    Where the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
+    StorePlace the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
     with --resolved.
 
     Examples:
