@@ -319,7 +319,7 @@ def bring(
 ) -> None:
     """Take in what was edited in a folder: each changed file is a new version, each new one a note.
 
-    StorePlace the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
+    Where the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
     with --resolved.
 
     Examples:
