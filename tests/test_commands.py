@@ -81,8 +81,15 @@ LEFT = {
 }
 """Commands that no test runs, and why; 35 of them."""
 
-WITH_MODEL = ("kilburn chat", "kilburn chat session-1 --model smollm2", "kilburn chat light --model smollm2", "kilburn serve",
-              'echo "What is a drum memory?" | kilburn chat', "kilburn models pull smollm2")  # fmt: skip
+WITH_MODEL = (
+    "kilburn chat",
+    "kilburn chat --notes core/human --recall 1000",
+    "kilburn chat session-1 --model smollm2",
+    "kilburn chat light --model smollm2",
+    "kilburn serve",
+    'echo "What is a drum memory?" | kilburn chat',
+    "kilburn models pull smollm2",
+)
 """Commands that load or fetch the embedded model."""
 
 READY = re.compile(rb"speaks OpenAI's API|/mcp$|nothing is written", re.MULTILINE)

@@ -175,3 +175,23 @@ def test_a_session_whose_pins_exceed_the_window_is_mended_in_a_chat(tmp_path: Pa
     assert "unpin p2, p3, or open a window of" in said.err
     assert "Traceback" not in said.err
     assert kilburn("fsck", "--db", db).status == 0
+
+
+def test_notes_stand_beside_each_line_and_what_is_known_may_be_left_out(tmp_path: Path) -> None:
+    db = tmp_path / "agent.db"
+    assert kilburn("notes", "write", "core/human", "Ana drinks tea.", "--db", db).status == 0
+    assert kilburn("remember", "The mill is by the river.", "--db", db).status == 0
+    upstream = Upstream(otherwise=lambda sent: "Noted.")
+    with serving(upstream) as url:
+        words = ("chat", "--model", f"chat('m', base_url='{url}/v1', api_key='none')", "--window", 4000, "--no-learn", "--db", db)
+        for more in (["--notes", "core"], ["--recall", 0]):
+            before, sys.stdin = sys.stdin, io.StringIO("Where is the mill by the river?\n")
+            try:
+                assert kilburn(*words, *more).status == 0
+            finally:
+                sys.stdin = before
+    first, second = (str(sent.body) for sent in upstream.prompts)
+    assert "Ana drinks tea." in first
+    assert "The mill is by the river." in first
+    assert "The mill is by the river." not in second.replace("Where is the mill by the river?", "")
+    assert kilburn("memories", "list", "--db", db).out.count("mill") == 1, "nothing was learned"

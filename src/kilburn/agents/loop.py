@@ -481,7 +481,7 @@ class Agent:
         if isinstance(notes, CoreMemory):
             self.core = notes
         else:
-            self.core = CoreMemory(session.store.notes(session.user), *([notes] if isinstance(notes, str) else notes))
+            self.core = CoreMemory(session.store.notes(session.user), *notes)
         if self.core.names and recall <= 0:
             raise SpecError(f"notes={notes!r} without room for them"[:200], advice="give recall=TOKENS, such as 500")
         self.session, self.clock, self.above = session, clock, above

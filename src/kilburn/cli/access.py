@@ -9,13 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import kilburn
+from kilburn.backend import SegmentKind
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
+from kilburn.cli.shell import Db, Json, Tenant
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.resolve import resolve
@@ -52,6 +56,43 @@ def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Sto
         meaning: whether it is searched by meaning too, where the store has vectors and their embedder is here.
     """
     return writing(existing(db), tenant, readonly=True, meaning=meaning)
+
+
+class StorePlace(NamedTuple):
+    """What --db, --tenant and --json of a verb say: which store, and how it prints."""
+
+    db: str | None
+    tenant: str | None
+    json: bool
+
+    def reading(self) -> Store:
+        """The store, opened for reading; see `reading`."""
+        return reading(self.db, self.tenant)
+
+    def writing(self, *, new: bool = False) -> Store:
+        """The store, opened for changes; see `writing`.
+
+        Args:
+            new: whether it may be made.
+        """
+        return writing((self.db or "agent.db") if new else existing(self.db), self.tenant)
+
+
+def stored(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb with the options --db, --tenant and --json in place of its parameter `where`."""
+    kept = [each for each in signature(verb, eval_str=True).parameters.values() if each.name != "where"]
+    options = {"db": (Db, None), "tenant": (Tenant, None), "json": (Json, False)}
+    more = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, (kind, default) in options.items()
+    ]
+
+    @wraps(verb)
+    def run(*, db: str | None, tenant: str | None, json: bool, **given: Any) -> None:
+        verb(**given, where=StorePlace(db, tenant, json))
+
+    run.__signature__ = Signature([*kept, *more])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
+    return run
 
 
 def writing(
@@ -117,6 +158,21 @@ def counting(store: Store, name: str) -> Store:
             raise SpecError(f"there is no {name!r}", advice="see `kilburn memories list`, `documents list` and `notes list`")
         raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
     return _counting(store, infos[known.index(name)].number)
+
+
+def owners(store: Store, kind: SegmentKind) -> list[str]:
+    """Whose collections of a kind there are; "" among them for those of all users."""
+    return [held.user for held in store.collections() if held.kind is kind]
+
+
+def ownerless(store: Store, kind: SegmentKind, owner: str, what: str, otherwise: str) -> SpecError:
+    """The error that somebody has no collection of a kind, which says who has.
+
+    Args:
+        what: "is no memory", "are no notes". otherwise: the command that begins one.
+    """
+    whose, others = f"of {owner!r}" if owner else "of all users", ", ".join(repr(one) for one in owners(store, kind) if one)
+    return SpecError(f"there {what} {whose}", advice=f"give --user: {others}" if others else f"see {otherwise} --help")
 
 
 def opened(store: Store, number: int, name: str) -> Session:

@@ -9,11 +9,11 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import embed, existing, reading, writing
+from kilburn.cli.access import StorePlace, embed, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, OnlyUser, secrets_of
 from kilburn.cli.screen import count, many, progress, table
-from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.cli.shell import Why, Yes, app
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
@@ -28,6 +28,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="A document's name, as `docu
 
 
 @documents.command("add")
+@stored
 def add(
     paths: Annotated[
         list[Path], Argument(metavar="PATH...", help="Files, or folders with all texts in them.", show_default=False)
@@ -38,9 +39,8 @@ def add(
     ] = None,
     user: Annotated[str, Option(metavar="NAME", help="Whose it is; else of all users.")] = "",
     secrets: Look = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Add files and folders to what is searched, or bring them up to date: only what changed is read in again.
 
@@ -57,12 +57,12 @@ def add(
         raise SpecError("--name with several paths", advice="add them one by one")
     looked = secrets_of(secrets)
     found: list[Ingested] = []
-    with writing(db or "agent.db", tenant) as store:
+    with where.writing(new=True) as store:
         for path in paths:
             with progress(f"reading {path}") as done:
                 found.append(ingest(store, path, name, user, secrets=looked, progress=done))
         embed(store, sum(one.added for one in found))
-    if json:
+    if where.json:
         emit([{"path": str(path)} | msgspec.structs.asdict(one) for path, one in zip(paths, found, strict=True)])
         return
     for path, one in zip(paths, found, strict=True):
@@ -77,11 +77,11 @@ def add(
 
 
 @documents.command("list")
+@stored
 def list_documents(
     user: OnlyUser = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """List the documents.
 
@@ -89,9 +89,9 @@ def list_documents(
 
         kilburn documents list
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         rows = [_row(document) for document in documents_of(store, user)]
-    if json:
+    if where.json:
         emit(rows)
         return
     heads = ("document", "user", "chunks", "tokens", "changed")
@@ -111,30 +111,31 @@ def _row(document: Collection) -> dict[str, Any]:
 
 
 @documents.command("show")
-def show_document(name: Name, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def show_document(name: Name, *, where: StorePlace) -> None:
     """Write the text of a document to standard output, as it was taken in last.
 
     Example:
 
         kilburn documents show handbook
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         document = _named(store, name)
         text, chunks = text_of(document), [page.address for page in in_order(document)]
-    if json:
+    if where.json:
         emit({"document": name, "chunks": chunks, "text": text})
         return
     tell(text, end="" if text.endswith("\n") else "\n")
 
 
 @documents.command("remove")
+@stored
 def remove(
     name: Name,
     yes: Yes = False,
     why: Why = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Forget a document for ever, with all that was made from it; prints a receipt. The file itself is not touched.
 
@@ -142,9 +143,9 @@ def remove(
 
         kilburn documents remove handbook --yes
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         name = name_of(_named(store, name))
-        carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=json)
+        carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=where.json)
 
 
 def _named(store: Store, name: str) -> Collection:

@@ -46,7 +46,7 @@ def learn(
 
         kilburn learn session-1
 
-        kilburn learn session-1 --policy "consolidate('core/human')" --model smollm2
+        kilburn learn session-1 --policy "consolidate('core/human')" --model "chat('gpt-5')"
     """
     looked, quota = secrets_of(secrets, "redact"), Quota(facts=most, evict=evict) if most is not None else None
     with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:

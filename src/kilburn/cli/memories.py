@@ -11,11 +11,11 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import embed, existing, reading, writing
+from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, many, table
-from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.cli.shell import Why, Yes, app
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
 from kilburn.kernel.store import Store
@@ -60,6 +60,7 @@ def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refus
 
 
 @app.command()
+@stored
 def remember(
     text: Annotated[str, Argument(help="What to remember, in a sentence.", show_default=False)],
     user: User = "",
@@ -70,9 +71,8 @@ def remember(
     most: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")] = None,
     evict: Evict = False,
     secrets: Look = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Remember a fact for long, for one user or for all. It can be found at once.
 
@@ -84,13 +84,13 @@ def remember(
     times = {"since": moment(since, "--since", now), "until": moment(until, "--until", now, 1)}
     looked = secrets_of(secrets)
     quota = Quota(facts=most, evict=evict) if most is not None else None
-    with writing(db or "agent.db", tenant) as store:
+    with where.writing(new=True) as store:
         memory = store.memory(user)
         address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
         page, state = memory.read(memory.resolve(address)[0])
         row = describe(memory, page, state)
         embed(store)
-    if json:
+    if where.json:
         emit(row)
         return
     tell(
@@ -102,15 +102,15 @@ def remember(
 
 
 @memories.command("list")
+@stored
 def list_memories(
     user: OnlyUser = None,
     at: Annotated[str | None, Option(metavar="WHEN", help="What was true then: 2026-05-17, or 30d ago.")] = None,
     proposed: Annotated[bool, Option("--proposed", help="Only what waits to be accepted.")] = False,
     history: Annotated[bool, Option("--history", help="Also what is not true any more, or not yet.")] = False,
     limit: Annotated[int, Option(min=1, help="Facts at most.")] = 1000,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """List what is remembered: of all users, or of one; now, or as of an earlier time.
 
@@ -122,7 +122,7 @@ def list_memories(
     """
     then = moment(at, "--at", time.time())
     rows: list[dict[str, Any]] = []
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         if user is not None and not any(_memories(store, user)):
             raise _unknown(store, user)
         for memory in _memories(store, user):
@@ -131,7 +131,7 @@ def list_memories(
                     break
                 if not proposed or state.at is Place.PROPOSED:
                     rows.append(describe(memory, page, state, then))
-    if json:
+    if where.json:
         emit(rows)
         return
     heads = ("user", "address", "what", "from", "until", "trust", "is")
@@ -149,13 +149,8 @@ def _memories(store: Store, user: str | None) -> Iterator[Collection]:
             yield memory
 
 
-def _others(store: Store) -> str:
-    return ", ".join(repr(memory.user) for memory in _memories(store, None) if memory.user)
-
-
 def _unknown(store: Store, user: str) -> SpecError:
-    whose, others = f"of {user!r}" if user else "of all users", _others(store)
-    return SpecError(f"there is no memory {whose}", advice=f"give --user: {others}" if others else "see kilburn remember --help")
+    return ownerless(store, SegmentKind.MEMORY, user, "is no memory", "kilburn remember")
 
 
 def _memory(store: Store, user: str, address: str) -> Collection:
@@ -165,12 +160,12 @@ def _memory(store: Store, user: str, address: str) -> Collection:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
     known = [memory for memory in _memories(store, None) if memory.user == user]
-    others = _others(store)
     if not known:
         raise _unknown(store, user)
     try:
         known[0].resolve(address)
     except UnknownAddress as error:
+        others = ", ".join(repr(one) for one in owners(store, SegmentKind.MEMORY) if one)
         if not user and others:
             raise UnknownAddress(error.what, advice=f"{error.advice}; for another memory give --user: {others}") from None
         raise
@@ -192,17 +187,18 @@ def marks(row: dict[str, Any]) -> str:
 
 
 @memories.command("show")
-def show_memory(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show facts with their provenance: who said it, where, and what was made from it.
 
     Example:
 
         kilburn memories show f3 --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         memory = _memory(store, user, address)
         rows = [provenance(store, memory, number) for number in memory.resolve(address)]
-    if json:
+    if where.json:
         emit(rows)
         return
     for number, row in enumerate(rows):
@@ -233,18 +229,19 @@ def _card(row: dict[str, Any]) -> str:
 
 
 @memories.command("state")
-def state_of(user: OnlyUser = None, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
     """Show how far each policy has learned from each session, what waits to be tried again, and why.
 
     Example:
 
         kilburn memories state --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         if user is not None and not any(_memories(store, user)):
             raise _unknown(store, user)
         rows = [row for memory in _memories(store, user) for row in progress(store, memory)]
-    if json:
+    if where.json:
         emit(rows)
         return
     heads = ("user", "session", "policy", "learned up to", "waits", "last try", "ended", "why")
@@ -260,17 +257,18 @@ def state_of(user: OnlyUser = None, db: Db = None, tenant: Tenant = None, json: 
 
 
 @memories.command("history")
-def history_of(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show what a fact superseded and what superseded it, with everything that happened to them.
 
     Example:
 
         kilburn memories history f3 --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         memory = _memory(store, user, address)
         rows = versions(memory, address)
-    if json:
+    if where.json:
         emit(rows)
         return
     for row in rows:
@@ -280,14 +278,14 @@ def history_of(address: Fact, user: User = "", db: Db = None, tenant: Tenant = N
             tell(line(f"    {when(event['time'])}  {event['act']} by {by}" + (f": {event['why']}" if event["why"] else "")))
 
 
-def _change(address: str, user: str, change: Change, done: str, db: str | None, tenant: str | None, json: bool) -> None:
+def _change(address: str, user: str, change: Change, done: str, where: StorePlace) -> None:
     """Do something to the facts of an address, and print them."""
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         memory = _memory(store, user, address)
         numbers = memory.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
-    if json:
+    if where.json:
         emit(rows)
         return
     for row in rows:
@@ -295,15 +293,15 @@ def _change(address: str, user: str, change: Change, done: str, db: str | None, 
 
 
 @memories.command("update")
+@stored
 def update(
     address: Fact,
     text: Annotated[str, Argument(help="What is true instead, in a sentence.", show_default=False)],
     user: User = "",
     since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true; else from now.")] = None,
     secrets: Look = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Put a new text in place of a fact. The old one is retired, and stays readable as history.
 
@@ -312,12 +310,12 @@ def update(
         kilburn memories update p1 "Ana's flight is on 14 May" --user ana
     """
     begins, looked = moment(since, "--since", time.time()), secrets_of(secrets)
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         memory = store.memory(_memory(store, user, address).user)
         made = memory.update(address, text, since=begins, secrets=looked)
         row = describe(memory, *memory.read(memory.resolve(made)[0]))
         embed(store)
-    if json:
+    if where.json:
         emit(row)
         return
     tell(line(f"{row['address']}  {row['text']}"))
@@ -325,7 +323,8 @@ def update(
 
 
 @memories.command("undo")
-def undo(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Undo what last happened to facts: bring back what was superseded, or retire what superseded it.
 
     Undoing once more leads back.
@@ -334,22 +333,24 @@ def undo(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: T
 
         kilburn memories undo f3 --user ana
     """
-    _change(address, user, lambda memory: memory.undo(address, why), "undone", db, tenant, json)
+    _change(address, user, lambda memory: memory.undo(address, why), "undone", where)
 
 
 @memories.command("accept")
-def accept(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Put proposed facts in force. A fact is proposed if untrusted text was read before it was written.
 
     Example:
 
         kilburn memories accept f3 --user ana
     """
-    _change(address, user, lambda memory: memory.accept(address, why), "accepted", db, tenant, json)
+    _change(address, user, lambda memory: memory.accept(address, why), "accepted", where)
 
 
 @memories.command("retire")
-def retire(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Retire facts that are not true any more, or reject proposed ones. They stay readable, as history.
 
     Example:
@@ -360,40 +361,42 @@ def retire(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant:
     def retired(memory: Collection) -> None:
         memory.apply(Retire(pages=tuple(memory.resolve(address)), why=why))
 
-    _change(address, user, retired, "retired", db, tenant, json)
+    _change(address, user, retired, "retired", where)
 
 
 @memories.command("pin")
-def pin(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Pin facts: no policy, quota or sweep removes them.
 
     Example:
 
         kilburn memories pin p1 --user ana
     """
-    _change(address, user, lambda memory: memory.pin(address), "pinned", db, tenant, json)
+    _change(address, user, lambda memory: memory.pin(address), "pinned", where)
 
 
 @memories.command("unpin")
-def unpin(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Let pinned facts be retired again.
 
     Example:
 
         kilburn memories unpin p1 --user ana
     """
-    _change(address, user, lambda memory: memory.unpin(address), "unpinned", db, tenant, json)
+    _change(address, user, lambda memory: memory.unpin(address), "unpinned", where)
 
 
 @memories.command("forget")
+@stored
 def forget_memory(
     address: Fact,
     user: User = "",
     yes: Yes = False,
     why: Why = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Forget facts for ever, with all that was made from them; prints a receipt. What they were learned from stays.
 
@@ -401,12 +404,15 @@ def forget_memory(
 
         kilburn memories forget f3 --user ana --yes
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         memory = _memory(store, user, address)
-        carry_out(lambda only: store.forget(session=memory.name, address=address, why=why, dry=only), store, yes=yes, json=json)
+        carry_out(
+            lambda only: store.forget(session=memory.name, address=address, why=why, dry=only), store, yes=yes, json=where.json
+        )
 
 
 @memories.command("sweep")
+@stored
 def sweep_memories(
     user: Annotated[str | None, Option(metavar="NAME", help="Only this user's memory.")] = None,
     retention: Annotated[str, Option(metavar="TIME", help="How long after its end a fact is kept: 30d, 12h, 0d.")] = "30d",
@@ -414,9 +420,8 @@ def sweep_memories(
         str | None, Option(metavar="TIME", help="The same for superseded facts; else they are kept for ever.")
     ] = None,
     yes: Yes = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Forget the facts whose time has been over for longer than their retention; prints a receipt.
 
@@ -427,5 +432,7 @@ def sweep_memories(
         kilburn memories sweep --retention 30d --yes
     """
     kept, over = seconds(retention, "--retention"), None if history is None else seconds(history, "--history")
-    with writing(existing(db), tenant) as store:
-        carry_out(lambda only: sweep(store, user, retention=kept, history=over, dry=only).receipt, store, yes=yes, json=json)
+    with where.writing() as store:
+        carry_out(
+            lambda only: sweep(store, user, retention=kept, history=over, dry=only).receipt, store, yes=yes, json=where.json
+        )

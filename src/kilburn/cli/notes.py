@@ -11,12 +11,12 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import embed, existing, reading, writing
+from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, table
-from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.cli.shell import Why, Yes, app
 from kilburn.collections.names import LARGEST_NOTE
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
@@ -58,13 +58,8 @@ def _notes(store: Store, owner: str) -> Notes:
     Raises:
         SpecError: there are none of this owner.
     """
-    owners = [held.user for held in store.collections() if held.kind is SegmentKind.NOTES]
-    if owner not in owners:
-        others = ", ".join(repr(one) for one in owners if one)
-        whose = f"of {owner!r}" if owner else "of all users"
-        raise SpecError(
-            f"there are no notes {whose}", advice=f"give --user: {others}" if others else "see kilburn notes write --help"
-        )
+    if owner not in owners(store, SegmentKind.NOTES):
+        raise ownerless(store, SegmentKind.NOTES, owner, "are no notes", "kilburn notes write")
     return store.notes(owner)
 
 
@@ -81,12 +76,12 @@ def _mark(note: NoteVersion) -> str:
 
 
 @notes.command("list")
+@stored
 def list_notes(
     under: Annotated[str, Argument(metavar="[NAME]", help="Only those below this name.", show_default=False)] = "",
     user: Owner = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """List the notes in force.
 
@@ -96,9 +91,9 @@ def list_notes(
 
         kilburn notes list core --user ana --json
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         rows = [_row(note) for note in _notes(store, user).list(under)]
-    if json:
+    if where.json:
         emit(rows)
         return
     heads = ("note", "version", "written", "trust", "tokens")
@@ -107,7 +102,8 @@ def list_notes(
 
 
 @notes.command("read")
-def read(name: Name, user: Owner = "", version: Version = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
     """Write the text of a note to standard output, or that of an earlier version.
 
     Examples:
@@ -116,11 +112,11 @@ def read(name: Name, user: Owner = "", version: Version = "", db: Db = None, ten
 
         kilburn notes read core/human --version p1 --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         held = _notes(store, user)
         note = _version(held, name, version) if version else held.read(name)
         row = _row(note, text=True)
-    if json:
+    if where.json:
         emit(row)
         return
     tell(row["text"], end="" if row["text"].endswith("\n") else "\n")
@@ -134,6 +130,7 @@ def _version(held: Notes, name: str, address: str) -> NoteVersion:
 
 
 @notes.command("write")
+@stored
 def write(
     name: Name,
     text: Annotated[
@@ -147,9 +144,8 @@ def write(
     ] = False,
     secrets: Look = None,
     why: Why = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Write a note, new or in place of what it says now. What it said before stays in its history.
 
@@ -162,10 +158,10 @@ def write(
     if new and seen is not None:
         raise SpecError("--new with --seen", advice="give one of the two")
     given = text if text is not None else _input()
-    with writing(db or "agent.db", tenant) as store:
+    with where.writing(new=True) as store:
         expected = "" if new else seen
         note = store.notes(user).write(name, given, seen=expected, anew=anew, secrets=secrets_of(secrets), why=why)
-        _show(note, "written", json)
+        _show(note, "written", where.json)
         embed(store)
 
 
@@ -178,15 +174,15 @@ def _input() -> str:
 
 
 @notes.command("rename")
+@stored
 def rename(
     name: Name,
     to: Annotated[str, Argument(metavar="NAME", help="What to call it from now on.", show_default=False)],
     user: Owner = "",
     seen: Seen = None,
     why: Why = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Give a note another name. Its history goes on under the new one.
 
@@ -194,35 +190,35 @@ def rename(
 
         kilburn notes rename workflows/release workflows/ship --user ana
     """
-    with writing(existing(db), tenant) as store:
-        _show(_notes(store, user).rename(name, to, seen=seen, why=why), "renamed", json)
+    with where.writing() as store:
+        _show(_notes(store, user).rename(name, to, seen=seen, why=why), "renamed", where.json)
 
 
 @notes.command("delete")
-def delete(
-    name: Name, user: Owner = "", seen: Seen = None, why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False
-) -> None:
+@stored
+def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, where: StorePlace) -> None:
     """Take a note out of force. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
 
         kilburn notes delete workflows/release --user ana
     """
-    with writing(existing(db), tenant) as store:
-        _show(_notes(store, user).delete(name, seen=seen, why=why), "deleted", json)
+    with where.writing() as store:
+        _show(_notes(store, user).delete(name, seen=seen, why=why), "deleted", where.json)
 
 
 @notes.command("history")
-def history(name: Name, user: Owner = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
     """List the versions of a note, oldest first, with those under another name and those before it was deleted.
 
     Example:
 
         kilburn notes history core/human --user ana
     """
-    with reading(db, tenant) as store:
-        rows = [_row(note, text=json) for note in _notes(store, user).history(name)]
-    if json:
+    with where.reading() as store:
+        rows = [_row(note, text=where.json) for note in _notes(store, user).history(name)]
+    if where.json:
         emit(rows)
         return
     heads = ("version", "written", "note", "trust", "tokens", "is")
@@ -231,14 +227,14 @@ def history(name: Name, user: Owner = "", db: Db = None, tenant: Tenant = None, 
 
 
 @notes.command("restore")
+@stored
 def restore(
     name: Name,
     version: Annotated[str, Argument(metavar="ADDRESS", help="A version, as `notes history` has it.", show_default=False)],
     user: Owner = "",
     why: Why = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Put an earlier version of a note in force again.
 
@@ -246,19 +242,19 @@ def restore(
 
         kilburn notes restore core/human p1 --user ana
     """
-    with writing(existing(db), tenant) as store:
-        _show(_notes(store, user).restore(name, version, why=why), "restored", json)
+    with where.writing() as store:
+        _show(_notes(store, user).restore(name, version, why=why), "restored", where.json)
 
 
 @notes.command("diff")
+@stored
 def diff(
     name: Name,
     old: Annotated[str, Option(metavar="ADDRESS", help="A version; else the one before.")] = "",
     new: Annotated[str, Option(metavar="ADDRESS", help="A version; else what it says now.")] = "",
     user: Owner = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Show what changed between two versions of a note.
 
@@ -266,34 +262,34 @@ def diff(
 
         kilburn notes diff core/human --old p1 --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         text = _notes(store, user).diff(name, old, new)
-    if json:
+    if where.json:
         emit({"note": name, "diff": text})
         return
     tell(text, end="")
 
 
 @notes.command("forget")
-def forget(
-    name: Name, user: Owner = "", yes: Yes = False, why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False
-) -> None:
+@stored
+def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
     """Forget a note for ever: all its versions, with what was made from them; prints a receipt.
 
     Example:
 
         kilburn notes forget core/human --user ana --yes
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         held = _notes(store, user)
         pages = [note.page for note in held.history(name)]
         said = {"session": held.collection.name, "address": ", ".join(note.address for note in held.history(name))}
         roots = {held.collection.number: pages}
-        carry_out(lambda only: store.forget_pages(roots, asked=said, why=why, dry=only), store, yes=yes, json=json)
+        carry_out(lambda only: store.forget_pages(roots, asked=said, why=why, dry=only), store, yes=yes, json=where.json)
 
 
 @notes.command("export")
-def export(folder: Folder, user: Owner = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
     """Write the notes into a folder, a Markdown file each, or bring it up to date. An edited file is not overwritten.
 
     Keep the folder in Git with its hidden list, which says what each file was written from; `import` brings edits back.
@@ -302,12 +298,13 @@ def export(folder: Folder, user: Owner = "", db: Db = None, tenant: Tenant = Non
 
         kilburn notes export notebook --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         done = export_notes(_notes(store, user), folder)
-    _report(done, folder, json, "kilburn notes import")
+    _report(done, folder, where.json, "kilburn notes import")
 
 
 @notes.command("import")
+@stored
 def bring(
     folder: Folder,
     user: Owner = "",
@@ -317,9 +314,8 @@ def bring(
     ] = None,
     delete: Annotated[bool, Option("--delete", help="Delete the notes whose files are gone.")] = False,
     secrets: Look = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Take in what was edited in a folder: each changed file is a new version, each new one a note.
 
@@ -333,10 +329,10 @@ def bring(
         kilburn notes import notebook --user ana --resolved core/human
     """
     looked = secrets_of(secrets)
-    with writing(db or "agent.db", tenant) as store:
+    with where.writing(new=True) as store:
         done = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=looked)
         embed(store)
-    _report(done, folder, json, "kilburn notes import --resolved NAME, when its file has both sides' words")
+    _report(done, folder, where.json, "kilburn notes import --resolved NAME, when its file has both sides' words")
 
 
 def _report(done: NoteFiles, folder: Path, json: bool, then: str) -> None:

@@ -87,7 +87,7 @@ class CoreMemory:
         Raises:
             StoreError.
         """
-        there, found = self.notes.list(), dict[str, NoteVersion | None]()
+        there, found = self.notes.list(wanted=self.has), dict[str, NoteVersion | None]()
         for name in self.names:
             named: dict[str, NoteVersion | None] = {note.name: note for note in there if _is_at(note.name, name)}
             found |= named or {name: None}

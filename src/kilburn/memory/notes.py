@@ -13,7 +13,7 @@ trust, search and forgetting are those of any collection.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kilburn.arguments import checked
 from kilburn.backend import SegmentKind, State
@@ -98,14 +98,15 @@ class Notes:
         backend = self._store.backend
         return self._begun is not None or backend.segment(self._segment, time=0.0, create=False) is not None
 
-    def list(self, under: str = "") -> Sequence[NoteVersion]:
+    def list(self, under: str = "", *, wanted: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
         """The notes in force, by name.
 
         Args:
             under: only those below this name: `core` for `core/human`; "" for all.
+            wanted: only those whose name it wants; the others are not read.
         """
-        named = self._named()
-        ids = {page: name for name, page in named.items() if not under or name.startswith(f"{under.rstrip('/')}/")}
+        below = f"{under.rstrip('/')}/" if under else ""
+        ids = [page for name, page in self._named().items() if name.startswith(below) and (wanted is None or wanted(name))]
         if not ids:
             return []
         rows = self.collection.backend.read((self.collection.number, page) for page in ids)

@@ -65,7 +65,7 @@ class SleepTime:
         for policy in policies:
             self._job(policy)  # so that a wrong spec is known now
         self._changed = threading.Condition()
-        self._woken, self._worked, self._closed = 0, 0, False
+        self._woken, self._worked, self._closed, self._failed = 0, 0, False, ""
         self._thread = threading.Thread(target=self._watch, name="kilburn-sleep", daemon=True)
         self._thread.start()
 
@@ -144,5 +144,12 @@ class SleepTime:
         try:
             if self.due(idle=idle):
                 self.learned += self.work()
+            self._failed = ""
         except Exception as error:  # noqa: BLE001 - it is nobody's turn that failed; what was not done is due again
-            log.warning("session %s: sleep time ended with %s", self.session.name, type(error).__name__)
+            said, self._failed = self._failed, type(error).__name__
+            log.log(
+                logging.DEBUG if said == self._failed else logging.WARNING,
+                "session %s: sleep time ended with %s",
+                self.session.name,
+                type(error).__name__,
+            )
