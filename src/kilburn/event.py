@@ -69,6 +69,10 @@ class Data(TypedDict, total=False):
     """What it stands for, where that is not what it cites."""
     uncover: Sequence[int]
     """The folds that stand for nothing any more."""
+    covers: Sequence[tuple[int, Sequence[int]]]
+    """Folds that came back, each with what it stands for again."""
+    undoes: int
+    """The last event of the moves that this one takes back."""
     at: str
     """In a collection: the place of all pages of the event."""
     until: float | None

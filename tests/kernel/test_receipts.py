@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 import kilburn
-from kernel.talk import assistant, user
+from kernel.talk import assistant, call_of, tool, user
+from kilburn.agents.compaction import compact
+from kilburn.budget import Budget
 from kilburn.effect import Note
-from kilburn.errors import Unavailable
+from kilburn.errors import InvalidBudget, KernelError, LawBroken, Unavailable, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import ranges, receipts
+from kilburn.kernel.render import Item, items
+from kilburn.kernel.replay import rebuild
+from kilburn.kernel.session import Session
 from kilburn.move import Evict, Fold, Load, Move
+from kilburn.page import parse_address
 from kilburn.policy import Plan, View
 from kilburn.testing import Scripted
 
@@ -125,3 +133,154 @@ def test_what_the_kernel_cut_before_it_asked_is_on_a_receipt_of_its_own() -> Non
 def test_an_outcome_that_another_version_wrote_is_shown_as_it_is() -> None:
     event = Event(number=1, act=Act.COMPACT, time=0.0, turn=1, policy="own", cause="admit", data={"outcome": "skipped"})
     assert [receipt.outcome for receipt in receipts([event])] == ["skipped"]
+
+
+POLICIES = [
+    "fifo",
+    "lru",
+    "hybrid",
+    "cost",
+    "mask",
+    "summarize",
+    "compact(trigger=None)",
+    "chain(preprocess,mask(keep=3),hybrid)",
+]
+
+
+def prompt(session: Session) -> tuple[int, list[Item]]:
+    return session.use, session.shown()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_compaction_is_taken_back_exactly_the_newest_first(policy: str, tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy=policy, tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(30):
+            session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
+            session.append(assistant(None, call_of(f"c{number}", path=f"src/m{number}.py")))
+            session.append(tool(f"c{number}", f"line of {number}\n" * (number % 9)))
+    with kilburn.open(str(tmp_path / "a.db"), window=100_000, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        for receipt in reversed([one for one in session.receipts() if one.left or one.folds or one.brought]):
+            assert session.undo() == receipt
+            was = rebuild(store.backend, session.info, store.counter, until=receipt.events[0] - 1).window
+            assert [one for one in session.shown() if one[1] is None or was.last >= one[1].id] == items(was)
+        assert session.receipts()
+        with pytest.raises(KernelError, match="to take back"):
+            session.undo()
+        assert [page.id for _, page, _ in session.shown() if page] == list(range(1, session.window.last + 1))
+        now = prompt(session)
+    with kilburn.open(str(tmp_path / "a.db"), window=100_000, policy="fifo", tokenizer="chars/4") as store:
+        assert prompt(store.session("a")) == now
+
+
+def test_what_does_not_fit_or_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy="summarize", tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(20):
+            session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
+        with pytest.raises(LawBroken, match="more than the window has"):
+            session.undo(tokens=session.use)
+        before, newest = prompt(session), session.receipts()[-1]
+        session.forget(newest.left[0].partition("-")[0])
+        session.undo()
+        assert before != prompt(session)
+        assert "forgotten" not in str(session.render())
+        gone = parse_address(newest.left[0])[0]
+        assert gone not in session.window.shown
+        assert gone + 1 in session.window.shown
+
+
+def test_a_pinned_summary_is_not_taken_back(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy="summarize", tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(20):
+            session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
+        session.pin(session.receipts()[-1].folds[0])
+        before = prompt(session)
+        with pytest.raises(LawBroken, match="pinned"):
+            session.undo()
+        assert prompt(session) == before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_preview_says_what_then_happens_and_changes_nothing(policy: str, tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy=policy, tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(11):
+            session.append(assistant(f"{number}: kept src/m{number}.py. " + "More was said. " * 8))
+        before, head = prompt(session), session.head
+        assert session.preview().receipts == ()
+        found = session.preview(300)
+        assert (prompt(session), session.head, list(session.events())[-1].number) == (before, head, head)
+        assert found.use == session.use
+        assert found.after <= 300
+        assert found.use - found.after == sum(receipt.freed for receipt in found.receipts)
+        assert 0 < found.again <= found.after
+        left = {page for receipt in found.receipts for address in receipt.left for page in session.resolve(address)}
+        session.resize(Budget(300))
+        real = {page for receipt in session.receipts() for address in receipt.left for page in session.resolve(address)}
+        assert left == real
+        with pytest.raises(InvalidBudget):
+            session.preview(10_000)
+
+
+def test_a_preview_asks_no_model(tmp_path: Path) -> None:
+    model = Scripted(["a summary"] * 9)
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy="summarize", tokenizer="chars/4", model=model) as store:
+        session = store.session("a")
+        for _ in range(9):
+            session.append(user("More was said. " * 8))
+        asked = len(model.requests)
+        assert session.preview(300).asks == 1
+        assert len(model.requests) == asked
+
+
+def test_the_difference_of_two_prompts_names_what_left_and_what_came(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy="summarize", tokenizer="chars/4") as store:
+        session = store.session("a")
+        prompts = {}
+        for number in range(1, 21):
+            session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
+            prompts[number] = prompt(session)
+        same = session.difference(7, 8)
+        assert (same.left, same.came, same.kept) == ((), ("p8",), same.before)
+        for earlier, later in ((1, 20), (12, 13), (5, 19)):
+            found = session.difference(earlier, None if later == 20 else later)
+            old, new = ({page.id for _, page, _ in prompts[each][1] if page} for each in (earlier, later))
+            assert (found.before, found.after) == (prompts[earlier][0], prompts[later][0])
+            assert found.left == ranges(old - new)
+            assert found.came == ranges(new - old)
+        with pytest.raises(UnknownAddress):
+            session.difference(21)
+
+
+def test_a_page_let_go_by_hand_leaves_with_its_call_and_comes_back(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=10_000, policy="hybrid", tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(user("Read it."), assistant(None, call_of("c1", path="a.py")), tool("c1", "text " * 50), user("Thanks."))
+        before = prompt(session)
+        with pytest.raises(LawBroken):
+            session.evict("p4")
+        assert prompt(session) == before
+        assert session.evict("p3") == ["p2-p3"]
+        assert session.use < before[0]
+        assert session.recall("p3") == "text " * 50
+        with pytest.raises(KernelError, match="not in the window"):
+            session.evict("p2-p3")
+        session.undo()
+        assert prompt(session) == before
+
+
+def test_a_range_is_compacted_and_the_rest_stays(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=10_000, policy="hybrid", tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(1, 13):
+            session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
+        before = prompt(session)
+        done = compact(session, None, pages="p3-p8", to=40)
+        assert done.outcome == "done"
+        assert session.receipts()[-1].left == ("p3-p8",)
+        assert [page.id for _, page, _ in session.shown() if page] == [1, 2, -1, *range(9, 13)]
+        session.undo()
+        assert prompt(session) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.errors import Forgotten, KernelError, KilburnError, PinsExceedWindow, StoreFull
+from kilburn.errors import Forgotten, InvalidBudget, KernelError, KilburnError, PinsExceedWindow, StoreFull
+from kilburn.kernel.replay import rebuild
 from kilburn.kernel.store import Store
 from kilburn.kernel.window import GONE
 from kilburn.models.scripted import Scripted
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
+from kilburn.page import parse_address
 from kilburn.policy import View
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
@@ -230,6 +233,53 @@ class Laws(RuleBasedStateMachine):
         self.session.stats()
         self._open()
         assert (dict(self.session.window.states), self.session.use) == before
+
+    @rule(tokens=st.integers(0, 700))
+    def preview(self, tokens: int) -> None:
+        tier = self.session.window
+        before = (dict(tier.states), self.session.use, list(tier.gaps), tier.last_derived, self.session.budget, self._ledger())
+        with contextlib.suppress(PinsExceedWindow, InvalidBudget):
+            found = self.session.preview(tokens)
+            assert found.use == self.session.use
+            assert found.after + tokens <= found.capacity
+            assert found.again <= found.after
+        assert before == (
+            dict(tier.states), self.session.use, list(tier.gaps), tier.last_derived, self.session.budget, self._ledger()
+        )  # fmt: skip
+
+    def _ledger(self) -> list[tuple[int, str]]:
+        return [(event.number, event.act) for event in self.session.events()]
+
+    @rule()
+    def undo(self) -> None:
+        session = self.session
+        before = (dict(session.window.states), session.use, list(session.window.gaps))
+        try:
+            receipt = session.undo()
+        except KernelError:
+            assert (dict(session.window.states), session.use, list(session.window.gaps)) == before
+            return
+        was = rebuild(session.backend, session.info, session.counter, until=receipt.events[0] - 1).window
+        if not session.window.gone - was.gone:
+            # Nothing was forgotten since: what was in the prompt then stands in it again, and nothing else of that time.
+            assert was.shown == {page for page in session.window.shown if page in was.states}
+            assert {page: was.stand_ins[page] for page in was.stand_ins} == {
+                page: fold for page, fold in session.window.stand_ins.items() if page in was.states
+            }
+
+    @rule(index=st.integers(0, 50), size=st.integers(0, 4))
+    def let_go(self, index: int, size: int) -> None:
+        tier = self.session.window
+        if tier.last:
+            first = index % tier.last + 1
+            before = (dict(tier.states), self.session.use, list(tier.gaps))
+            try:
+                left = self.session.evict(f"p{first}-p{min(tier.last, first + size)}")
+            except KernelError:
+                assert (dict(tier.states), self.session.use, list(tier.gaps)) == before
+                return
+            assert left
+            assert all(tier.at(parse_address(address)[0]) != "in" for address in left)
 
     @rule(text=LONG)
     def full_disk(self, text: str) -> None:

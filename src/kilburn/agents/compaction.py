@@ -45,7 +45,13 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compact(
-    session: Session, model: Model | None, *, instructions: str | None = None, keep: int = 2, to: int | None = None
+    session: Session,
+    model: Model | None,
+    *,
+    instructions: str | None = None,
+    keep: int = 2,
+    to: int | None = None,
+    pages: str | None = None,
 ) -> Compaction:
     """Summarise the window of a session now, whatever its policy is.
 
@@ -54,12 +60,16 @@ def compact(
         instructions: replace the question.
         keep: newest messages that stay as they are, at least the last.
         to: tokens of the summary (see `Compact`).
+        pages: the address of a range: only that is summarised.
 
     Raises:
-        LawBroken: a tool call has no result yet; nothing changed.
+        LawBroken: a tool call has no result yet; nothing changed. UnknownAddress, Forgotten: of `pages`.
     """
     _check_no_open_call(session)
-    return _outcome(session.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model))
+    chosen = session.resolve(pages) if pages is not None else None
+    among = (chosen[0], chosen[-1]) if chosen else None
+    policy = Compact(instructions=instructions, keep=keep, to=to, pages=among, idle=True)
+    return _outcome(session.compact(policy, NAME, model))
 
 
 def _check_no_open_call(session: Session) -> None:

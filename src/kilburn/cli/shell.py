@@ -70,6 +70,7 @@ VERBS = {
     "policies": "List the policies that ship with Kilburn.",
     "recall": "Write the exact text at an address.",
     "search": "Find passages in sessions, facts and documents.",
+    "window": "What a session's prompt holds, what would leave, and undo.",
     "receipts": "List what each compaction took out, why, by which policy.",
     "replay": "Stream recorded runs through a window.",
     "serve": "Serve OpenAI's and Anthropic's API, with one upstream behind.",
@@ -165,6 +166,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import recall
 
             return recall
+        case "window":
+            from kilburn.cli import window
+
+            return window
         case "receipts":
             from kilburn.cli import receipts
 

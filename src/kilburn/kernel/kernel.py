@@ -45,13 +45,14 @@ from kilburn.kernel.laws import (
     check_held,
     check_load,
     check_retire,
+    check_undo,
     known,
 )
 from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.window import PATIENCE, PENDING
+from kilburn.kernel.window import PATIENCE, PENDING, WindowState
 from kilburn.message import Kind, Message
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
@@ -440,6 +441,28 @@ class Kernel:
         new = [] if made is None else [made]
         self.record(act, move.pages, new=new, texts=texts, policy=policy, cause=cause, why=move.why, **data)
         return None if made is None else made.id
+
+    def undo_moves(self, before: WindowState, moved: Set[int], since: Set[int], last: int) -> tuple[int, ...]:
+        """Put pages back to where they were before the newest moves, inside the current batch; returns those that came back.
+
+        Args:
+            before, moved, since: see `check_undo`.
+            last: the last event of these moves.
+
+        Raises:
+            LawBroken: a page that they put there is pinned. The caller undoes.
+        """
+        window = self.window
+        change = check_undo(window, before, moved, since)
+        check_held(window, change)
+        back = tuple(page for page, where in change.at.items() if where == Place.IN)
+        data: Data = {"to": _by_place(change.at), "undoes": last}
+        if change.uncover:
+            data["uncover"] = change.uncover
+        if change.covers:
+            data["covers"] = list(change.covers.items())
+        self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
+        return back
 
     def _with_ends(self, move: Fold) -> Fold:
         """Adds head and tail to an excerpt of the user's latest message, while that is the latest message of all."""

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
-from kilburn.kernel.window import PATIENCE, WindowState
+from kilburn.kernel.window import GONE, PATIENCE, WindowState
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
@@ -23,10 +23,11 @@ DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
 class LegalMove(msgspec.Struct, kw_only=True):
     """What a legal move does: pages' new places, and for a fold what it stands for (`cited`: exactly what it cites),
-    where, and how deep its sources are."""
+    where, and how deep its sources are. `covers` is what folds that come back stand for again."""
 
     at: dict[int, Place] = {}
     uncover: list[int] = []
+    covers: dict[int, list[int]] = {}
     cover: Collection[int] = ()
     cited: bool = False
     depth: int = 0
@@ -365,6 +366,51 @@ def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> 
             raise LawBroken(
                 6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
             )
+
+
+def check_undo(window: WindowState, before: WindowState, moved: Set[int], since: Set[int]) -> LegalMove:
+    """Pages go back to where they were before the newest moves, and so do the folds that stand for them. A group that lost a page
+    since, or got one, stays as it is; if a fold stood for it that leaves, it is out.
+
+    Args:
+        before: the window before these moves.
+        moved: the pages that they moved or made.
+        since: pages that were moved later; their groups stay too.
+    """
+    known = before.states
+
+    def stays(page: int) -> bool:
+        members = {member for each in _originals(window, page) for member in window.group(each)}
+        return not since.isdisjoint(members) or any(
+            member > 0 and (member not in known or window.at(member) in GONE) for member in members
+        )
+
+    kept = {page for page in moved if stays(page)}
+    at: dict[int, Place] = {}
+    uncover, covers = list[int](), dict[int, list[int]]()
+    for page in sorted(moved):
+        there = before.at(page) if page in known and page not in kept else Place.OUT
+        if window.at(page) in GONE or (page in kept and page in known and window.at(page) != Place.FOLDED):
+            continue
+        if window.at(page) != there:
+            at[page] = there
+        fold = before.stand_ins.get(page) if page not in kept else None
+        if window.stand_ins.get(page) != fold:
+            (uncover if fold is None else covers.setdefault(fold, [])).append(page)
+    _unpinned(window, [page for page, where in at.items() if where not in (Place.IN, Place.STUB)])
+    return LegalMove(at=at, uncover=uncover, covers=covers)
+
+
+def _originals(window: WindowState, page: int) -> set[int]:
+    """The originals that a page is made of."""
+    found, below = set[int](), [page]
+    while below:
+        one = below.pop()
+        if one > 0:
+            found.add(one)
+        else:
+            below += window.pages[one].sources
+    return found
 
 
 def check_bring(window: WindowState, move: Bring) -> LegalMove:

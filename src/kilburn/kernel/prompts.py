@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from kilburn.budget import text_cost
 from kilburn.event import Act
 from kilburn.kernel.kernel import Kernel
-from kilburn.kernel.render import Item, Prompt, cost_of, items, part_of, render, transcript
+from kilburn.kernel.receipts import Difference, ranges
+from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
+from kilburn.kernel.window import WindowState
 from kilburn.message import Part
 from kilburn.page import Page
 from kilburn.policy import Cause
@@ -19,7 +23,7 @@ class Prompts:
         self._kernel = kernel
         # Cached parts of messages, by page; the pieces of the last prompt; all pages that were in any prompt.
         self._parts: dict[int, tuple[Part, str | None]] = {}
-        self._shipped: list[tuple[Any, int]] = []
+        self._shipped: list[Piece] = []
         self._seen: set[int] = set()
         # The last page of a prompt that was all of the session, if nobody rendered it.
         self._whole = 0
@@ -77,15 +81,11 @@ class Prompts:
         kernel = self._kernel
         if self._whole:
             pages = [page for page in kernel.window.pages.originals() if page.id <= self._whole]
-            self._shipped = [(((*page.order, page.id), ""), kernel.window.cost(page.id)) for page in pages]
+            self._shipped = pieces(kernel.window, [((*page.order, page.id), page, "") for page in pages])
             self._seen.update(page.id for page in pages)
             self._whole = 0
-        now = [((key, instead), cost_of(kernel.window, page, instead)) for key, page, instead in shown]
-        same = 0
-        for old, new in zip(self._shipped, now, strict=False):
-            if old != new:
-                break
-            same += 1
+        now = pieces(kernel.window, shown)
+        same = _shared(self._shipped, now)
         again = sum(
             cost
             for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
@@ -98,3 +98,50 @@ class Prompts:
     def _was_shipped(self, page: Page) -> bool:
         """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""
         return page.id in self._seen or not self._seen.isdisjoint(page.sources if page.depth else ())
+
+
+Piece = tuple[tuple[tuple[int, int, int], int, str], int]
+"""One thing in a prompt: its place, its page or 0, the text in place of the page's own; and what it costs."""
+
+
+def pieces(window: WindowState, shown: Sequence[Item]) -> list[Piece]:
+    """What is in a prompt, in order, with the tokens of each."""
+    return [((key, 0 if page is None else page.id, instead), _cost_of(window, page, instead)) for key, page, instead in shown]
+
+
+def _cost_of(window: WindowState, page: Page | None, instead: str) -> int:
+    if page is None:
+        return text_cost(window.counter, instead)
+    return window.stubs[page.id] if instead else window.cost(page.id)
+
+
+def _shared(old: Sequence[Piece], new: Sequence[Piece]) -> int:
+    """How many pieces two prompts have in common at their beginning."""
+    both = enumerate(zip(old, new, strict=False))
+    return next((at for at, (one, other) in both if one != other), min(len(old), len(new)))
+
+
+class Snapshot(NamedTuple):
+    """A prompt as it was at one moment: its tokens, and what was in it."""
+
+    use: int
+    pieces: Sequence[Piece]
+
+
+def snapshot(window: WindowState) -> Snapshot:
+    """The prompt of a window as it is now."""
+    return Snapshot(window.use, pieces(window, items(window)))
+
+
+def difference(earlier: Snapshot, later: Snapshot) -> Difference:
+    """How a prompt differs from an earlier one of the same session."""
+    old, new = earlier.pieces, later.pieces
+    before, after = ({page: instead for (_, page, instead), _ in some if page} for some in (old, new))
+    return Difference(
+        before=earlier.use,
+        after=later.use,
+        kept=sum(cost for _, cost in new[: _shared(old, new)]),
+        left=ranges(before.keys() - after.keys()),
+        came=ranges(after.keys() - before.keys()),
+        changed=ranges(page for page in before.keys() & after.keys() if before[page] != after[page]),
+    )

@@ -5,7 +5,7 @@ They are read from the ledger alone, so a reopened session has them too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         turn: the last admitted message; `time` is in seconds since the epoch.
+        events: numbers of its first and last event in the ledger.
         policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
         outcome: DONE if the policy's moves were carried out, else what went wrong; see `Outcome`. A word that is none
             of these was written by another version.
@@ -33,7 +34,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         freed: tokens; negative if the window grew.
         asked: outcomes of the model's answers.
         figures: the policy's own counts.
-        event: the number of its last event in the ledger; 0 where nobody said it.
     """
 
     turn: int
@@ -49,14 +49,52 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     freed: int = 0
     asked: tuple[str, ...] = ()
     figures: dict[str, int] = {}
-    event: int = 0
+    events: tuple[int, int] = (0, 0)
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What would leave a window now, and at which price.
+
+    Args:
+        receipts: of the compactions that would be made; no page that they would make has its address yet.
+        use: tokens of the prompt now; `after` then, without the tokens that were asked about.
+        capacity: tokens that the prompt may take.
+        again: tokens of `after` that a provider's cache of prefixes would have to process again.
+        asks: questions that a model would be asked. In their place the policy did what it does without one.
+    """
+
+    receipts: tuple[Receipt, ...] = ()
+    use: int
+    after: int
+    capacity: int
+    again: int = 0
+    asks: int = 0
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """How one prompt of a session differs from an earlier one.
+
+    Args:
+        before, after: tokens of the two.
+        kept: tokens of the beginning that they share: what a provider's cache of prefixes serves.
+        left: addresses of pages that only the first shows.
+        came: addresses of pages that only the second shows.
+        changed: addresses of pages of which one shows the whole and the other a line that stands for it.
+    """
+
+    before: int
+    after: int
+    kept: int
+    left: tuple[str, ...] = ()
+    came: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 def receipts(events: Iterable[Event], before: int = 0) -> Iterator[Receipt]:
-    """The receipts of a ledger, oldest first; or of a part of it that begins with no move.
+    """The receipts of a ledger, oldest first.
 
     Args:
-        before: tokens in the window before the first of these events.
+        before: tokens of the prompt before the first event.
     """
     moves: list[Event] = []
     for event in events:
@@ -100,9 +138,41 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         back=ranges(back),
         freed=data.get("freed", before - last.tokens),
         asked=tuple(data.get("asked", ())),
+        events=((moves or [last])[0].number, last.number),
         figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},
-        event=last.number,
     )
+
+
+def newest_moves(events: Sequence[Event]) -> tuple[Receipt | None, set[int], set[int]]:
+    """What can be taken back: the newest compaction that was not, the pages that it moved or made, and those that were moved
+    since to keep the transcript whole.
+
+    Args:
+        events: the whole ledger of a session.
+    """
+    undone = {int(event.data["undoes"]) for event in events if "undoes" in event.data}
+    since = set[int]()
+    for receipt in reversed(list(receipts(events))):
+        moves = [event for event in events[receipt.events[0] - 1 : receipt.events[1]] if event.act in MOVES]
+        if not moves or receipt.events[1] in undone or any("undoes" in event.data for event in moves):
+            continue
+        moved = {page for event in moves for page in _moved_by(event)}
+        if (receipt.policy, receipt.cause) != ("kernel", "admit"):
+            return receipt, moved, since
+        # A late result brought its call back, or left with it.
+        since |= moved
+    return None, set(), since
+
+
+def _moved_by(event: Event) -> Iterator[int]:
+    """The pages whose place, or whose stand-in, an event changed, and the one that it made."""
+    data = event.data
+    for pages in data.get("to", {}).values():
+        yield from pages
+    yield from data.get("uncover", ())
+    if "fold" in data:
+        yield data["fold"]
+        yield from data.get("cover", event.pages)
 
 
 def _is_copy(event: Event) -> bool:

@@ -21,11 +21,13 @@ import msgspec
 from kilburn.arguments import checked
 from kilburn.backend import Digests, SegmentInfo, State
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask
+from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import (
     Forgotten,
+    InvalidBudget,
     KernelError,
     KilburnError,
+    LawBroken,
     SpecError,
     StoreError,
     StoreStale,
@@ -38,14 +40,15 @@ from kilburn.kernel.drive import answerer, arun, aside, run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.planning import Planner
-from kilburn.kernel.prompts import Prompts
-from kilburn.kernel.receipts import Receipt, receipts
+from kilburn.kernel.prompts import Prompts, difference, snapshot
+from kilburn.kernel.receipts import Difference, Preview, Receipt, newest_moves, ranges, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
+from kilburn.kernel.replay import rebuild
 from kilburn.kernel.segment import Segment
 from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
-from kilburn.move import Drop, Move, Retire
+from kilburn.move import Drop, Evict, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.search.found import Found
@@ -742,6 +745,113 @@ class Session(Segment):
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
+
+    def preview(self, tokens: int = 0) -> Preview:
+        """What would leave the window if a message of so many tokens came now, and at which price. Nothing changes, nothing is
+        recorded, and no model is asked.
+
+        Raises:
+            PinsExceedWindow: pins leave no room for that. InvalidBudget: the window never has such room.
+        """
+        with self._current() as kernel:
+            pending, capacity = kernel.pending, kernel.capacity
+            if tokens >= capacity:
+                raise InvalidBudget(f"{tokens:,} tokens never fit a window of {capacity:,}", advice="ask about fewer")
+            before, waiting = snapshot(self.window), len(pending.events)
+            planner = Planner(kernel, self._planner.policy, self._planner.name)
+            asked = 0
+
+            def count(ask: Ask) -> Answer:
+                nonlocal asked
+                asked += 1
+                return Answer(outcome=Outcome.NO_MODEL)
+
+            try:
+                with kernel.batch(undone=True):
+                    kernel.rebudget(msgspec.structs.replace(self.budget, overhead=self.budget.overhead + tokens))
+                    run(planner.settle(Cause.PRESSURE, tuple), count)
+                    found = list(receipts(pending.events[waiting:], before.use))
+                    changed = difference(before, snapshot(self.window))
+            finally:
+                # What is undone stays as an observation; here nothing was to be seen.
+                del pending.events[waiting:]
+        return Preview(
+            receipts=tuple(msgspec.structs.replace(receipt, folds=(), brought=()) for receipt in found),
+            use=changed.before, after=changed.after, capacity=capacity, again=changed.after - changed.kept, asks=asked,
+        )  # fmt: skip
+
+    def evict(self, address: str, why: str = "") -> list[str]:
+        """Let pages go out of the window by hand, with the calls and results that belong to them; returns the addresses of what
+        left. They stay in the store, and in the prompt a line names them.
+
+        Raises:
+            UnknownAddress, Forgotten. KernelError: none of them is in the window. LawBroken: one is pinned, is the user's latest
+                message, or waits for its result.
+        """
+        with self._current() as kernel:
+            window = self.window
+            named = [standing for page in kernel.resolve(address) if (standing := window.stands(page)) is not None]
+            going = {member for page in named for member in window.group(page) if window.at(member) == Place.IN}
+            if not going:
+                raise KernelError(f"{address} is not in the window", advice="see `kilburn show` for what is")
+            with kernel.batch():
+                kernel.carry(Evict(pages=tuple(sorted(going)), why=why or "let go by hand"))
+                self._planner.enforce(eases=True)
+        return list(ranges(going))
+
+    def undo(self, tokens: int | None = None) -> Receipt:
+        """Take the newest compaction back, or another change of what is in the window: every page is where it was before, and
+        what was put there leaves. Again, and the one before is taken back. What was forgotten or retired since stays gone.
+
+        The policy may take the same pages out when it makes room the next time; pin those that are to stay.
+
+        Args:
+            tokens: that the prompt may take then; None for the capacity of the window.
+
+        Returns:
+            The receipt of what was taken back.
+
+        Raises:
+            KernelError: there is nothing to take back. LawBroken: it does not fit the window, or a page that would leave is
+                pinned; nothing changed.
+        """
+        with self._current() as kernel:
+            receipt, moved, since = newest_moves(list(self.events()))
+            if receipt is None:
+                raise KernelError(f"no compaction of {self.name!r} to take back", advice="see `receipts()` for what left when")
+            before = rebuild(self.backend, self.info, self.counter, until=receipt.events[0] - 1).window
+            with kernel.batch():
+                kernel.undo_moves(before, moved, since, receipt.events[1])
+                over = kernel.use - (kernel.capacity if tokens is None else tokens)
+                if over > 0:
+                    raise LawBroken(
+                        2, f"what was there before turn {receipt.turn} takes {over:,} tokens more than the window has",
+                        advice="recall single pages, or open a larger window",
+                    )  # fmt: skip
+        return receipt
+
+    def difference(self, turn: int, until: int | None = None) -> Difference:
+        """How the prompt after a turn differs from the one after an earlier turn.
+
+        Args:
+            turn: number of the last message before the earlier prompt.
+            until: the same of the later one; None for the prompt as it is now.
+
+        Raises:
+            UnknownAddress: no such turn.
+        """
+        with self._current():
+            later = self.window if until is None else self._as_of(until)
+            return difference(snapshot(self._as_of(turn)), snapshot(later))
+
+    def _as_of(self, turn: int) -> WindowState:
+        """The window as it was when the next message came after a turn."""
+        if not 0 <= turn <= self.turn:
+            raise UnknownAddress(f"{self.name} has no turn {turn}", advice=f"its last is {self.turn}")
+        if turn == self.turn:
+            return self.window
+        last = max((event.number for event in self.events() if event.turn <= turn), default=0)
+        return rebuild(self.backend, self.info, self.counter, until=last).window
 
     def messages(self) -> list[dict[str, Any]]:
         """The whole transcript as it was appended, exactly.

@@ -355,6 +355,9 @@ class WindowState:
         if "uncover" in event.data:
             self._journal.append(self.stand_ins.take(event.data["uncover"]))
             self._waiting = None
+        for back, covered in event.data.get("covers", ()):
+            self._journal.append(self.stand_ins.put(covered, back))
+            self._waiting = None
         fold = event.data.get("fold")
         if fold is not None:
             # The event says what it stands for only if that differs from what it cites.

@@ -78,6 +78,7 @@ class Compact:
         share: of the capacity, for a trigger of None.
         idle: compact at every `Session.idle`, whatever the trigger.
         provider: the provider compacts; here only leaves what its last block stands for.
+        pages: only these originals are summarised, as the first and the last id; None for all.
         timeout: seconds for the model's reply.
     """
 
@@ -89,6 +90,7 @@ class Compact:
     share: float = 0.75
     idle: bool = False
     provider: bool = False
+    pages: tuple[int, int] | None = None
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
@@ -126,7 +128,12 @@ class Compact:
             _prepare(view, self._border(view))
             return []
         young = _young(view, self.keep)
-        stretch = view.stretch(page.id for page in view.pages if page.id not in young)
+        old = [page for page in view.pages if page.id not in young]
+        if self.pages is None:
+            stretch = view.stretch(page.id for page in old)
+        else:
+            chosen = set(range(self.pages[0], self.pages[1] + 1))
+            stretch = view.stretch((page.id for page in old if not chosen.isdisjoint(view.originals(page))), chosen)
         capacity = view.budget.capacity
         sources, freed = stretch.sources, stretch.freed
         to = max(16, min(capacity // 8, 4096, freed // 2) if self.to is None else self.to)

@@ -1,0 +1,241 @@
+"""`window`: what a session's prompt holds, what would leave it, and changing that by hand.
+
+The session is opened with a very large window, so that nothing moves but what is asked for. What must fit is measured by the
+window that the agent's last prompt had.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from typer import Argument, Option
+
+from kilburn.agents.compaction import compact as compact_session
+from kilburn.backends.sqlite import Sqlite
+from kilburn.budget import Budget
+from kilburn.cli.access import closed_after, existing, fetched, reading, session, window_of, writing
+from kilburn.cli.screen import count, many, table
+from kilburn.cli.session import SessionName
+from kilburn.cli.shell import Db, Json, Tenant, Why, app
+from kilburn.effect import Outcome
+from kilburn.errors import PinsExceedWindow, SpecError
+from kilburn.kernel.ledger import counter_of
+from kilburn.kernel.receipts import Receipt
+from kilburn.kernel.store import Store
+from kilburn.terminal import emit, line, tell
+
+window = typer.Typer(
+    help="What a session's prompt holds, what would leave it, and changing that by hand.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(window, name="window")
+
+Address = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)]
+
+SHOWN = 6
+"""Addresses of a line; --json has all of them."""
+
+
+@window.command("preview")
+def preview(
+    name: SessionName,
+    tokens: Annotated[int, Option(min=0, help="What would leave if so many tokens came now.")] = 0,
+    size: Annotated[int | None, Option("--window", min=1, help="Tokens of the window; else that of the last prompt.")] = None,
+    policy: Annotated[str | None, Option(help="Who decides; else the policy of the last compaction, or hybrid.")] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Say what would leave the window now, and at which price. Nothing changes, and no model is asked.
+
+    Examples:
+
+        kilburn window preview session-1 --tokens 2000
+
+        kilburn window preview session-1 --tokens 2000 --policy summarize --json
+    """
+    with reading(db, tenant) as store:
+        known = session(store, name)
+        size = size or window_of(known)
+        if size is None:
+            raise SpecError(f"{name!r} has had no prompt yet", advice="give --window")
+        policy = policy or _policy_of(known.receipts())
+        ruler, number = counter_of(store.backend, known.number), known.number
+    backend = Sqlite(existing(db), tenant=tenant or "default", readonly=True)
+    with Store(backend, Budget(size), policy, tokenizer=ruler, foreign=False) as store:
+        opened = store.session(name)
+        if opened.number != number:
+            raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
+        found = opened.preview(tokens)
+    if json:
+        emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
+        return
+    heads = ("policy", "outcome", "leaves", "freed", "why")
+    rows = ((one.policy, one.outcome, _short(one.left), count(one.freed), one.why) for one in found.receipts)
+    if found.receipts:
+        table(heads, rows)
+    room = found.capacity - found.use
+    said = f"{count(found.use)} of {count(found.capacity)} tokens now"
+    if not found.receipts:
+        tell(f"nothing would leave: {said}, {count(room)} free")
+        return
+    asks = f"; a model would be asked {many(found.asks, 'time')}" if found.asks else ""
+    tell(f"{said}, {count(found.after)} then; a provider's cache would process {count(found.again)} of them again{asks}")
+
+
+def _policy_of(found: Sequence[Receipt]) -> str:
+    """Who decided last."""
+    named = (one.policy for one in reversed(found) if one.policy not in ("kernel", "user") and " " not in one.policy)
+    return next(named, "hybrid")
+
+
+@window.command("diff")
+def diff(
+    name: SessionName,
+    turn: Annotated[int, Argument(metavar="TURN", min=0, help="The earlier prompt: the number of its last message.")],
+    until: Annotated[int | None, Argument(metavar="[TURN]", min=0, help="The later one; else the prompt as it is now.")] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Say how two prompts of a session differ: what left, what came, and how much of the beginning is the same.
+
+    Examples:
+
+        kilburn window diff session-1 3
+
+        kilburn window diff session-1 3 5 --json
+    """
+    with reading(db, tenant) as store:
+        found = session(store, name).difference(turn, until)
+    if json:
+        emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(found))
+        return
+    for what, addresses in (("left", found.left), ("came", found.came), ("shown by a line or whole", found.changed)):
+        if addresses:
+            tell(line(f"{what}: {_short(addresses)}"))
+    tell(f"{count(found.before)} tokens, then {count(found.after)}; the first {count(found.kept)} are the same")
+
+
+@window.command("undo")
+def undo(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Take the newest compaction back: the pages return exactly, and what stood in their place leaves. Again: the one before.
+
+    The policy may take the same pages out when it makes room the next time; `kilburn window pin` keeps a page.
+
+    Examples:
+
+        kilburn window undo session-1
+
+        kilburn window undo session-1 --json
+    """
+    with writing(existing(db), tenant) as store:
+        opened = session(store, name)
+        receipt, use = opened.undo(window_of(opened)), opened.use
+    _changed(name, json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
+
+
+@window.command("compact")
+def compact(
+    name: SessionName,
+    address: Annotated[str | None, Argument(metavar="[RANGE]", help="Only these pages: p3-p20.", show_default=False)] = None,
+    model: Annotated[str | None, Option(help="Who writes the summary; else the most telling lines are kept as they are.")] = None,
+    keep: Annotated[int, Option(min=1, help="Newest messages that stay as they are.")] = 2,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Put one summary in place of the older messages, or of a range. Nothing is lost, and `undo` takes it back.
+
+    Examples:
+
+        kilburn window compact session-1
+
+        kilburn window compact session-1 p1-p4 --json
+    """
+    path = existing(db)
+    answers = fetched(model) if model else None
+    with closed_after(answers), writing(path, tenant) as store:
+        opened = session(store, name)
+        done = compact_session(opened, answers, keep=keep, pages=address)
+        use = opened.use
+    if json:
+        emit({"session": name, "use": use} | msgspec.to_builtins(done))
+    elif done.outcome is Outcome.DONE:
+        tell(line(f"{done.address} stands for what left: {count(done.freed)} tokens freed, {count(use)} in the window"))
+    else:
+        tell(line(f"nothing changed: {done.outcome}{f', {done.why}' if done.why else ''}"))
+
+
+@window.command("evict")
+def evict(name: SessionName, address: Address, why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Let pages go out of the window, with the calls and results that belong to them. Their text stays under their address.
+
+    Examples:
+
+        kilburn window evict session-1 p2
+
+        kilburn window evict session-1 p4-p5 --json
+    """
+    with writing(existing(db), tenant) as store:
+        opened = session(store, name)
+        left, use = opened.evict(address, why), opened.use
+    _changed(name, json, "let go", left, use)
+
+
+@window.command("pin")
+def pin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Keep pages: they come back into the window, and no policy takes them out until they are unpinned.
+
+    Examples:
+
+        kilburn window pin session-1 p1
+
+        kilburn window pin session-1 p1 --json
+    """
+    with writing(existing(db), tenant) as store:
+        opened = session(store, name)
+        size = window_of(opened)
+        held = sum(map(opened.window.cost, opened.window.pins.union(opened.resolve(address))))
+        if size is not None and held > size:
+            raise PinsExceedWindow(
+                f"all pins would take {held:,} tokens, and the window of the last prompt has {size:,}",
+                advice="unpin others, or pin fewer",
+            )
+        opened.pin(address)
+        use = opened.use
+    _changed(name, json, "kept", [address], use)
+
+
+@window.command("unpin")
+def unpin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Let a policy take pages out again.
+
+    Examples:
+
+        kilburn window unpin session-1 p1
+
+        kilburn window unpin session-1 p1 --json
+    """
+    with writing(existing(db), tenant) as store:
+        opened = session(store, name)
+        opened.unpin(address)
+        use = opened.use
+    _changed(name, json, "may leave again", [address], use)
+
+
+def _changed(name: str, json: bool, done: str, addresses: Sequence[str], use: int, more: str = "") -> None:
+    if json:
+        emit({"session": name, "done": done, "pages": list(addresses), "use": use})
+        return
+    tell(line(f"{done}{more}: {_short(addresses)}; {count(use)} tokens in the window of {shlex.quote(name)}"))
+
+
+def _short(addresses: Sequence[Any]) -> str:
+    more = len(addresses) - SHOWN
+    return " ".join(addresses[:SHOWN]) + (f" and {more} more" if more > 0 else "")
