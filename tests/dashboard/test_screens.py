@@ -180,7 +180,7 @@ def test_whether_edits_paid_is_worked_out_from_the_ledger(made: Path, app: Any) 
     with kilburn.open(str(made), window=900, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("misses")
         last = session.receipts()[-1]
-        ships = [event for event in session.events(after=last.event) if event.act is Act.SHIP]
+        ships = [event for event in session.events(after=last.events[1]) if event.act is Act.SHIP]
     shown = ok(app, "/costs", name="misses").text
     cells = re.findall(r'data-label="(?:freed|prompts since|read again)" class="n">([\d,]+)', shown)[:3]
     assert [int(cell.replace(",", "")) for cell in cells] == [last.freed, len(ships), ships[0].data["again"] if ships else 0]

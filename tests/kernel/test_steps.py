@@ -8,7 +8,8 @@ import kilburn
 from kilburn.event import Act
 from kilburn.kernel.checkpoint import checkpoint_of, figures_in
 from kilburn.kernel.ledger import Ledger, Usage
-from kilburn.kernel.render import cost_of, items
+from kilburn.kernel.prompts import pieces
+from kilburn.kernel.render import items
 from kilburn.kernel.replay import rebuild, steps
 from kilburn.kernel.session import Session
 
@@ -31,7 +32,7 @@ def checked(session: Session, begin: tuple[int, bytes] | None = None, after: int
         assert window.use == whole.use
         assert [(key, instead) for key, _, instead in items(window)] == [(key, instead) for key, _, instead in items(whole)]
         if event.act is Act.SHIP:
-            assert sum(cost_of(window, page, instead) for _, page, instead in items(window)) == event.tokens
+            assert sum(cost for _, cost in pieces(window, items(window))) == event.tokens
     return seen
 
 

@@ -24,6 +24,9 @@ SESSIONS = 4
 LEAST, MOST = 1_500, 40
 """Events between two checkpoints, at least; and checkpoints of one session, at most."""
 
+LATER = 0.5
+"""Seconds after which a replay begins: the page that asked for it comes first."""
+
 
 class TooFar(KilburnError):
     """A window that cannot be worked out at once; `share` of the work is done."""
@@ -80,6 +83,7 @@ class Marks:
 
     def _make(self, session: Session, work: _Work) -> None:
         """Replay a ledger, one session at a time: it is work for one processor."""
+        work.over.wait(LATER)
         every = max(LEAST, work.until // MOST)
         try:
             with self._one:

@@ -216,7 +216,7 @@ class LedgerReader:
             found += list(receipts(events[start:]))[::-1]
             end = after + start
         if len(found) > most:
-            return found[:most], found[most].event
+            return found[:most], found[most].events[1]
         return found, end
 
     def of_act(self, number: int, act: Act, until: int, most: int) -> tuple[list[Event], int]:

@@ -19,8 +19,7 @@ from kilburn.dashboard.reading import FARTHEST, LedgerReader
 from kilburn.dashboard.strip import PROMPTS, SHADES, Column, PromptItem, blocks, overview, pieces_of, shade_of, strip
 from kilburn.errors import Forgotten, KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act, Event
-from kilburn.kernel.receipts import MOVES, Receipt
-from kilburn.kernel.receipts import receipts as receipts_of
+from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.message import Trust
@@ -108,7 +107,7 @@ def moves_between(reading: LedgerReader, session: Session, columns: Sequence[Col
     if not columns:
         return []
     found, _ = reading.receipts(session.number, columns[-1].event, SHOWN)
-    return [receipt for receipt in found if receipt.event > columns[0].event]
+    return [receipt for receipt in found if receipt.events[1] > columns[0].event]
 
 
 def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -241,10 +240,10 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     at = number_in(query, "event", 0)
     if not 0 < at <= session.head:
         raise SpecError(f"there is no event {at} in {session.name!r}", advice="see its receipts")
-    begin, events = _before(reading, session, at)
-    made = next((one for one in receipts_of(events) if one.event == at), None)
-    if made is None:
+    made = next(iter(reading.receipts(session.number, at, 1)[0]), None)
+    if made is None or made.events[1] != at:
         raise SpecError(f"event {at} of {session.name!r} ends no compaction", advice="see its receipts")
+    begin = made.events[0] - 1
     sides: list[Column] = []
     share = None
     try:
@@ -282,7 +281,6 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         ],
         "more": len(left) - SHOWN,
         "folds": [(page, text_of(session, page, BRIEF * 4)) for page in folds[:SHOWN]],
-        "moved": [event for event in events if begin < event.number <= at and event.act in MOVES],
     }
 
 
@@ -296,26 +294,6 @@ def _prefix(sides: Sequence[Column]) -> int | None:
             break
         same += new.tokens
     return same
-
-
-def _before(reading: LedgerReader, session: Session, at: int) -> tuple[int, list[Event]]:
-    """The event before the moves that one ends, and the events from there on."""
-    size = 200
-    while True:
-        after = max(0, at - size)
-        events = reading.stretch(session.number, after, at)
-        plain = [event.number for event in events if event.act not in MOVES and event.act not in (Act.COMPACT, Act.REFUSE)]
-        if plain or not after:
-            first = plain[-1] if plain else 1
-            inside = [event for event in events if event.number >= first]
-            return _own(inside, at), inside
-        size *= 4
-
-
-def _own(events: Sequence[Event], at: int) -> int:
-    """The event before the receipt that ends at `at`, among events that hold several receipts."""
-    ends = [one.event for one in receipts_of(events) if one.event < at]
-    return ends[-1] if ends else events[0].number
 
 
 def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
@@ -493,12 +471,12 @@ def edits_of(reading: LedgerReader, session: Session) -> list[dict[str, Any]]:
     done = [receipt for receipt in found if receipt.freed > 0]
     if not done:
         return []
-    events = reading.stretch(session.number, max(done[-1].event, session.head - FARTHEST), session.head)
+    events = reading.stretch(session.number, max(done[-1].events[1], session.head - FARTHEST), session.head)
     ships = [event for event in events if event.act is Act.SHIP]
     table, rows, until = PRICES["hosted"], [], session.head + 1
     for receipt in done:
-        prompts = [event for event in ships if receipt.event < event.number < until]
-        until = receipt.event
+        prompts = [event for event in ships if receipt.events[1] < event.number < until]
+        until = receipt.events[1]
         again = prompts[0].data.get("again", 0) if prompts else 0
         cost = (again if isinstance(again, int) else 0) * (table.written - table.cached) / 1e6
         saved = receipt.freed * len(prompts) * table.cached / 1e6

@@ -13,7 +13,8 @@ import msgspec
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.event import Act, Event
-from kilburn.kernel.render import cost_of, items
+from kilburn.kernel.prompts import pieces
+from kilburn.kernel.render import items
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.message import Kind, Role
@@ -110,9 +111,9 @@ class Strip(msgspec.Struct, kw_only=True):
 
 def pieces_of(window: WindowState) -> tuple[PromptItem, ...]:
     """What stands in the prompt now, in order."""
+    shown = items(window)
     found = []
-    for key, page, instead in items(window):
-        tokens = cost_of(window, page, instead)
+    for (key, page, instead), (_, tokens) in zip(shown, pieces(window, shown), strict=True):
         number = page.id if page is not None else 0
         found.append(PromptItem(key, number, shade_of(page, instead), tokens, instead if page is None else ""))
     return tuple(found)

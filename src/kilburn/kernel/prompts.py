@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kilburn.budget import text_cost
 from kilburn.event import Act
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.receipts import Difference, ranges
-from kilburn.kernel.render import Item, Prompt, cost_of, items, part_of, render, transcript
+from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
 from kilburn.kernel.window import WindowState
 from kilburn.message import Part
 from kilburn.page import Page
@@ -105,7 +106,13 @@ Piece = tuple[tuple[tuple[int, int, int], int, str], int]
 
 def pieces(window: WindowState, shown: Sequence[Item]) -> list[Piece]:
     """What is in a prompt, in order, with the tokens of each."""
-    return [((key, 0 if page is None else page.id, instead), cost_of(window, page, instead)) for key, page, instead in shown]
+    return [((key, 0 if page is None else page.id, instead), _cost_of(window, page, instead)) for key, page, instead in shown]
+
+
+def _cost_of(window: WindowState, page: Page | None, instead: str) -> int:
+    if page is None:
+        return text_cost(window.counter, instead)
+    return window.stubs[page.id] if instead else window.cost(page.id)
 
 
 def _shared(old: Sequence[Piece], new: Sequence[Piece]) -> int:

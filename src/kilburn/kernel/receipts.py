@@ -51,11 +51,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, int] = {}
     events: tuple[int, int] = (0, 0)
 
-    @property
-    def event(self) -> int:
-        """The number of its last event, which names it."""
-        return self.events[1]
-
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What would leave a window now, and at which price.

@@ -67,13 +67,6 @@ def items(window: WindowState) -> list[Item]:
     return shown
 
 
-def cost_of(window: WindowState, page: Page | None, instead: str) -> int:
-    """What one of these takes in the prompt, in tokens."""
-    if page is None:
-        return window.counter.count(instead) + window.counter.envelope
-    return window.stubs[page.id] if instead else window.cost(page.id)
-
-
 def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     """The part that a page came from, and its message's leftovers if it was the first part."""
     kept: dict[str, str] = msgspec.json.decode(extra) if extra else {}
