@@ -203,6 +203,7 @@ def test_the_next_reply_does_not_wait_for_what_is_being_learned() -> None:
         assert first is not None
         first.result(60)
         never.set()
+        learned(agent)
         agent.run("Thanks.")
         learned(agent)
         rows = {row["policy"]: row for row in progress(store, store.memory("ana"))}

@@ -24,7 +24,7 @@ ENOUGH = 0.25
 HITS = 10
 """Hits that are looked at, the best first."""
 
-SAID, WORDS, COSINE, LOST, BASE = 4.58, -0.34, 5.97, -5.46, -2.14
+SAID, WORDS, COSINE, LOST, BASE = 4.58, -0.34, 5.97, -5.46, -1.74
 """Weights of the share of the query's words in the hits that fit, of the number of its words (8 at most), of the best cosine of
 these hits, and of whom it asks about if no hit names them."""
 
