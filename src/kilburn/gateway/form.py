@@ -447,7 +447,7 @@ def listed(raw: bytes | msgspec.Raw, what: str) -> list[bytes]:
 def _begun(raw: msgspec.Raw) -> bytes:
     """A list's JSON without the bracket that ends it, and anything else whole: copied once, since it may be long."""
     whole = memoryview(raw)
-    return bytes(whole[:-1]).strip() if whole[-1:] == b"]" else bytes(whole).strip()
+    return bytes(whole[:-1] if bytes(whole[-1:]) == b"]" else whole).strip()
 
 
 def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
