@@ -179,3 +179,19 @@ def test_an_agents_words_bring_what_they_name() -> None:
     assert any("zeta7x listens on port 7007" in text for text in shown)
     assert any(event.data.get("cover", event.pages) == [] for event in session.events() if "fold" in event.data)
     check_laws(session)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_agent_that_goes_on_after_its_own_words_has_what_they_name(goes_on: bool) -> None:
+    session = kilburn.open(":memory:", window=2000, policy="hybrid", tokenizer="chars/4").session("a")
+    for turn, (_, listing) in enumerate(talk(40)):
+        said = ["I look on.", f"look {turn}"] if goes_on else [f"I look on.\nlook {turn}"]
+        session.append(*({"role": "assistant", "content": text} for text in said))
+        session.append({"role": "user", "content": " ".join(WORDS) + listing})
+    before = texts(session)
+    assert not any("zeta7x" in text for text in before)
+    session.append({"role": "assistant", "content": "I need the port of zeta7x now."})
+    after = texts(session)
+    assert after[: len(before)] == before
+    assert ("zeta7x listens on port 7007" in after[-1]) == goes_on
+    check_laws(session)

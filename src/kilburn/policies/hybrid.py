@@ -18,7 +18,7 @@ from typing import ClassVar
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
-from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep, largeness
+from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep, largeness, middleness
 
 SPARE, MORE_SPARE = 0.1, 0.1
 """Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""
@@ -26,8 +26,12 @@ SPARE, MORE_SPARE = 0.1, 0.1
 ADDED, LESS_ADDED = 0.35, 0.1
 """Share of the window of one excerpt at most; what is taken off in a large one."""
 
-HELD, REMADE = 0.5, 0.4
-"""Shares of the window: of all excerpts before they are remade, and of the remade one."""
+HELD, MORE_HELD, REMADE = 0.5, 0.05, 0.4
+"""Shares of the window: of all excerpts before they are remade, what is added from 4,000 tokens on; of the remade one."""
+
+WHOLE, MORE_WHOLE = 0.25, 0.08
+"""Share of the window up to which the latest message stays whole, and what is added in one of 4,000 tokens: a usual view of a
+file does not fit into one of 2,000 in any case, and fits into one of 8,000 without."""
 
 UNCACHED = 1200
 """Tokens of a window up to which the beginning is worth little: the providers cache none of less than 1,024 tokens. There an edit
@@ -44,7 +48,7 @@ class Hybrid:
         tail: tokens of newest pages, before what the agent has not read, that stay whole; None for none.
         core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
-            None for a quarter of the capacity.
+            None for a quarter of the capacity, a third of one of 4,000.
     """
 
     low: int | None = None
@@ -61,14 +65,16 @@ class Hybrid:
         """An edit in front if the window is full, and passages behind for what was asked."""
         capacity = view.budget.capacity
         large = largeness(capacity)
-        spare, added, held, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD, REMADE
+        middle = middleness(capacity)
+        spare, added, held, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD + MORE_HELD * middle, REMADE
+        whole = WHOLE + MORE_WHOLE * middle * (1 - large)
         if capacity <= UNCACHED:
             spare, held, remade = 0.05, 0.35, 0.6
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
             core=capacity // 4 if self.core is None else self.core,
-            whole=capacity // 4 if self.whole is None else self.whole,
+            whole=int(whole * capacity) if self.whole is None else self.whole,
             spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
             added=int(added * capacity),
             held=int(held * capacity),

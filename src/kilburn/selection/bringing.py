@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import accumulate, chain, islice, takewhile
+from itertools import accumulate, chain, islice, pairwise, takewhile
 from typing import NamedTuple
 
 from kilburn.effect import Answer, Effect, Find
@@ -55,6 +55,9 @@ TOLD = 0.4
 
 OFTEN = 0.6
 """BM25's k: how much more a word counts that a passage has often."""
+
+LATELY = 12
+"""Newest pages in which it is looked for whether the agent goes on after its own words."""
 
 STILL = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
@@ -137,7 +140,7 @@ def passages_asked(
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
         kept: what an excerpt of that plan keeps.
     """
-    if any(page.role is Role.ASSISTANT for page in view.latest()):
+    if any(page.role is Role.ASSISTANT for page in view.latest()) and not _goes_on(view):
         # The next prompt comes after somebody else's words.
         return []
     said = [(text, weight) for text, weight in said_of(view) if weight >= HALF]
@@ -218,6 +221,12 @@ def chosen_of(
         for at in its:
             counts[at] *= TOLD
     return chosen
+
+
+def _goes_on(view: View) -> bool:
+    """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
+    said = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
+    return any(one.role is other.role is Role.ASSISTANT and one.message != other.message for one, other in pairwise(said))
 
 
 def _told(candidates: Sequence[PagePassage], terms: Terms, shown: str) -> tuple[list[dict[int, float]], float]:

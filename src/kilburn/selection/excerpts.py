@@ -25,7 +25,7 @@ in a window of 200,000 or less. It bounds the time of a plan."""
 
 LATEST = 128
 """Newest pages in which the agent's latest words are looked for."""
-LIFE = 64
+LIFE = 38
 """In a window with up to this many messages, a line loses worth with age at the usual rate; in a larger window more
 slowly."""
 

@@ -29,8 +29,9 @@ from kilburn.selection.excerpts import (
     unread,
 )
 
-LASTING = 0.6
-"""Worth of a new passage as such: an excerpt stands for several prompts, whose thoughts are not known yet."""
+LASTING, MORE_LASTING = 0.6, 0.4
+"""Worth of a new passage as such: an excerpt stands for several prompts, whose thoughts are not known yet; what is added in a
+window of 4,000 tokens, which holds the last outputs."""
 
 MARKS = 12
 """Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
@@ -83,6 +84,11 @@ def copy_of(capacity: int) -> int:
 
 def _nothing(pages: Sequence[Page]) -> float:
     return 0.0
+
+
+def middleness(capacity: int) -> float:
+    """0 for a window of 2,000 tokens or less, 1 for one of 4,000 or more, and between them what lies between."""
+    return largeness(2 * capacity)
 
 
 def largeness(capacity: int) -> float:
@@ -160,7 +166,8 @@ def _excerpt(
 ) -> tuple[list[Move], Parts]:
     """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
-    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=LASTING)
+    recent = LASTING + MORE_LASTING * middleness(shape.capacity)
+    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=recent)
     why = f"passages of {len(parts)} pages that are worth most"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
 

@@ -25,7 +25,7 @@ from kilburn.selection.signs import Sign, sign_of_prose
 
 RECENT = 0.3
 """Worth of the newest passage as such, compared with 1 for the likest to the focus."""
-HALF = 20
+HALF = 12
 """Messages after which a passage is worth half as much as such."""
 EARLY = 0.3
 """Worth of the first message's passages as such; of the n-th message an n-th of it."""
