@@ -248,6 +248,8 @@ def prepared(words: list[str]) -> list[str]:
     if "--resume" in words:
         done = run("ask", "report.txt", "notes/", "--question", "Who was late?", *words[words.index("--model") :])
         assert done.status == 0, done.err
+    if words[:2] == ["window", "undo"]:
+        assert run("window", "evict", "session-1", "p5").status == 0
     if words[:2] == ["keys", "add"]:
         return words
     if words[0] == "keys":

@@ -37,6 +37,9 @@ app.add_typer(window, name="window")
 
 Address = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)]
 
+WINDOW = 8000
+"""Tokens, as for `kilburn chat`, where no prompt says how many."""
+
 SHOWN = 6
 """Addresses of a line; --json has all of them."""
 
@@ -45,7 +48,9 @@ SHOWN = 6
 def preview(
     name: SessionName,
     tokens: Annotated[int, Option(min=0, help="What would leave if so many tokens came now.")] = 0,
-    size: Annotated[int | None, Option("--window", min=1, help="Tokens of the window; else that of the last prompt.")] = None,
+    size: Annotated[
+        int | None, Option("--window", min=1, help="Tokens of the window; else those of the last prompt, or 8,000.")
+    ] = None,
     policy: Annotated[str | None, Option(help="Who decides; else the policy of the last compaction, or hybrid.")] = None,
     db: Db = None,
     tenant: Tenant = None,
@@ -61,9 +66,7 @@ def preview(
     """
     with reading(db, tenant) as store:
         known = session(store, name)
-        size = size or window_of(known)
-        if size is None:
-            raise SpecError(f"{name!r} has had no prompt yet", advice="give --window")
+        size = size or window_of(known) or WINDOW
         policy = policy or _policy_of(known.receipts())
         ruler, number = counter_of(store.backend, known.number), known.number
     backend = Sqlite(existing(db), tenant=tenant or "default", readonly=True)
@@ -178,7 +181,7 @@ def evict(name: SessionName, address: Address, why: Why = "", db: Db = None, ten
 
     Examples:
 
-        kilburn window evict session-1 p2
+        kilburn window evict session-1 p7
 
         kilburn window evict session-1 p4-p5 --json
     """
