@@ -78,8 +78,9 @@ def _paging(found: Found) -> Iterator[Ratio]:
     windows = sorted({window for _, window in rows})
     for window in (each for each in windows if each in KEPT):
         yield Ratio(
-            what=f"hybrid, agents' runs, {window:,}: share of the prefix kept", measured=rows["hybrid", window]["kept"],
-            baseline=rows["cost", window]["kept"], against="cost", goal=KEPT[window], least=True,
+            what=f"hybrid, agents' runs, {window:,}: share of the tokens not read again",
+            measured=1 - rows["hybrid", window]["again_share"], baseline=1 - rows["cost", window]["again_share"], against="cost",
+            goal=KEPT[window], least=True,
         )  # fmt: skip
     for kind, policy, ahead in (("copy", "hybrid", 0.05), ("name", "hybrid", 0.0), ("name", "cost", 0.0)):
         for window in windows:
