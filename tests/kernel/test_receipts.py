@@ -251,6 +251,12 @@ def test_the_difference_of_two_prompts_names_what_left_and_what_came(tmp_path: P
             assert (found.before, found.after) == (prompts[earlier][0], prompts[later][0])
             assert found.left == ranges(old - new)
             assert found.came == ranges(new - old)
+        branch = session.fork("Look into it.")
+        branch.append(assistant("It is there. " * 9))
+        for earlier in (1, 12, 20):
+            found = branch.difference(earlier)
+            old, new = ({page.id for _, page, _ in some if page} for some in (prompts[earlier][1], branch.shown()))
+            assert (found.before, found.left, found.came) == (prompts[earlier][0], ranges(old - new), ranges(new - old))
         with pytest.raises(UnknownAddress):
             session.difference(21)
 

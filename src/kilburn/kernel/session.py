@@ -860,6 +860,9 @@ class Session(Segment):
         if turn == self.turn:
             return self.window
         last = max((event.number for event in self.events() if event.turn <= turn), default=0)
+        if not last and (parent := self.branches.parent) is not None:
+            # It was before the branch.
+            return parent._as_of(turn)
         return rebuild(self.backend, self.info, self.counter, until=last).window
 
     def messages(self) -> list[dict[str, Any]]:
