@@ -58,20 +58,13 @@ class Directory:
         self._state: State | None = None
         self._of = _Known()
 
-    def _known(self) -> _Known:
-        """What is known of the state that the file is in now."""
-        state = self.state()
+    def known(self) -> _Known:
+        """What is known of the state that the file is in now. A write begins with this: what others have done until then is
+        known as theirs."""
+        state = self._db.pragma("data_version"), self._db.total_changes()
         if state != self._state:
             self._of, self._state = _Known(), state
         return self._of
-
-    def state(self) -> State:
-        """The state of the file."""
-        return self._db.pragma("data_version"), self._db.total_changes()
-
-    def begin(self) -> None:
-        """A write begins: whatever others have done until then is known as theirs."""
-        self._known()
 
     def wrote(self, segments: Iterable[int]) -> None:
         """The write is committed, and has changed the rows of these segments and no others."""
@@ -90,7 +83,7 @@ class Directory:
 
     def numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
         """Those that are segments of this tenant."""
-        known, found = self._known().rows, {}
+        known, found = self.known().rows, {}
         for number in segments:
             if number not in known:
                 known[number] = self._sealed.segment(self._tenant, number)
@@ -100,7 +93,7 @@ class Directory:
 
     def infos(self) -> Mapping[int, SegmentInfo]:
         """All segments, oldest first."""
-        of = self._known()
+        of = self.known()
         if of.infos is None:
             every = {one.number: one for one in self._sealed.segments(self._tenant)}
             of.rows.update(every)
@@ -132,7 +125,7 @@ class Directory:
 
     def extents(self) -> Extents:
         """How much there is to look through in all segments."""
-        of = self._known()
+        of = self.known()
         if of.extents is None:
             # Damaged counters spoil the order of the hits a little, and nothing else; each hit's segment is verified.
             select = "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND NOT aside ORDER BY id"
@@ -142,7 +135,7 @@ class Directory:
 
     def extents_of(self, segments: Sequence[int]) -> Extents:
         """How much there is to look through in some segments that are whole."""
-        of = self._known()
+        of = self.known()
         self._move(of)
         same = next((one for one in of.some if one[0] == segments), None)
         if same is None:
@@ -176,11 +169,11 @@ class Directory:
 
     def waits_in(self, embedder: str) -> Collection[int] | None:
         """The segments in which a passage may wait for a vector of this embedder; None if that may be in any."""
-        return self._known().idle.get(embedder)
+        return self.known().idle.get(embedder)
 
     def nothing_waits(self, embedder: str) -> None:
         """No passage waits for a vector of this embedder."""
-        self._known().idle[embedder] = set()
+        self.known().idle[embedder] = set()
 
 
 def _is_wanted(info: SegmentInfo, wanted: Filter) -> bool:

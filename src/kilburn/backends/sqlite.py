@@ -284,7 +284,7 @@ class Sqlite:
             with self._lock:
                 if self._joined:
                     with translate_errors(self.path, doing):
-                        self._directory.begin()
+                        self._directory.known()
                         with savepoint(self._db):
                             yield
                         if to is not None:
@@ -295,7 +295,7 @@ class Sqlite:
                     raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
                 if self._begin(last=time.monotonic() >= deadline):
                     if to is not None:
-                        self._directory.begin()
+                        self._directory.known()
                     yield
                     self._db.execute("COMMIT")
                     self._commits += 1

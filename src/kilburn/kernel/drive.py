@@ -14,6 +14,7 @@ from typing import TypeVar
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.event import encodable
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request, request_of
 from kilburn.native import ending, inside
 
@@ -104,8 +105,7 @@ def answerer(model: Model | None, stopped: Callable[[], bool] = lambda: False) -
 def _ask(model: Model, ask: Ask, is_over: Callable[[], bool]) -> Answer:
     most = SPACIOUS * max(1024, ask.max_tokens)
     try:
-        reply = _complete(model, _request(model, ask), most, is_over)
-        return Answer(outcome=Outcome.TRUNCATED) if reply is None else _judge(reply, most)
+        return _judge(_complete(model, _request(model, ask), most, is_over), most)
     except ModelError as error:
         # As below: a provider's message may quote the prompt. The advice is ours.
         log.info("model %s: %s", model.name, error)
@@ -117,10 +117,10 @@ def _ask(model: Model, ask: Ask, is_over: Callable[[], bool]) -> Answer:
         return Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
 
 
-def _complete(model: Model, request: Request, most: int, is_over: Callable[[], bool]) -> Reply | None:
-    """The whole reply; None of a model that says more than `most` characters without an end. A program that ends waits for the
-    next piece of it only, of a model on another machine not even so long."""
-    said = 0
+def _complete(model: Model, request: Request, most: int, is_over: Callable[[], bool]) -> Reply:
+    """The whole reply; of a model that says more than `most` characters, what it said until then. A program that ends waits for
+    the next piece of it only, of a model on another machine not even so long."""
+    said, size = list[str](), 0
     with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
         pieces = model.stream(request)
         try:
@@ -129,9 +129,12 @@ def _complete(model: Model, request: Request, most: int, is_over: Callable[[], b
                     raise Unavailable("the program is ending", advice="ask before")
                 if isinstance(piece, Reply):
                     return piece
-                said += 0 if piece.reasoning else len(piece.text)
-                if said > most:
-                    return None
+                if not piece.reasoning:
+                    said.append(piece.text)
+                    size += len(piece.text)
+                if size > most:
+                    part = Part(kind=Kind.TEXT, text="".join(said))
+                    return Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=Finish.LENGTH)
                 if is_over():
                     raise Unavailable("no answer is wanted any more", advice="ask again")
         finally:

@@ -379,7 +379,8 @@ def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> 
 
 def check_undo(window: WindowState, before: WindowState, moved: Set[int], since: Set[int]) -> LegalMove:
     """Pages go back to where they were before the newest moves, and so do the folds that stand for them. A group that lost a page
-    since, or got one, stays as it is; if a fold stood for it that leaves, it is out.
+    since stays as it is, and one that got one, unless a page only takes the place of its stand-in; if a fold stood for it that
+    leaves, it is out.
 
     Args:
         before: the window before these moves.
@@ -389,21 +390,31 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
     known = before.states
 
     def stays(page: int) -> bool:
+        if page < 0 and page not in known:
+            # What stands for one page of the transcript goes as that page comes back; any other fold goes.
+            made = window.pages[page]
+            return bool(made.message) and stays(made.sources[0])
         members = {member for each in _originals(window, page) for member in window.group(each)}
-        return not since.isdisjoint(members) or any(
-            member > 0 and (member not in known or window.at(member) in GONE) for member in members
-        )
+        if not since.isdisjoint(members) or not window.gone.isdisjoint(members):
+            return True
+        # A page that takes the place of its stand-in leaves no call without its result.
+        swaps = page > 0 and before.at(page) == Place.IN and window.stands_itself(page) is not None
+        return not (swaps or known.keys() >= members)
 
     kept = {page for page in moved if stays(page)}
     at: dict[int, Place] = {}
     uncover, covers = list[int](), dict[int, list[int]]()
     for page in sorted(moved):
-        there = before.at(page) if page in known and page not in kept else Place.OUT
-        if window.at(page) in GONE or (page in kept and page in known and window.at(page) != Place.FOLDED):
+        was, fold = before.at(page) if page in known else Place.OUT, before.stand_ins.get(page)
+        if page in kept:
+            over = window.stand_ins.get(page)
+            if page not in known or window.at(page) != Place.FOLDED or over in kept or over not in moved:
+                continue
+            was, fold = Place.OUT, None
+        if window.at(page) in GONE:
             continue
-        if window.at(page) != there:
-            at[page] = there
-        fold = before.stand_ins.get(page) if page not in kept else None
+        if window.at(page) != was:
+            at[page] = was
         if window.stand_ins.get(page) != fold:
             (uncover if fold is None else covers.setdefault(fold, [])).append(page)
     _unpinned(window, [page for page, where in at.items() if where not in (Place.IN, Place.STUB)])
