@@ -204,7 +204,8 @@ def _gateway(found: Found) -> Iterator[Ratio]:
     own, base = rows["kilburn"], rows["pass-through"]
     for mine, theirs in zip(own["latencies"], base["latencies"], strict=True):
         added, worked = GATEWAY[mine["messages"]]
-        for what, figure, goal in (("added to the first byte, p50", "added_p50", added), ("processor, streamed", "cpu", worked)):
+        how, byte = ("streamed", "first") if mine["streamed"] else ("not streamed", "last")
+        for what, figure, goal in ((f"added to the {byte} byte, p50", "added_p50", added), (f"processor, {how}", "cpu", worked)):
             yield Ratio(
                 what=f"{mine['messages']:,} messages: {what}", unit="ms", measured=mine[figure], baseline=theirs[figure],
                 against="pass-through", goal=goal,
