@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -283,6 +284,16 @@ def test_secrets_are_left_out_where_it_is_asked_for(store: Store) -> None:
     session = hear(store.session("a", user="ana"), ("Deploy.", "How?", said))
     assert guidelines.learn(session, secrets="refuse").refused == ["p3"]
     assert made(guidelines) == {}
+
+
+@pytest.mark.parametrize("secrets", ["refuse", "redact"])
+def test_a_model_is_shown_no_secret_of_an_answer(secrets: Literal["refuse", "redact"], store: Store) -> None:
+    pytest.importorskip("betterleaks")
+    guidelines, key = Guidelines(store, "ana"), "sk-" + "a1" * 12
+    session = hear(store.session("a", user="ana"), ("Deploy.", f"With {key}.", "No, never say it."))
+    model = Scripted([listed(("Never say it.", [1]))])
+    assert guidelines.learn(session, model=model, secrets=secrets).refused == (["p3"] if secrets == "refuse" else [])
+    assert key not in repr(model.requests)
 
 
 @pytest.mark.parametrize(

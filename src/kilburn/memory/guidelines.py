@@ -234,7 +234,7 @@ class Guidelines:
             last = max(last, episode.next)
             if not is_feedback(episode.said) and (answer is None or is_feedback(episode.goal)):
                 continue
-            clean = _screened(episode, secrets)
+            clean = _screened(episode, secrets, asks=answer is not None)
             if clean is None:
                 done.refused.append(f"p{episode.next}")
             else:
@@ -386,13 +386,18 @@ def _name_of(text: str) -> str:
     return slug([word for word in re.findall(r"[\w'’]+", about) if word.casefold() not in _FRAMING and told(word)], FOLDER)
 
 
-def _screened(episode: Episode, secrets: Secrets) -> Episode | None:
-    """With the texts as they may be stored; None if they may not."""
+def _screened(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None:
+    """With the texts as they may be stored; None if they may not.
+
+    Args:
+        asks: whether a model sees the answer, and so may write down what is in it.
+    """
     try:
         said, goal = screen(episode.said, secrets)[0], screen(episode.goal, secrets)[0]
+        answer = screen(episode.answer, secrets)[0] if asks else episode.answer
     except SecretFound:
         return None
-    return msgspec.structs.replace(episode, said=said, goal=goal)
+    return msgspec.structs.replace(episode, said=said, goal=goal, answer=answer)
 
 
 def _head_of(note: NoteVersion) -> str:

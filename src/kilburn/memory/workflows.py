@@ -259,7 +259,7 @@ class Workflows:
                     done.failed = reply.why
                     break
                 verdict = reply.success
-            if verdict not in (True, False, None):
+            if verdict is not None and not isinstance(verdict, bool):
                 raise SpecError(f"the judge said {verdict!r}"[:80], advice="it is to say True, False or None")
             wanted = None
             if verdict:
