@@ -287,6 +287,19 @@ def test_secrets_are_left_out_where_it_is_asked_for(store: Store) -> None:
 
 
 @pytest.mark.parametrize("secrets", ["refuse", "redact"])
+def test_what_is_made_anew_after_a_forgetting_holds_no_secret(secrets: Literal["refuse", "redact"], store: Store) -> None:
+    pytest.importorskip("betterleaks")
+    guidelines, key = Guidelines(store, "ana"), "sk-" + "a1" * 12
+    session = hear(store.session("a", user="ana"), ("Deploy.", "How?", f"Always use the key {key}."), TICKETS[0])
+    guidelines.learn(session, secrets=secrets)
+    known = [note.text for note in store.notes("ana").list() if note.name != "examples/s1-p7"]
+    guidelines.unalign(session, "p7", secrets=secrets)
+    left = [note.text for note in store.notes("ana").list()]
+    assert key not in repr(left)
+    assert set(left) <= set(known)
+
+
+@pytest.mark.parametrize("secrets", ["refuse", "redact"])
 def test_a_model_is_shown_no_secret_of_an_answer(secrets: Literal["refuse", "redact"], store: Store) -> None:
     pytest.importorskip("betterleaks")
     guidelines, key = Guidelines(store, "ana"), "sk-" + "a1" * 12

@@ -195,17 +195,26 @@ class Guidelines:
         answer = None if model is None else answering(self.store, model)
         return undisturbed(lambda: self._learn(session, answer, anew, secrets))
 
-    def unalign(self, session: Session, address: str, why: str = "", *, model: Any = None, dry: bool = False) -> Erasure:
+    def unalign(
+        self,
+        session: Session,
+        address: str,
+        why: str = "",
+        *,
+        model: Any = None,
+        dry: bool = False,
+        secrets: Secrets = None,
+    ) -> Erasure:
         """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
         other feedback supports are made anew from that. Returns the receipt.
 
         If the program ends in between, the next `learn` of each session makes what is missing.
 
         Args:
-            model: see `learn`. dry: only say what would go.
+            model, secrets: see `learn`. dry: only say what would go.
 
         Raises:
-            UnknownAddress, Forgotten. StoreError.
+            UnknownAddress, Forgotten. SpecError, MissingExtra, StoreError.
         """
         collection = self.notes.collection
         touched = {session.number}
@@ -220,7 +229,7 @@ class Guidelines:
         gone = self.store.forget(session=session.name, address=address, why=why, dry=dry)
         if not dry:
             for each in sessions:
-                self.learn(each, model=model)
+                self.learn(each, model=model, secrets=secrets)
         return gone
 
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:
