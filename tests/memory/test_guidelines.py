@@ -18,6 +18,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.guidelines import Guidelines
 from kilburn.message import Trust
+from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn.testing.laws import check_collection
 from shell_talk import ran
@@ -284,6 +285,20 @@ def test_secrets_are_left_out_where_it_is_asked_for(store: Store) -> None:
     session = hear(store.session("a", user="ana"), ("Deploy.", "How?", said))
     assert guidelines.learn(session, secrets="refuse").refused == ["p3"]
     assert made(guidelines) == {}
+
+
+def test_a_guideline_that_a_person_forgets_while_a_model_is_asked_is_not_called_damaged(store: Store) -> None:
+    guidelines = Guidelines(store, "ana")
+    guidelines.learn(hear(store.session("a", user="ana"), TICKETS[3]))
+
+    def forgets(_: Request) -> str:
+        guidelines.notes.forget("guidelines/emojis")
+        return listed(("Gold is urgent.", [1]))
+
+    model = Scripted([forgets, listed(("Gold is urgent.", [1]))])
+    told = guidelines.learn(hear(store.session("b", user="ana"), TICKETS[0]), model=model)
+    assert told.learned == ["guidelines/gold-urgent"]
+    assert texts(guidelines) == ["Always answer in one sentence.", "Gold is urgent."]
 
 
 @pytest.mark.parametrize("secrets", ["refuse", "redact"])

@@ -193,7 +193,7 @@ class Guidelines:
             SpecError, StoreError.
         """
         answer = None if model is None else answering(self.store, model)
-        return undisturbed(lambda: self._learn(session, answer, anew, secrets))
+        return undisturbed(lambda: self._learn(session, answer, anew, secrets), lambda: self.notes.head)
 
     def unalign(
         self,

@@ -266,7 +266,7 @@ class Workflows:
                 wanted = self._by_model(episode, answer, done) if answer is not None and induce == "model" else None
                 wanted = wanted or by_rule(episode)
             try:
-                undisturbed(partial(self._write, episode, verdict, wanted, done, anew=anew))
+                undisturbed(partial(self._write, episode, verdict, wanted, done, anew=anew), lambda: self.notes.head)
             except Forgotten:
                 continue  # a person forgot it meanwhile
         return done
