@@ -8,6 +8,7 @@ import pytest
 
 from cli.terminal import kilburn
 from dashboard.made import HOSTILE, SCRIPT
+from kilburn import open as open_store
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,16 @@ def test_a_file_has_no_word_of_a_page_unless_asked(made: Path, tmp_path: Path) -
     again = kilburn("dashboard", "--db", made, "--export", plain)
     assert again.status == 2
     assert kilburn("dashboard", "--db", made, "--export", plain, "--force").status == 0
+
+
+def test_a_file_has_no_word_of_a_reason_that_a_person_gave(tmp_path: Path) -> None:
+    path, plain, whole = tmp_path / "agent.db", tmp_path / "plain.html", tmp_path / "whole.html"
+    with open_store(str(path), tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(*({"role": "user", "content": f"{number}: more words."} for number in range(5)))
+        session.evict("p2", "it is about Zoe's illness")
+        session.render()
+    assert kilburn("dashboard", "a", "--db", path, "--export", plain).status == 0
+    assert kilburn("dashboard", "a", "--db", path, "--export", whole, "--contents").status == 0
+    assert "illness" not in plain.read_text(encoding="utf-8")
+    assert "illness" in whole.read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict, Fold, Retire
+from kilburn.page import Place
 from kilburn.testing import MemoryBackend, check_laws
 
 CANARY = "zanzibar-canary-7731"
@@ -278,3 +279,20 @@ def test_a_forgotten_blank_message_is_no_request() -> None:
     assert session.window.request == [1]
     check_laws(session)
     assert Store(backend, Budget(200), "fifo", tokenizer="chars/4").session("a").window.request == [1]
+
+
+def test_a_pin_of_what_belongs_to_it_does_not_leave_a_forgetting_half_done() -> None:
+    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4")
+    session = store.session("a")
+    session.append(user("go"), assistant(None, call_of("c", key=CANARY)), tool("c", "harmless"), assistant("Done."))
+    branch = session.fork("look at it")
+    session.pin("p3")
+    assert session.forget("p2") == ["p2", "a/b1 p2"]
+    for each in (session, branch):
+        with pytest.raises(Forgotten):
+            each.recall("p2")
+        assert each.window.at(3) is Place.OUT
+        assert 3 not in each.window.pins
+        assert CANARY not in everything_shown(each)
+        check_laws(each)
+    assert session.recall("p3") == "harmless"

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,6 +18,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.guidelines import Guidelines
 from kilburn.message import Trust
+from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn.testing.laws import check_collection
 from shell_talk import ran
@@ -283,6 +285,43 @@ def test_secrets_are_left_out_where_it_is_asked_for(store: Store) -> None:
     session = hear(store.session("a", user="ana"), ("Deploy.", "How?", said))
     assert guidelines.learn(session, secrets="refuse").refused == ["p3"]
     assert made(guidelines) == {}
+
+
+def test_a_guideline_that_a_person_forgets_while_a_model_is_asked_is_not_called_damaged(store: Store) -> None:
+    guidelines = Guidelines(store, "ana")
+    guidelines.learn(hear(store.session("a", user="ana"), TICKETS[3]))
+
+    def forgets(_: Request) -> str:
+        guidelines.notes.forget("guidelines/emojis")
+        return listed(("Gold is urgent.", [1]))
+
+    model = Scripted([forgets, listed(("Gold is urgent.", [1]))])
+    told = guidelines.learn(hear(store.session("b", user="ana"), TICKETS[0]), model=model)
+    assert told.learned == ["guidelines/gold-urgent"]
+    assert texts(guidelines) == ["Always answer in one sentence.", "Gold is urgent."]
+
+
+@pytest.mark.parametrize("secrets", ["refuse", "redact"])
+def test_what_is_made_anew_after_a_forgetting_holds_no_secret(secrets: Literal["refuse", "redact"], store: Store) -> None:
+    pytest.importorskip("betterleaks")
+    guidelines, key = Guidelines(store, "ana"), "sk-" + "a1" * 12
+    session = hear(store.session("a", user="ana"), ("Deploy.", "How?", f"Always use the key {key}."), TICKETS[0])
+    guidelines.learn(session, secrets=secrets)
+    known = [note.text for note in store.notes("ana").list() if note.name != "examples/s1-p7"]
+    guidelines.unalign(session, "p7", secrets=secrets)
+    left = [note.text for note in store.notes("ana").list()]
+    assert key not in repr(left)
+    assert set(left) <= set(known)
+
+
+@pytest.mark.parametrize("secrets", ["refuse", "redact"])
+def test_a_model_is_shown_no_secret_of_an_answer(secrets: Literal["refuse", "redact"], store: Store) -> None:
+    pytest.importorskip("betterleaks")
+    guidelines, key = Guidelines(store, "ana"), "sk-" + "a1" * 12
+    session = hear(store.session("a", user="ana"), ("Deploy.", f"With {key}.", "No, never say it."))
+    model = Scripted([listed(("Never say it.", [1]))])
+    assert guidelines.learn(session, model=model, secrets=secrets).refused == (["p3"] if secrets == "refuse" else [])
+    assert key not in repr(model.requests)
 
 
 @pytest.mark.parametrize(

@@ -403,6 +403,23 @@ def test_what_the_recall_tool_showed_is_not_learned_again() -> None:
     assert not learned.failed
 
 
+def test_what_a_person_forgets_while_a_model_is_asked_is_left_out_and_nothing_is_called_damaged() -> None:
+    @dataclass
+    class Slow(Verbatim):
+        """Takes so long with the first exchange that a person forgets the second one."""
+
+        def plan(self, view: MemoryView) -> Sequence[Add | Retire]:
+            if not self.views:
+                session.forget("p3-p4")
+            return super().plan(view)
+
+    with opened() as store:
+        session = store.session("a")
+        session.append(user("I live in Porto."), assistant("Nice."), user("I am ill."), assistant("Oh."), user("I like tea."))
+        store.memory().learn("a", policy=Slow())
+        assert texts(store) == ["I live in Porto.", "Nice.", "I like tea."]
+
+
 def test_forgetting_a_message_forgets_what_was_learned_from_it() -> None:
     with opened() as store:
         session = store.session("a")

@@ -132,6 +132,24 @@ def test_a_consolidator_that_fails_on_every_third_step_loses_nothing(store: Stor
     assert "failed" in outcomes
 
 
+def test_a_model_that_always_fails_is_spared_and_other_policies_go_on(store: Store) -> None:
+    session, model = store.session("monday", user="ana"), Keeping(fails=1)
+    with SleepTime(session, "consolidate('core/human')", "plain", model=model, turns=1, idle=0) as sleep:
+        for number in range(60):
+            say(session, f"My cat is Tom{number}.")
+            sleep.wake()
+            assert sleep.rest(30)
+        assert 3 <= model.asked < 30
+        assert sum(one.memory == "@memory/ana" for one in sleep.learned) == 60
+        assert sleep.due() == "turns"
+        model.fails = 0
+        for _ in range(100):
+            sleep.wake()
+            assert sleep.rest(30)
+    assert "Tom0" in store.notes("ana").read("core/human").text
+    assert "Tom59" in store.notes("ana").read("core/human").text
+
+
 def test_an_answer_over_the_limit_is_asked_for_again_then_rejected_and_the_note_stays(store: Store) -> None:
     store.notes("ana").write("core/human", "Ana drinks tea.")
     session = store.session("s", user="ana")

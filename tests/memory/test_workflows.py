@@ -242,10 +242,11 @@ def test_a_kill_between_episodes_loses_none_and_counts_none_twice(store: Store, 
     assert len(flows.list()) == 4
 
 
-def test_a_judge_that_says_no_verdict_changes_nothing(store: Store, flows: Workflows) -> None:
+@pytest.mark.parametrize("said", ["yes", 0, 1, []])
+def test_a_judge_that_says_no_verdict_changes_nothing(said: Any, store: Store, flows: Workflows) -> None:
     session = sort(store, "a", "a.txt", "b.txt")
-    odd: Callable[[Episode], Any] = lambda _: "yes"  # noqa: E731
-    with pytest.raises(SpecError, match="the judge said 'yes'"):
+    odd: Callable[[Episode], Any] = lambda _: said  # noqa: E731
+    with pytest.raises(SpecError, match=f"the judge said {re.escape(repr(said))}"):
         flows.learn(session, judge=odd)
     assert flows.learn(session, judge=done).won == 1
 

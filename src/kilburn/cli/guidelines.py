@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,10 @@ from kilburn.terminal import emit, line, say, tell
 guidelines = typer.Typer(help="How to work, learned from feedback.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(guidelines, name="guidelines")
 
+Screened = Annotated[
+    str | None,
+    Option("--secrets", metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."),
+]
 Writer = Annotated[str | None, Option("--model", metavar="SPEC", help="What writes the guidelines; else a rule does.")]
 
 
@@ -30,10 +35,7 @@ def learn(
     model: Writer = None,
     user: Owner = None,
     anew: Annotated[bool, Option("--anew", help="Look at all its feedback again, as after something was forgotten.")] = False,
-    secrets: Annotated[
-        str | None,
-        Option(metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."),
-    ] = None,
+    secrets: Screened = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -72,6 +74,7 @@ def unalign(
     address: Annotated[str, Argument(help="Of the feedback: p17.", show_default=False)],
     model: Writer = None,
     user: Owner = None,
+    secrets: Screened = None,
     yes: Yes = False,
     why: Why = "",
     db: Db = None,
@@ -84,8 +87,10 @@ def unalign(
 
         kilburn guidelines unalign monday p1 --yes
     """
+    looked = secrets_of(secrets, "redact")
     with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
         store = counting(opened, name)
         session = store.session(name)
         held = Guidelines(store, session.user if user is None else user)
-        carry_out(lambda only: held.unalign(session, address, why, model=speaker, dry=only), store, yes=yes, json=json)
+        forget = partial(held.unalign, session, address, why, model=speaker, secrets=looked)
+        carry_out(lambda only: forget(dry=only), store, yes=yes, json=json)

@@ -43,18 +43,26 @@ MOST = 10_000
 """Pages that one address may name here."""
 
 
-def undisturbed(work: Callable[[], T]) -> T:
+def undisturbed(work: Callable[[], T], head: Callable[[], int] | None = None) -> T:
     """What `work` returns, which reads a collection and then writes with `seen`: done anew if another writer changed the
     collection in between.
+
+    Args:
+        head: the number of the collection's last event. With it, a text that is missing because somebody forgot it in between is
+            such a change, too.
 
     Raises:
         StoreStale: so it went each time. Whatever `work` raises.
     """
     for _ in range(TRIES):
+        before = head() if head is not None else 0
         try:
             return work()
         except StoreStale:
             continue
+        except StoreCorrupt:
+            if head is None or head() == before:
+                raise
     return work()
 
 

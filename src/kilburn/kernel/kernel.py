@@ -47,6 +47,7 @@ from kilburn.kernel.laws import (
     check_load,
     check_retire,
     check_undo,
+    partners_of,
 )
 from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
@@ -425,7 +426,11 @@ class Kernel:
                 if policy != "user":
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
                 move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
-                change, act = check_drop(window, set(move.pages)), Act.DROP
+                gone = set(move.pages)
+                if held := sorted(window.pins & partners_of(window, gone)):
+                    # No pin stands in the way of forgetting: in other segments it is done already.
+                    self.record(Act.UNPIN, held, policy=policy, cause=cause, why="what belongs to it was forgotten")
+                change, act = check_drop(window, gone), Act.DROP
         # A person may forget or retire the request; the kernel evicts it last.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)

@@ -476,19 +476,22 @@ def check_retire(window: WindowState, move: Retire) -> LegalMove:
     )
 
 
+def partners_of(window: WindowState, gone: Set[int]) -> set[int]:
+    """What leaves the window because a page of its group is forgotten."""
+    # What is not in memory comes by one query, and not page by page.
+    window.pages.fetch(gone)
+    stays = gone | {standing for call in window.awaited() - gone if (standing := window.stands(call)) is not None}
+    return {member for page in gone for member in window.group(page) if window.is_visible(member) and member not in stays}
+
+
 def check_drop(window: WindowState, gone: set[int]) -> LegalMove:
     """What else moves when `gone` is forgotten: partners of a dropped call or result leave the window.
 
     A call that waits for its result stays, because the result will need it.
     """
-    # What is not in memory comes by one query, and not page by page.
-    window.pages.fetch(gone)
-    leaving = {page for page in gone if window.is_visible(page)}
-    stays = gone | {standing for call in window.awaited() - gone if (standing := window.stands(call)) is not None}
-    for page in gone:
-        partners = {member for member in window.group(page) if window.is_visible(member) and member not in stays}
-        _unpinned(window, partners)
-        leaving |= partners
+    partners = partners_of(window, gone)
+    _unpinned(window, partners)
+    leaving = {page for page in gone if window.is_visible(page)} | partners
     at = {page: where for page, where in _departures(window, leaving).items() if page not in gone}
     for fold in gone:
         if fold < 0:

@@ -193,19 +193,28 @@ class Guidelines:
             SpecError, StoreError.
         """
         answer = None if model is None else answering(self.store, model)
-        return undisturbed(lambda: self._learn(session, answer, anew, secrets))
+        return undisturbed(lambda: self._learn(session, answer, anew, secrets), lambda: self.notes.head)
 
-    def unalign(self, session: Session, address: str, why: str = "", *, model: Any = None, dry: bool = False) -> Erasure:
+    def unalign(
+        self,
+        session: Session,
+        address: str,
+        why: str = "",
+        *,
+        model: Any = None,
+        dry: bool = False,
+        secrets: Secrets = None,
+    ) -> Erasure:
         """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
         other feedback supports are made anew from that. Returns the receipt.
 
         If the program ends in between, the next `learn` of each session makes what is missing.
 
         Args:
-            model: see `learn`. dry: only say what would go.
+            model, secrets: see `learn`. dry: only say what would go.
 
         Raises:
-            UnknownAddress, Forgotten. StoreError.
+            UnknownAddress, Forgotten. SpecError, MissingExtra, StoreError.
         """
         collection = self.notes.collection
         touched = {session.number}
@@ -220,7 +229,7 @@ class Guidelines:
         gone = self.store.forget(session=session.name, address=address, why=why, dry=dry)
         if not dry:
             for each in sessions:
-                self.learn(each, model=model)
+                self.learn(each, model=model, secrets=secrets)
         return gone
 
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:
@@ -234,7 +243,7 @@ class Guidelines:
             last = max(last, episode.next)
             if not is_feedback(episode.said) and (answer is None or is_feedback(episode.goal)):
                 continue
-            clean = _screened(episode, secrets)
+            clean = _screened(episode, secrets, asks=answer is not None)
             if clean is None:
                 done.refused.append(f"p{episode.next}")
             else:
@@ -386,13 +395,18 @@ def _name_of(text: str) -> str:
     return slug([word for word in re.findall(r"[\w'’]+", about) if word.casefold() not in _FRAMING and told(word)], FOLDER)
 
 
-def _screened(episode: Episode, secrets: Secrets) -> Episode | None:
-    """With the texts as they may be stored; None if they may not."""
+def _screened(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None:
+    """With the texts as they may be stored; None if they may not.
+
+    Args:
+        asks: whether a model sees the answer, and so may write down what is in it.
+    """
     try:
         said, goal = screen(episode.said, secrets)[0], screen(episode.goal, secrets)[0]
+        answer = screen(episode.answer, secrets)[0] if asks else episode.answer
     except SecretFound:
         return None
-    return msgspec.structs.replace(episode, said=said, goal=goal)
+    return msgspec.structs.replace(episode, said=said, goal=goal, answer=answer)
 
 
 def _head_of(note: NoteVersion) -> str:

@@ -32,6 +32,7 @@ from kilburn.errors import (
     QuotaExceeded,
     SecretFound,
     SpecError,
+    StoreCorrupt,
     StoreError,
     StoreStale,
     UnknownAddress,
@@ -382,8 +383,13 @@ class LearningJob:
             if self.stopped():
                 return
             head, spent = self.memory.head, self.spent
-            view = self._view(exchange)
-            course = (yield from self._plan(view)) if view.new else _Course()
+            try:
+                view = self._view(exchange)
+                course = (yield from self._plan(view)) if view.new else _Course()
+            except StoreCorrupt as error:
+                if self._is_overtaken(exchange, head):
+                    raise StoreStale("something was forgotten while it was learned from", advice="learn again") from error
+                raise
             if self.stopped() or (spent and SPENT in course.why):
                 return  # the next call begins here
             if Outcome.NO_MODEL in course.asked and not course.moves and course.noted is not Outcome.DONE:

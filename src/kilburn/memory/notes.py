@@ -197,7 +197,7 @@ class Notes:
             add = Add(text=before.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
             return self._applied(add, Retire((page,), refers=0, why=why), policy=policy, head=head)
 
-        return undisturbed(renamed)
+        return undisturbed(renamed, lambda: self.head)
 
     def delete(self, name: str, *, seen: str | None = None, policy: str = "user", why: str = "") -> NoteVersion:
         """Take a note out of force; returns what it said. Its versions stay readable, and `restore` brings them back: to

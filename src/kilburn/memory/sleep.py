@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 from kilburn.arguments import checked
+from kilburn.effect import Outcome
 from kilburn.errors import SpecError
+from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.drive import run
 from kilburn.kernel.session import Session
 from kilburn.memory.learning import Learned, LearningJob, answering
@@ -66,6 +69,8 @@ class SleepTime:
             self._job(policy)  # so that a wrong spec is known now
         self._changed = threading.Condition()
         self._woken, self._worked, self._closed, self._failed = 0, 0, False, ""
+        # A model that fails again and again is spared for a while: nobody may speak for the whole night.
+        self._looks, self._spares = 0, [Breaker() for _ in policies]
         self._thread = threading.Thread(target=self._watch, name="kilburn-sleep", daemon=True)
         self._thread.start()
 
@@ -75,8 +80,11 @@ class SleepTime:
         Args:
             idle: whether nobody has spoken for long enough.
         """
-        for policy in self.policies:
-            turns, left = self._job(policy).waiting()
+        return self._due(range(len(self.policies)), idle=idle)
+
+    def _due(self, places: Iterable[int], *, idle: bool) -> str:
+        for place in places:
+            turns, left = self._job(self.policies[place]).waiting()
             if self.turns and turns >= self.turns:
                 return "turns"
             if self.compaction and left:
@@ -91,7 +99,16 @@ class SleepTime:
         Raises:
             Whatever `UserMemory.learn` raises.
         """
-        return [run(self._job(policy).learn(), self._answer) for policy in self.policies]
+        return [self._work(place) for place in range(len(self.policies))]
+
+    def _work(self, place: int) -> Learned:
+        outcome = Outcome.FAILED
+        try:
+            learned = run(self._job(self.policies[place]).learn(), self._answer)
+            outcome = Outcome.FAILED if learned.failed else Outcome.DONE
+        finally:
+            self._spares[place].note(outcome, self._looks)
+        return learned
 
     def wake(self) -> None:
         """A turn is over: look whether it is time. Returns at once."""
@@ -141,9 +158,11 @@ class SleepTime:
                 self._changed.notify_all()
 
     def _once(self, *, idle: bool) -> None:
+        self._looks += 1
         try:
-            if self.due(idle=idle):
-                self.learned += self.work()
+            awake = [place for place, spares in enumerate(self._spares) if not spares.is_open(self._looks)]
+            if self._due(awake, idle=idle):
+                self.learned += [self._work(place) for place in awake]
             self._failed = ""
         except Exception as error:  # noqa: BLE001 - it is nobody's turn that failed; what was not done is due again
             said, self._failed = self._failed, type(error).__name__

@@ -259,14 +259,14 @@ class Workflows:
                     done.failed = reply.why
                     break
                 verdict = reply.success
-            if verdict not in (True, False, None):
+            if verdict is not None and not isinstance(verdict, bool):
                 raise SpecError(f"the judge said {verdict!r}"[:80], advice="it is to say True, False or None")
             wanted = None
             if verdict:
                 wanted = self._by_model(episode, answer, done) if answer is not None and induce == "model" else None
                 wanted = wanted or by_rule(episode)
             try:
-                undisturbed(partial(self._write, episode, verdict, wanted, done, anew=anew))
+                undisturbed(partial(self._write, episode, verdict, wanted, done, anew=anew), lambda: self.notes.head)
             except Forgotten:
                 continue  # a person forgot it meanwhile
         return done
