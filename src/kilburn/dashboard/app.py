@@ -50,7 +50,7 @@ LONGEST = 8_000
 """Bytes of a query."""
 
 WATCHERS = 32
-"""Pages that may be kept up to date at once."""
+"""Screens that may be kept up to date at once."""
 
 EVERY = 1.0
 """Seconds between two looks whether something has changed."""
@@ -159,9 +159,9 @@ def build(
         try:
             session = reading.session(query.get("name", ""))
             pages = session.resolve(query.get("address", ""))
-            said = session.text(pages[0]) if len(pages) == 1 else ""
             if len(pages) != 1:
                 return PlainTextResponse("give the address of one page\n", 404)
+            said = session.text(pages[0])
         except KilburnError as error:
             return PlainTextResponse(f"{error.what}\n", 404)
         return PlainTextResponse(said)
@@ -176,7 +176,7 @@ def build(
     async def live(request: Request) -> Response:
         nonlocal watchers
         if watchers >= WATCHERS:
-            return PlainTextResponse("too many pages are kept up to date\n", 503)
+            return PlainTextResponse("too many screens are kept up to date\n", 503)
         name = query_of(request).get("name", "")
 
         async def changes() -> AsyncIterator[str]:
@@ -209,7 +209,7 @@ def build(
 
     def nothing(request: Request, error: Exception) -> Response:
         about = {"store": StoreName(backend), "path": "", "query": {}, "status": 404}
-        gone = SpecError("there is no such page", advice="begin with the list of sessions")
+        gone = SpecError("the dashboard has no such screen", advice="begin with the list of sessions")
         return HTMLResponse(rendered(look(request.scope.get("root_path", "")), "problem.html", about | {"error": gone}), 404)
 
     routes = [Route(path, screen, methods=["GET"]) for path in SCREENS]

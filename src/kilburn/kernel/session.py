@@ -833,9 +833,10 @@ class Session(Segment):
                 kernel.undo_moves(before, moved, since, receipt.events[1])
                 over = kernel.use - (kernel.capacity if tokens is None else tokens)
                 if over > 0:
+                    was = f"what was there before the change at turn {receipt.turn}"
                     raise LawBroken(
-                        2, f"what was there before turn {receipt.turn} takes {over:,} tokens more than the window has",
-                        advice="recall single pages, or open a larger window",
+                        2, f"{was} takes {over:,} tokens more than the window has",
+                        advice="recall or pin single pages, or open a larger window",
                     )  # fmt: skip
         return receipt
 
@@ -854,7 +855,7 @@ class Session(Segment):
             return difference(snapshot(self._as_of(turn)), snapshot(later))
 
     def _as_of(self, turn: int) -> WindowState:
-        """The window as it was when the next message came after a turn."""
+        """The window as it was after a turn, just before the next message came."""
         if not 0 <= turn <= self.turn:
             raise UnknownAddress(f"{self.name} has no turn {turn}", advice=f"its last is {self.turn}")
         if turn == self.turn:
