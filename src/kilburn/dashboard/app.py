@@ -16,7 +16,7 @@ from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
 from kilburn.errors import Forgotten, KilburnError, MissingExtra, SpecError, UnknownAddress
-from kilburn.gateway.access import LOOPBACK
+from kilburn.gateway.access import LOOPBACK, by_name, name_of
 
 try:
     from starlette.applications import Starlette
@@ -86,9 +86,7 @@ class Guard:
 
     def _refused(self, scope: Scope) -> Response | None:
         """What answers a request that may not come in."""
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, []).append(value)
+        headers = by_name(scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the dashboard only reads\n", 405, headers={"allow": "GET, HEAD"})
         if not self._is_ours(headers.get(b"host", [])):
@@ -101,13 +99,7 @@ class Guard:
         return None
 
     def _is_ours(self, hosts: list[bytes]) -> bool:
-        if len(hosts) != 1:
-            return False
-        host = hosts[0].decode("latin-1").lower()
-        name, mark, port = host.rpartition(":")
-        if not mark or not port.isdecimal() or name.endswith(":"):
-            name = host
-        return "*" in self.hosts or name in self.hosts
+        return len(hosts) == 1 and ("*" in self.hosts or name_of(hosts[0]) in self.hosts)
 
 
 def query_of(request: Request) -> dict[str, str]:

@@ -200,8 +200,8 @@ def _capacity(session: Session, event: Event | None) -> int:
 
 
 def could_leave(session: Session, pieces: Sequence[PromptItem]) -> list[dict[str, Any]]:
-    """What a policy may evict now, the cheapest first: each group, the tokens it frees, and those behind it that a cache of the
-    prefix would have to read again."""
+    """What a policy may evict now, the cheapest first: each group, the tokens it frees, and those behind it that a
+    provider would have to read again."""
     view = session.view()
     movable = {page.id for page in view.movable(view.pages)}
     total = sum(piece.tokens for piece in pieces)
@@ -465,8 +465,9 @@ def edits_of(reading: LedgerReader, session: Session) -> list[dict[str, Any]]:
     for receipt in done:
         prompts = [event for event in ships if receipt.events[1] < event.number < until]
         until = receipt.events[1]
-        again = prompts[0].data.get("again", 0) if prompts else 0
-        cost = (again if isinstance(again, int) else 0) * (table.written - table.cached) / 1e6
+        told = prompts[0].data.get("again", 0) if prompts else 0
+        again = told if isinstance(told, int) else 0
+        cost = again * (table.written - table.cached) / 1e6
         saved = receipt.freed * len(prompts) * table.cached / 1e6
         rows.append({"receipt": receipt, "prompts": len(prompts), "again": again, "cost": cost, "saved": saved})
     return rows

@@ -55,15 +55,14 @@ from kilburn.search.found import Found
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
-log = logging.getLogger("kilburn")
-
-
-READ = 500
-"""Pages whose texts are read at a time."""
-
 if TYPE_CHECKING:
     # It makes sessions.
     from kilburn.kernel.store import Store
+
+log = logging.getLogger("kilburn")
+
+READ = 500
+"""Pages whose texts are read at a time."""
 
 TRIES = 5
 """How often a branch is begun anew because another program went on with the session that it forks from."""
@@ -827,7 +826,7 @@ class Session(Segment):
         with self._current() as kernel:
             receipt, moved, since = newest_moves(list(self.events()))
             if receipt is None:
-                raise KernelError(f"no compaction of {self.name!r} to take back", advice="see `receipts()` for what left when")
+                raise KernelError(f"no compaction of {self.name!r} to take back", advice="see its receipts for what left when")
             before = rebuild(self.backend, self.info, self.counter, until=receipt.events[0] - 1).window
             with kernel.batch():
                 kernel.undo_moves(before, moved, since, receipt.events[1])
