@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,15 +45,29 @@ def installed(folder: Path, note: Any, extra: str = "embed") -> str:
             (metadata / "direct_url.json").write_text(note if isinstance(note, str) else json.dumps(note), encoding="utf-8")
     code = "import sys; sys.path.insert(0, sys.argv[1]); from kilburn.extras import command; print(command(sys.argv[2]))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, folder, extra], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return plain(done.stdout.strip())
+
+
+def plain(command: str) -> str:
+    """A command as it is where the shell finds this Python's pip."""
+    return command.replace(f'"{sys.executable}" -m pip ', "pip ", 1)
+
+
+def test_another_pip_than_that_of_this_python_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "pip").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "pip").chmod(0o755)
+    code = "from kilburn.extras import command; print(command('mcp'))"
+    environment = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == f'"{sys.executable}" -m pip install -e "{ROOT}[mcp]"\n'
 
 
 def test_a_checkout_is_named() -> None:
-    assert extras.command("mcp") == f'pip install -e "{ROOT}[mcp]"'
+    assert plain(extras.command("mcp")) == f'pip install -e "{ROOT}[mcp]"'
     error = MissingExtra("numpy", "embed")
     assert error.advice == extras.command("embed")
-    assert extras.command("kv") == f'pip install -e "{ROOT}" -e "{ROOT}/kv"'
-    assert extras.command("llama") == f'pip install -e "{ROOT}" -e "{ROOT}/kv[llama]"'
+    assert plain(extras.command("kv")) == f'pip install -e "{ROOT}" -e "{ROOT}/kv"'
+    assert plain(extras.command("llama")) == f'pip install -e "{ROOT}" -e "{ROOT}/kv[llama]"'
 
 
 def test_a_folder_is_named_while_it_is_there(tmp_path: Path) -> None:

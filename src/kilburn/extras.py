@@ -17,22 +17,39 @@ BESIDE = {"kv": ("kilburn-kv", "kv", ""), "llama": ("kilburn-kv[llama]", "kv", "
 """Extras that are distributions of their own: the requirement, its folder beside the product, and the extra in it."""
 
 
-@cache
 def command(extra: str) -> str:
-    """The command that installs an extra."""
+    """The command that installs an extra, into the Python that runs."""
+    return f"{_pip()} install {_wanted(extra)}"
+
+
+def _pip() -> str:
+    """`pip` where the shell finds that of this Python; else this Python by its path: its environment need not be active."""
+    import shutil
+    import sys
+    from pathlib import Path
+
+    found = shutil.which("pip")
+    if not sys.executable or (found and Path(found).parent == Path(sys.executable).parent):
+        return "pip"
+    return f'"{sys.executable}" -m pip'
+
+
+@cache
+def _wanted(extra: str) -> str:
+    """What to install for an extra."""
     # Only where something is missing.
     from importlib.metadata import PackageNotFoundError, distribution
     from pathlib import Path
 
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "src" / "kilburn").is_dir() and (checkout / "pyproject.toml").is_file():
-        return f"pip install {_folder(checkout, extra, '-e ')}"
+        return _folder(checkout, extra, "-e ")
     try:
         installed = distribution("kilburn")
     except PackageNotFoundError:
-        return f'pip install ".[{extra}]" in the checkout'
+        return f'".[{extra}]" in the checkout'
     origin = _origin(installed.read_text("direct_url.json"), extra)
-    return f"pip install {origin}" if origin else " ".join(["pip install", *_requirements(installed.requires or [], extra)])
+    return origin or " ".join(_requirements(installed.requires or [], extra))
 
 
 def _origin(note: str | None, extra: str) -> str:

@@ -22,7 +22,9 @@ def db(tmp_path: Path) -> Path:
 
 
 def test_a_success_is_learned_and_listed(db: Path) -> None:
-    assert kilburn("workflows", "list", "--user", "ana", "--db", db).out.endswith("0 workflows\n")
+    none = kilburn("workflows", "list", "--user", "ana", "--db", db)
+    assert none.out.endswith("0 workflows\n")
+    assert "kilburn workflows learn SESSION" in none.err
     told = kilburn("workflows", "learn", "monday", "--succeeded", "--db", db)
     assert (told.status, told.out) == (0, "learned: workflows/sort\n1 won, 0 lost, 0 known already\n")
     (row,) = kilburn("workflows", "list", "--user", "ana", "--db", db, "--json").json
@@ -34,6 +36,9 @@ def test_a_success_is_learned_and_listed(db: Path) -> None:
         "trust": "tool",
         "goal": "Sort {file1} into {file2}.",
     }
+    again = kilburn("workflows", "learn", "monday", "--succeeded", "--db", db)
+    assert again.out == "0 won, 0 lost, 0 known already\n"
+    assert "no task of monday is new" in again.err
     assert kilburn("workflows", "learn", "monday", "--succeeded", "--db", db, "--json").json["learned"] == []
 
 
@@ -49,7 +54,7 @@ def test_feedback_is_learned_and_unaligned(db: Path) -> None:
     told = kilburn("guidelines", "learn", "monday", "--db", db)
     assert told.out.splitlines() == [
         "learned: guidelines/list-long  If the list is long: reversed.",
-        "1 feedback, 1 kept as examples",
+        "1 message of feedback, 1 kept as examples",
     ]
     assert kilburn("guidelines", "unalign", "monday", "p7", "--db", db).status != 0
     gone = kilburn("guidelines", "unalign", "monday", "p7", "--yes", "--db", db)

@@ -44,6 +44,7 @@ def test_help_shows_an_example_of_each_verb(verb: str) -> None:
     assert said.status == 0
     assert re.search(rf"^ +kilburn {verb}\b", said.out, re.MULTILINE)
     assert "Usage: kilburn " + verb in said.out
+    assert not re.search(r"\{[a-z]|\[\[", said.out.partition("\n\n")[0]), "each argument has a name for people, in one bracket"
 
 
 def test_start_is_little_work_and_takes_no_heavy_package() -> None:

@@ -45,6 +45,18 @@ def test_sessions_come_with_alarms_first(app: Any) -> None:
     assert not any("alarm" in row for row in rows[1:])
 
 
+def test_what_left_by_a_fold_stands_in_the_list_too(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy="summarize", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("a")
+        for number in range(20):
+            session.append({"role": "user", "content": f"{number}: keep src/m{number}.py. " + "More was said. " * 8})
+        session.render()
+        stats = session.stats()
+    with Sqlite(tmp_path / "a.db", readonly=True) as backend:
+        assert stats.folds > 1
+        assert f"{stats.evictions} {stats.folds} folds" in words_of(ok(build(backend), "/"))
+
+
 def test_a_prompt_is_a_column_with_its_pages_and_what_a_cache_had(app: Any) -> None:
     shown = ok(app, "/session", name="parser", many=60).text
     assert len(re.findall(r"Prompt at message \d+: [\d,]+ tokens", shown)) == 60

@@ -18,7 +18,10 @@ from kilburn import open as open_store
         (("--host", "192.0.2.7"), "can be reached from outside"),
         (("parser",), "--export"),
         (("nobody", "--export", "out.html"), "there is no session 'nobody'"),
-        (("--db", "nowhere.db"), "there is no store at nowhere.db"),
+        (
+            ("--db", "nowhere.db"),
+            "there is no store at nowhere.db: give its file with --db, or in KILBURN_DB; `kilburn chat` makes one",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused(

@@ -221,6 +221,16 @@ def test_the_conversation_goes_on_while_it_works(store: Store) -> None:
     assert lines(store) == [f"This is line {turn}." for turn in range(10)]
 
 
+def test_it_does_not_say_that_it_is_done_when_it_was_closed_before(store: Store) -> None:
+    session = store.session("s", user="ana")
+    sleep = SleepTime(session, "consolidate", model=Keeping(), turns=1, idle=0)
+    assert sleep.close(60)
+    say(session, "I drink tea.")
+    sleep.wake()
+    assert not sleep.rest(60)
+    assert not sleep.learned
+
+
 DIES = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])

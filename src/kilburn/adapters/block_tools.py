@@ -140,5 +140,6 @@ def _seen(core: CoreMemory, session: Session, call: Page | None, label: str) -> 
 
 
 def _is_in(new: str, text: str) -> bool:
+    """Whether a text stands in another, whatever its blanks and capitals; of a short one nobody can tell."""
     words = " ".join(new.split()).casefold()
     return len(words) >= LONG and words in " ".join(text.split()).casefold()

@@ -17,14 +17,14 @@ from kilburn.backends.connection import rows_of_each
 from kilburn.backends.sealed import SealedRows, SegmentRow
 from kilburn.backends.textindex import Extents
 
-State = tuple[object, int]
+FileState = tuple[object, int]
 """Changes whenever anybody writes to the file."""
 
 FEW = 200
 """Segments that are read one by one; of more, all of the tenant's are read at once."""
 
 SCOPES = 16
-"""Filters whose segments are known at a time."""
+"""Filters whose segments are known at a time, and choices of segments whose extents are."""
 
 Filter = tuple[frozenset[SegmentKind], str | None]
 
@@ -40,6 +40,7 @@ class _Known(msgspec.Struct):
     """Segments of which `infos` and `scopes` have an older row."""
     scopes: dict[Filter, dict[int, SegmentInfo]] = {}
     damaged: dict[int, SegmentInfo] = {}
+    """Those of `infos` that cannot be read."""
     extents: Extents | None = None
     """Of all segments."""
     some: list[tuple[list[int], frozenset[int], Extents]] = []
@@ -55,7 +56,7 @@ class Directory:
 
     def __init__(self, db: apsw.Connection, sealed: SealedRows, tenant: int) -> None:
         self._db, self._sealed, self._tenant = db, sealed, tenant
-        self._state: State | None = None
+        self._state: FileState | None = None
         self._of = _Known()
 
     def known(self) -> _Known:
@@ -82,7 +83,7 @@ class Directory:
         self._state = None
 
     def numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
-        """Those that are segments of this tenant."""
+        """The rows of these numbers, by number; one that is no segment of this tenant is left out."""
         known, found = self.known().rows, {}
         for number in segments:
             if number not in known:

@@ -45,7 +45,9 @@ def existing(db: str | None) -> str:
     """
     path = db or "agent.db"
     if not Path(path).exists():
-        raise SpecError(f"there is no store at {path}", advice="give its file with --db, or in KILBURN_DB")
+        raise SpecError(
+            f"there is no store at {path}", advice="give its file with --db, or in KILBURN_DB; `kilburn chat` makes one"
+        )
     return path
 
 

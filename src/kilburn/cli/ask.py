@@ -36,9 +36,7 @@ MOST = 1 << 28
 
 @app.command()
 def ask(
-    files: Annotated[
-        list[Path] | None, Argument(metavar="[FILE]...", help="Files and folders to read; - for standard input.")
-    ] = None,
+    files: Annotated[list[Path] | None, Argument(metavar="FILE", help="Files and folders to read; - for standard input.")] = None,
     question: Annotated[str, Option(metavar="TEXT", help="What you want to know.")] = "",
     model: Annotated[str, Option(metavar="SPEC", help="The root: it writes the code.")] = "",
     sub_model: Annotated[str, Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")] = "",

@@ -38,7 +38,7 @@ HELP = """\
 
 @app.command()
 def chat(
-    name: Annotated[str, Argument(metavar="[SESSION]", help="The session, made or gone on with.")] = "chat",
+    name: Annotated[str, Argument(metavar="SESSION", help="The session, made or gone on with.")] = "chat",
     model: Annotated[
         str, Option(metavar="SPEC", help='Who answers: "smollm2", "qwen", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
     ] = "smollm2",

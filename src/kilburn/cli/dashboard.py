@@ -22,7 +22,7 @@ PATIENCE = 5
 
 @app.command()
 def dashboard(
-    name: Annotated[str | None, Argument(help="With --export: only this session.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(metavar="SESSION", help="With --export: only this session.", show_default=False)] = None,
     host: Annotated[str, Option(help="The address to listen at, of this machine.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8765,
     allow_host: Annotated[

@@ -30,9 +30,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="A document's name, as `docu
 @documents.command("add")
 @stored
 def add(
-    paths: Annotated[
-        list[Path], Argument(metavar="PATH...", help="Files, or folders with all texts in them.", show_default=False)
-    ],
+    paths: Annotated[list[Path], Argument(metavar="PATH", help="Files, or folders with all texts in them.", show_default=False)],
     name: Annotated[
         str | None,
         Option(metavar="NAME", help="What to call the file, or the folder before its files' names; else the absolute path."),

@@ -32,9 +32,11 @@ SHOWN = 50
 @app.command()
 def forget(
     name: Annotated[
-        str | None, Argument(metavar="[SESSION]", help="A session's name, as `kilburn ps` lists it.", show_default=False)
+        str | None, Argument(metavar="SESSION", help="A session's name, as `kilburn ps` lists it.", show_default=False)
     ] = None,
-    address: Annotated[str | None, Argument(help="p17, a range p17-p42, f3, or b1/p17 of a branch.", show_default=False)] = None,
+    address: Annotated[
+        str | None, Argument(metavar="ADDRESS", help="p17, a range p17-p42, f3, or b1/p17 of a branch.", show_default=False)
+    ] = None,
     whole: Annotated[bool, Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
     session_: Annotated[str | None, Option("--session", metavar="NAME", help="A whole session.")] = None,
     user: Annotated[str | None, Option(metavar="NAME", help="A user's sessions, memory and documents.")] = None,

@@ -62,7 +62,7 @@ def learn(
             tell(line(f"{'learned' if note in told.learned else 'said again'}: {note}  {text}"))
         for address in told.refused:
             say(line(f"left out: {name} {address} holds a secret"))
-        tell(f"{many(told.feedback, 'feedback')}, {count(len(told.examples))} kept as examples")
+        tell(f"{many(told.feedback, 'message')} of feedback, {count(len(told.examples))} kept as examples")
     if told.failed:
         say(line(f"kilburn: nothing could be learned yet: {told.failed}; run it again"))
         raise typer.Exit(1)
@@ -71,7 +71,7 @@ def learn(
 @guidelines.command("unalign")
 def unalign(
     name: SessionName,
-    address: Annotated[str, Argument(help="Of the feedback: p17.", show_default=False)],
+    address: Annotated[str, Argument(metavar="ADDRESS", help="Of the feedback: p17.", show_default=False)],
     model: Writer = None,
     user: Owner = None,
     secrets: Screened = None,

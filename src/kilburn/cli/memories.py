@@ -62,7 +62,7 @@ def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refus
 @app.command()
 @stored
 def remember(
-    text: Annotated[str, Argument(help="What to remember, in a sentence.", show_default=False)],
+    text: Annotated[str, Argument(metavar="TEXT", help="What to remember, in a sentence.", show_default=False)],
     user: User = "",
     since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true: 2026-05-17, or 30d for 30 days ago.")] = None,
     until: Annotated[str | None, Option(metavar="WHEN", help="Until when it is true: 2026-05-17, or 30d from now.")] = None,
@@ -296,7 +296,7 @@ def _change(address: str, user: str, change: Change, done: str, where: StorePlac
 @stored
 def update(
     address: Fact,
-    text: Annotated[str, Argument(help="What is true instead, in a sentence.", show_default=False)],
+    text: Annotated[str, Argument(metavar="TEXT", help="What is true instead, in a sentence.", show_default=False)],
     user: User = "",
     since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true; else from now.")] = None,
     secrets: Look = None,

@@ -78,7 +78,7 @@ def _mark(note: NoteVersion) -> str:
 @notes.command("list")
 @stored
 def list_notes(
-    under: Annotated[str, Argument(metavar="[NAME]", help="Only those below this name.", show_default=False)] = "",
+    under: Annotated[str, Argument(metavar="NAME", help="Only those below this name.", show_default=False)] = "",
     user: Owner = "",
     *,
     where: StorePlace,
@@ -134,7 +134,7 @@ def _version(held: Notes, name: str, address: str) -> NoteVersion:
 def write(
     name: Name,
     text: Annotated[
-        str | None, Argument(metavar="[TEXT]", help="What it says; else standard input is read.", show_default=False)
+        str | None, Argument(metavar="TEXT", help="What it says; else standard input is read.", show_default=False)
     ] = None,
     user: Owner = "",
     seen: Seen = None,

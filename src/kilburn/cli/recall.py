@@ -25,9 +25,14 @@ from kilburn.terminal import age, emit, line, tell
 @app.command()
 def recall(
     name: Annotated[
-        str, Argument(help="A session, or @memory/USER or @document/NAME, as a hit of `search` has it.", show_default=False)
+        str,
+        Argument(
+            metavar="SESSION",
+            help="A session, or @memory/USER or @document/NAME, as a hit of `search` has it.",
+            show_default=False,
+        ),
     ],
-    address: Annotated[str, Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
+    address: Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)],
     raw: Annotated[bool, Option("--raw", help="The exact bytes on a terminal too, escapes included.")] = False,
     db: Db = None,
     tenant: Tenant = None,
@@ -63,7 +68,7 @@ def recall(
 
 @app.command()
 def search(
-    query: Annotated[str, Argument(help="Words to look for, or a question.", show_default=False)],
+    query: Annotated[str, Argument(metavar="WORDS", help="Words to look for, or a question.", show_default=False)],
     name: Annotated[str | None, Option("--session", metavar="NAME", help="Only in this session.")] = None,
     where: Annotated[
         list[str] | None, Option(metavar="PLACE", help="sessions, facts, documents or all; may be given several times.")

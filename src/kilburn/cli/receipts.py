@@ -29,7 +29,7 @@ SHOWN = 3
 def receipts(
     name: SessionName,
     address: Annotated[
-        str | None, Argument(help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
+        str | None, Argument(metavar="ADDRESS", help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
     ] = None,
     outcome: Annotated[str | None, Option(metavar="WORD", help="Only these: done, failed, no progress ...")] = None,
     last: Annotated[int | None, Option(min=1, help="Only the newest so many.")] = None,

@@ -26,7 +26,7 @@ from kilburn.models.scheduler import JobNote
 from kilburn.page import Page, address_of
 from kilburn.terminal import age, emit, line, say, tell
 
-SessionName = Annotated[str, Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
+SessionName = Annotated[str, Argument(metavar="SESSION", help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
 
 FORKS = 5
@@ -191,7 +191,7 @@ def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = 
 def show(
     name: SessionName,
     address: Annotated[
-        str | None, Argument(help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
+        str | None, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
     ] = None,
     db: Db = None,
     tenant: Tenant = None,

@@ -30,7 +30,7 @@ from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
 @app.command()
 def export(
     name: Annotated[
-        str | None, Argument(metavar="[SESSION]", help="A session's name; all sessions where left out.", show_default=False)
+        str | None, Argument(metavar="SESSION", help="A session's name; all sessions where left out.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None, Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")

@@ -88,7 +88,7 @@ def preview(
         tell(f"nothing would leave: {said}, {count(room)} free")
         return
     asks = f"; a model would be asked {many(found.asks, 'time')}" if found.asks else ""
-    tell(f"{said}, {count(found.after)} then; a provider's cache would process {count(found.again)} of them again{asks}")
+    tell(f"{said}, {count(found.after)} then; a provider would process {count(found.again)} of them again{asks}")
 
 
 def _policy_of(found: Sequence[Receipt]) -> str:
@@ -101,7 +101,7 @@ def _policy_of(found: Sequence[Receipt]) -> str:
 def diff(
     name: SessionName,
     turn: Annotated[int, Argument(metavar="TURN", min=0, help="The earlier prompt: the number of its last message.")],
-    until: Annotated[int | None, Argument(metavar="[TURN]", min=0, help="The later one; else the prompt as it is now.")] = None,
+    until: Annotated[int | None, Argument(metavar="TURN", min=0, help="The later one; else the prompt as it is now.")] = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -146,7 +146,7 @@ def undo(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = F
 @window.command("compact")
 def compact(
     name: SessionName,
-    address: Annotated[str | None, Argument(metavar="[RANGE]", help="Only these pages: p3-p20.", show_default=False)] = None,
+    address: Annotated[str | None, Argument(metavar="RANGE", help="Only these pages: p3-p20.", show_default=False)] = None,
     model: Annotated[str | None, Option(help="Who writes the summary; else the most telling lines are kept as they are.")] = None,
     keep: Annotated[int, Option(min=1, help="Newest messages that stay as they are.")] = 2,
     db: Db = None,

@@ -57,6 +57,8 @@ def list_workflows(
         return
     table(heads, rows)
     tell(many(len(rows), "workflow"))
+    if not rows:
+        say("`kilburn workflows learn SESSION` makes one of each success")
 
 
 @workflows.command("learn")
@@ -103,6 +105,8 @@ def learn(
         for note in told.retired:
             tell(line(f"retired, because it lost too often: {note}"))
         tell(f"{count(told.won)} won, {count(told.lost)} lost, {count(told.known)} known already")
+        if not (told.won or told.lost or told.failed):
+            say(line(f"no task of {name} is new: a task counts once, when it is over, if a tool was called for it"))
     if told.failed:
         say(line(f"kilburn: not all was judged: {told.failed}; run it again"))
         raise typer.Exit(1)

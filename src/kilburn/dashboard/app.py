@@ -16,7 +16,7 @@ from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
 from kilburn.errors import Forgotten, KilburnError, MissingExtra, SpecError, UnknownAddress
-from kilburn.gateway.access import LOOPBACK
+from kilburn.gateway.access import LOOPBACK, by_name, name_of
 
 try:
     from starlette.applications import Starlette
@@ -50,7 +50,7 @@ LONGEST = 8_000
 """Bytes of a query."""
 
 WATCHERS = 32
-"""Pages that may be kept up to date at once."""
+"""Screens that may be kept up to date at once."""
 
 EVERY = 1.0
 """Seconds between two looks whether something has changed."""
@@ -86,9 +86,7 @@ class Guard:
 
     def _refused(self, scope: Scope) -> Response | None:
         """What answers a request that may not come in."""
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, []).append(value)
+        headers = by_name(scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the dashboard only reads\n", 405, headers={"allow": "GET, HEAD"})
         if not self._is_ours(headers.get(b"host", [])):
@@ -101,13 +99,7 @@ class Guard:
         return None
 
     def _is_ours(self, hosts: list[bytes]) -> bool:
-        if len(hosts) != 1:
-            return False
-        host = hosts[0].decode("latin-1").lower()
-        name, mark, port = host.rpartition(":")
-        if not mark or not port.isdecimal() or name.endswith(":"):
-            name = host
-        return "*" in self.hosts or name in self.hosts
+        return len(hosts) == 1 and ("*" in self.hosts or name_of(hosts[0]) in self.hosts)
 
 
 def query_of(request: Request) -> dict[str, str]:
@@ -159,9 +151,9 @@ def build(
         try:
             session = reading.session(query.get("name", ""))
             pages = session.resolve(query.get("address", ""))
-            said = session.text(pages[0]) if len(pages) == 1 else ""
             if len(pages) != 1:
                 return PlainTextResponse("give the address of one page\n", 404)
+            said = session.text(pages[0])
         except KilburnError as error:
             return PlainTextResponse(f"{error.what}\n", 404)
         return PlainTextResponse(said)
@@ -176,7 +168,7 @@ def build(
     async def live(request: Request) -> Response:
         nonlocal watchers
         if watchers >= WATCHERS:
-            return PlainTextResponse("too many pages are kept up to date\n", 503)
+            return PlainTextResponse("too many screens are kept up to date\n", 503)
         name = query_of(request).get("name", "")
 
         async def changes() -> AsyncIterator[str]:
@@ -209,7 +201,7 @@ def build(
 
     def nothing(request: Request, error: Exception) -> Response:
         about = {"store": StoreName(backend), "path": "", "query": {}, "status": 404}
-        gone = SpecError("there is no such page", advice="begin with the list of sessions")
+        gone = SpecError("the dashboard has no such screen", advice="begin with the list of sessions")
         return HTMLResponse(rendered(look(request.scope.get("root_path", "")), "problem.html", about | {"error": gone}), 404)
 
     routes = [Route(path, screen, methods=["GET"]) for path in SCREENS]

@@ -110,7 +110,7 @@ class LedgerReader:
         """
         found = self.backend.segment(name, time=0.0, create=False) if name else None
         if found is None or found.kind != "session":
-            raise SpecError(f"there is no session {name[:80]!r}", advice="see the list of sessions")
+            raise SpecError(f"there is no session {name[:80]!r}", advice="see the list of sessions, or `kilburn ps`")
         return found
 
     def session(self, name: str) -> Session:

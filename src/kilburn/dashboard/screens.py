@@ -16,7 +16,7 @@ from kilburn.backend import SegmentKind
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
 from kilburn.dashboard.reading import FARTHEST, LedgerReader
-from kilburn.dashboard.strip import PROMPTS, SHADES, Column, PromptItem, blocks, overview, pieces_of, shade_of, strip
+from kilburn.dashboard.strip import PROMPTS, SHADES, Column, PromptItem, blocks, kept, overview, pieces_of, shade_of, strip
 from kilburn.errors import Forgotten, KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import Receipt
@@ -200,8 +200,8 @@ def _capacity(session: Session, event: Event | None) -> int:
 
 
 def could_leave(session: Session, pieces: Sequence[PromptItem]) -> list[dict[str, Any]]:
-    """What a policy may evict now, the cheapest first: each group, the tokens it frees, and those behind it that a cache of the
-    prefix would have to read again."""
+    """What a policy may evict now, the cheapest first: each group, the tokens it frees, and those behind it that a
+    provider would have to read again."""
     view = session.view()
     movable = {page.id for page in view.movable(view.pages)}
     total = sum(piece.tokens for piece in pieces)
@@ -273,7 +273,7 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "share": share,
         "top": top,
         "gone": gone,
-        "same": _prefix(sides),
+        "same": kept(sides[0].pieces, sides[1].pieces) if len(sides) == 2 else None,
         "legend": legend(sides),
         "left": [
             (page, session.window.states[page.id].at, what(session.window, page), text_of(session, page, BRIEF))
@@ -282,18 +282,6 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "more": len(left) - SHOWN,
         "folds": [(page, text_of(session, page, BRIEF * 4)) for page in folds[:SHOWN]],
     }
-
-
-def _prefix(sides: Sequence[Column]) -> int | None:
-    """Tokens at the beginning that both have."""
-    if len(sides) < 2:
-        return None
-    same = 0
-    for old, new in zip(sides[0].pieces, sides[1].pieces, strict=False):
-        if old != new:
-            break
-        same += new.tokens
-    return same
 
 
 def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
@@ -477,8 +465,9 @@ def edits_of(reading: LedgerReader, session: Session) -> list[dict[str, Any]]:
     for receipt in done:
         prompts = [event for event in ships if receipt.events[1] < event.number < until]
         until = receipt.events[1]
-        again = prompts[0].data.get("again", 0) if prompts else 0
-        cost = (again if isinstance(again, int) else 0) * (table.written - table.cached) / 1e6
+        told = prompts[0].data.get("again", 0) if prompts else 0
+        again = told if isinstance(told, int) else 0
+        cost = again * (table.written - table.cached) / 1e6
         saved = receipt.freed * len(prompts) * table.cached / 1e6
         rows.append({"receipt": receipt, "prompts": len(prompts), "again": again, "cost": cost, "saved": saved})
     return rows

@@ -13,7 +13,7 @@ import msgspec
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.event import Act, Event
-from kilburn.kernel.prompts import pieces
+from kilburn.kernel.prompts import in_common, pieces
 from kilburn.kernel.render import items
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
@@ -128,15 +128,15 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = P
     made = Strip(columns=columns, blocks=[], top=0)
     if ships:
         try:
-            kept = {
+            shown = {
                 event.number: pieces_of(window)
                 for event, window in reading.windows(session, ships[0].number - 1, ships[-1].number)
                 if event.act is Act.SHIP
             }
             for column in columns:
-                column.pieces = kept[column.event]
+                column.pieces = shown[column.event]
             for before, column in pairwise(columns):
-                column.cached = _same(before.pieces, column.pieces)
+                column.cached = kept(before.pieces, column.pieces)
         except TooFar as far:
             made.split, made.share = False, far.share
     if len(columns) > many or (columns and begin > 0):
@@ -175,14 +175,9 @@ def _column(event: Event) -> Column:
     )
 
 
-def _same(before: Sequence[PromptItem], now: Sequence[PromptItem]) -> int:
+def kept(before: Sequence[PromptItem], now: Sequence[PromptItem]) -> int:
     """Tokens that two prompts have in common at their beginning."""
-    same = 0
-    for old, new in zip(before, now, strict=False):
-        if old != new:
-            break
-        same += new.tokens
-    return same
+    return sum(piece.tokens for piece in now[: in_common(before, now)])
 
 
 def blocks(columns: Sequence[Column], top: int) -> Iterator[Rectangle]:

@@ -66,7 +66,7 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
         for event in agent.stream(TASK):
             if isinstance(event, Returned):
                 asked = session.stats().asks
-                told(asked, f"asked {asked} times for a summary")
+                told(asked, "asked for a summary")
                 if asked >= number:
                     break
         receipts = [receipt for receipt in session.receipts() if receipt.asked][:number]

@@ -98,7 +98,7 @@ class Access:
             return await send({"type": "websocket.close", "code": 1008})
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
-        given = _by_name(scope["headers"])
+        given = by_name(scope["headers"])
         if b"traceparent" in given:
             exchange.parent = given[b"traceparent"][0].decode("latin-1")
         scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": given}}
@@ -162,7 +162,7 @@ class Access:
         hosts = given.get(b"host", [])
         if len(hosts) != 1:
             raise Problem(400, "invalid_host", "a request has exactly one Host header")
-        if "*" not in self.hosts and _name_of(hosts[0]) not in self.hosts:
+        if "*" not in self.hosts and name_of(hosts[0]) not in self.hosts:
             raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
         if any(origin.decode("latin-1").lower() not in self.origins for origin in given.get(b"origin", ())):
             raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
@@ -360,14 +360,15 @@ class Access:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
+def by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
+    """Headers, all values of each name together."""
     given: Given = {}
     for name, value in headers:
         given.setdefault(name, []).append(value)
     return given
 
 
-def _name_of(host: bytes) -> str:
+def name_of(host: bytes) -> str:
     """The name in a Host header, without its port."""
     name = host.decode("latin-1").lower()
     head, colon, port = name.rpartition(":")

@@ -60,7 +60,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         text: the passages, quoted, each under its address, origin and day; "" where the window shows them all.
         tokens: what that costs.
-        pages: that it is from: numbers of their segments, and their ids there.
+        pages: what it is from: the number of each one's segment, and its id there.
         names: the addresses of these, as the text has them.
         trust: the lowest of what it has.
     """

@@ -378,19 +378,20 @@ def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> 
 
 
 def check_undo(window: WindowState, before: WindowState, moved: Set[int], since: Set[int]) -> LegalMove:
-    """Pages go back to where they were before the newest moves, and so do the folds that stand for them. A group that lost a page
-    since stays as it is, and one that got one, unless a page only takes the place of its stand-in; if a fold stood for it that
-    leaves, it is out.
+    """Pages go back to where they were before the newest moves, and so do the folds that stand for them.
+
+    A group stays as it is if a page of it was forgotten, retired or moved since. It also stays if it got a page since, except
+    that a page may take the place of its own stand-in. If a page stays and the fold that stands for it leaves, the page is out.
 
     Args:
         before: the window before these moves.
         moved: the pages that they moved or made.
         since: pages that were moved later; their groups stay too.
     """
-    known = before.states
+    there = before.states
 
     def stays(page: int) -> bool:
-        if page < 0 and page not in known:
+        if page < 0 and page not in there:
             # What stands for one page of the transcript goes as that page comes back; any other fold goes.
             made = window.pages[page]
             return bool(made.message) and stays(made.sources[0])
@@ -399,16 +400,16 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
             return True
         # A page that takes the place of its stand-in leaves no call without its result.
         swaps = page > 0 and before.at(page) == Place.IN and window.stands_itself(page) is not None
-        return not (swaps or known.keys() >= members)
+        return not (swaps or there.keys() >= members)
 
     kept = {page for page in moved if stays(page)}
     at: dict[int, Place] = {}
     uncover, covers = list[int](), dict[int, list[int]]()
     for page in sorted(moved):
-        was, fold = before.at(page) if page in known else Place.OUT, before.stand_ins.get(page)
+        was, fold = before.at(page) if page in there else Place.OUT, before.stand_ins.get(page)
         if page in kept:
             over = window.stand_ins.get(page)
-            if page not in known or window.at(page) != Place.FOLDED or over in kept or over not in moved:
+            if page not in there or window.at(page) != Place.FOLDED or over in kept or over not in moved:
                 continue
             was, fold = Place.OUT, None
         if window.at(page) in GONE:

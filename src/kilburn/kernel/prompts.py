@@ -85,7 +85,7 @@ class Prompts:
             self._seen.update(page.id for page in pages)
             self._whole = 0
         now = pieces(kernel.window, shown)
-        same = _shared(self._shipped, now)
+        same = in_common(self._shipped, now)
         again = sum(
             cost
             for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
@@ -115,7 +115,7 @@ def _cost_of(window: WindowState, page: Page | None, instead: str) -> int:
     return window.stubs[page.id] if instead else window.cost(page.id)
 
 
-def _shared(old: Sequence[Piece], new: Sequence[Piece]) -> int:
+def in_common(old: Sequence[object], new: Sequence[object]) -> int:
     """How many pieces two prompts have in common at their beginning."""
     both = enumerate(zip(old, new, strict=False))
     return next((at for at, (one, other) in both if one != other), min(len(old), len(new)))
@@ -140,7 +140,7 @@ def difference(earlier: Snapshot, later: Snapshot) -> Difference:
     return Difference(
         before=earlier.use,
         after=later.use,
-        kept=sum(cost for _, cost in new[: _shared(old, new)]),
+        kept=sum(cost for _, cost in new[: in_common(old, new)]),
         left=ranges(before.keys() - after.keys()),
         came=ranges(after.keys() - before.keys()),
         changed=ranges(page for page in before.keys() & after.keys() if before[page] != after[page]),

@@ -59,7 +59,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         receipts: of the compactions that would be made; no page that they would make has its address yet.
         use: tokens of the prompt now; `after` then, without the tokens that were asked about.
         capacity: tokens that the prompt may take.
-        again: tokens of `after` that a provider's cache of prefixes would have to process again.
+        again: tokens of `after` that a provider would process again, because its cache of prefixes does not have them.
         asks: questions that a model would be asked. In their place the policy did what it does without one.
     """
 

@@ -55,15 +55,14 @@ from kilburn.search.found import Found
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
-log = logging.getLogger("kilburn")
-
-
-READ = 500
-"""Pages whose texts are read at a time."""
-
 if TYPE_CHECKING:
     # It makes sessions.
     from kilburn.kernel.store import Store
+
+log = logging.getLogger("kilburn")
+
+READ = 500
+"""Pages whose texts are read at a time."""
 
 TRIES = 5
 """How often a branch is begun anew because another program went on with the session that it forks from."""
@@ -827,15 +826,16 @@ class Session(Segment):
         with self._current() as kernel:
             receipt, moved, since = newest_moves(list(self.events()))
             if receipt is None:
-                raise KernelError(f"no compaction of {self.name!r} to take back", advice="see `receipts()` for what left when")
+                raise KernelError(f"no compaction of {self.name!r} to take back", advice="see its receipts for what left when")
             before = rebuild(self.backend, self.info, self.counter, until=receipt.events[0] - 1).window
             with kernel.batch():
                 kernel.undo_moves(before, moved, since, receipt.events[1])
                 over = kernel.use - (kernel.capacity if tokens is None else tokens)
                 if over > 0:
+                    was = f"what was there before the change at turn {receipt.turn}"
                     raise LawBroken(
-                        2, f"what was there before turn {receipt.turn} takes {over:,} tokens more than the window has",
-                        advice="recall single pages, or open a larger window",
+                        2, f"{was} takes {over:,} tokens more than the window has",
+                        advice="recall or pin single pages, or open a larger window",
                     )  # fmt: skip
         return receipt
 
@@ -854,7 +854,7 @@ class Session(Segment):
             return difference(snapshot(self._as_of(turn)), snapshot(later))
 
     def _as_of(self, turn: int) -> WindowState:
-        """The window as it was when the next message came after a turn."""
+        """The window as it was after a turn, just before the next message came."""
         if not 0 <= turn <= self.turn:
             raise UnknownAddress(f"{self.name} has no turn {turn}", advice=f"its last is {self.turn}")
         if turn == self.turn:

@@ -37,7 +37,7 @@ class Consolidate:
     Args:
         note: its name.
         limit: characters of it. A longer answer is asked for once more, then rejected.
-        task: what is to be in it, in a sentence: by default who the user is and what they are at. With the questions that are to
+        task: what is to be in it, in a sentence: by default who the user is and what they do. With the questions that are to
             be expected, it is what is worked out before they are asked.
         messages: that one answer takes in, at most.
         timeout: seconds for one answer.

@@ -1,7 +1,7 @@
-"""Core memory: notes that stand in every prompt, as MemGPT has them: who the user is, who the agent is, what it is at.
+"""Core memory: notes that stand in every prompt, as MemGPT has them: who the user is, who the agent is, what it works on.
 
-Such a note, a *block*, is a note as any. That it stands in the prompt, how large it may be and whether the agent may change it
-are settings of the view, and not of the note.
+Such a note, a *block*, is a note like any other. That it stands in the prompt, how large it may be and whether the agent may
+change it are settings of the view, and not of the note.
 
     core = CoreMemory(store.notes("ana"), "core/human", "core/rules", limits={"core/rules": 500}, readonly=["core/rules"])
     agent = Agent(model, [], session, notes=core, recall=500)
@@ -27,7 +27,6 @@ __all__ = ["CoreMemory"]
 
 LIMIT = 2_000
 """Characters of a block where nothing else is said."""
-
 
 TRIES = 20
 """How often an edit is made anew because another writer was faster."""

@@ -323,7 +323,7 @@ class Guidelines:
             name = f"{EXAMPLES}/s{episode.number}-p{episode.next}"
             if name not in known:
                 text = f"Request: {episode.goal[:SHOWN]}\nFeedback: {episode.said[:SHOWN]}"
-                cites = tuple(key for key in episode.pages if key == episode.pages[0]) + episode.spoken
+                cites = episode.pages[:1] + episode.spoken
                 adds.append(Add(text=text, kind=Kind.TEXT, name=name, cites=cites))
         done.examples += [add.name for add in adds]
         return adds

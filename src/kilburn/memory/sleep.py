@@ -39,8 +39,8 @@ class SleepTime:
         session: what they read.
         policies: specs such as "plain" or "consolidate('core/human')", or objects; one after the other.
         model: answers what they ask: a spec or a model; None for that of the store.
-        turns: messages of the user after which they work; 0 for no such time.
-        idle: seconds without a turn after which they work; 0 for no such time.
+        turns: messages of the user after which they work; 0 if they are not to be counted.
+        idle: seconds without a turn after which they work; 0 if silence is not to wake them.
         compaction: whether they work when something that they have not read has left the window.
         secrets: see `UserMemory.learn`.
 
@@ -117,10 +117,12 @@ class SleepTime:
             self._changed.notify_all()
 
     def rest(self, timeout: float | None = None) -> bool:
-        """Wait until all that was due at the last turn is done; returns whether it is."""
+        """Wait until the thread has seen to the turns so far, or is closed; returns whether it has. What failed is logged, and
+        is due again."""
         with self._changed:
             wanted = self._woken
-            return self._changed.wait_for(lambda: self._worked >= wanted or self._closed, timeout)
+            self._changed.wait_for(lambda: self._worked >= wanted or self._closed, timeout)
+            return self._worked >= wanted
 
     def close(self, timeout: float = 5.0) -> bool:
         """Stop, and wait so many seconds for the thread; returns whether it has ended. What is in hand is given up: it is done

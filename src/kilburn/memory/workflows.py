@@ -242,8 +242,8 @@ class Workflows:
             anew: look at all episodes again, as after something was forgotten. Nothing counts twice.
 
         Raises:
-            SpecError: a model is needed and there is none, or a judge that says something else. Whatever the judge raises; what
-            was learned before stays, and the next call goes on there. StoreError.
+            SpecError: a model is needed and there is none, or a judge that says none of True, False and None. StoreError.
+            Whatever the judge raises; what was learned before stays, and the next call goes on from there.
         """
         answer = answering(self.store, model) if judge is None or induce == "model" else None
         done = Induced()
@@ -329,9 +329,9 @@ class Workflows:
         done.unjudged += verdict is None
 
     def _counts(self, page: Page, episode: Episode, verdict: bool) -> bool:
-        """Whether what came of an episode is to a workflow's credit, or its fault: it was shown, and its first step was carried
-        out. A loss is its fault only if one of its steps failed, or nothing else was done: in a larger task the fault may be
-        another's."""
+        """Whether what came of an episode counts for a workflow, or against it: it was shown, and its first step was carried
+        out. A loss counts only if one of its steps failed, or nothing else was done: in a larger task something else may be to
+        blame."""
         if (self.notes.collection.number, page.id) not in episode.shown:
             return False
         steps = Workflow.parse(self.notes.collection.text(page.id)).steps
