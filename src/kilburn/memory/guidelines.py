@@ -211,7 +211,8 @@ class Guidelines:
         """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
         other feedback supports are made anew from that. Returns the receipt.
 
-        If the program ends in between, or the model fails, which is logged, the next `learn` of each session makes what is missing.
+        If the program ends in between, or the model fails (which is logged), the next `learn` of each session makes what is
+        missing.
 
         Args:
             model, secrets: see `learn`. dry: only say what would go.
