@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 import kilburn
-from kilburn.errors import SpecError
+from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.guidelines import Guidelines
@@ -285,6 +285,19 @@ def test_secrets_are_left_out_where_it_is_asked_for(store: Store) -> None:
     session = hear(store.session("a", user="ana"), ("Deploy.", "How?", said))
     assert guidelines.learn(session, secrets="refuse").refused == ["p3"]
     assert made(guidelines) == {}
+
+
+def test_a_model_that_fails_after_a_forgetting_is_told_of_and_the_next_learning_makes_what_is_missing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    guidelines = Guidelines(store, "ana")
+    session = hear(store.session("a", user="ana"), TICKETS[0], TICKETS[2])
+    guidelines.learn(session, model=Scripted([listed(("Gold is urgent.", [1, 2]))]))
+    guidelines.unalign(session, "p3", model=Scripted([Unavailable("not now")] * 2))
+    assert texts(guidelines) == []
+    assert "guidelines from a are still to be made anew" in caplog.text
+    guidelines.learn(session, model=Scripted([listed(("Gold is urgent.", [1]))]))
+    assert texts(guidelines) == ["Gold is urgent."]
 
 
 def test_a_guideline_that_a_person_forgets_while_a_model_is_asked_is_not_called_damaged(store: Store) -> None:

@@ -14,6 +14,7 @@ then made anew from that alone.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -52,6 +53,8 @@ from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
 
 __all__ = ["Guidelines"]
+
+log = logging.getLogger("kilburn")
 
 FOLDER, EXAMPLES = "guidelines", "examples"
 """The folders of these notes; the first is also the name under which they are written."""
@@ -208,7 +211,8 @@ class Guidelines:
         """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
         other feedback supports are made anew from that. Returns the receipt.
 
-        If the program ends in between, the next `learn` of each session makes what is missing.
+        If the program ends in between, or the model fails (which is logged), the next `learn` of each session makes what is
+        missing.
 
         Args:
             model, secrets: see `learn`. dry: only say what would go.
@@ -229,7 +233,8 @@ class Guidelines:
         gone = self.store.forget(session=session.name, address=address, why=why, dry=dry)
         if not dry:
             for each in sessions:
-                self.learn(each, model=model, secrets=secrets)
+                if failed := self.learn(each, model=model, secrets=secrets).failed:
+                    log.warning("guidelines from %s are still to be made anew, learn from it again: %s", each.name, failed)
         return gone
 
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:
