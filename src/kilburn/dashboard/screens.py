@@ -113,6 +113,12 @@ def moves_between(reading: LedgerReader, session: Session, columns: Sequence[Col
 def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """The window now, or as it was in a prompt: by kind, by age and by reason; what could leave now, at which price."""
     session, shown = _opened(reading, query)
+    # Another request may bring the session up to date meanwhile.
+    with session.lock:
+        return _window_of(reading, session, query, shown)
+
+
+def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     at = number_in(query, "at", 0)
     at = at if 0 < at < session.head else 0
     event: Event | None = None
