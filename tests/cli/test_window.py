@@ -67,6 +67,8 @@ def test_what_the_agents_window_cannot_hold_is_refused(db: Path) -> None:
         assert refused.status == 2
         assert "law" in refused.err
         assert shown(db) == before
+    assert kilburn("window", "undo", "night shift", "--window", "2000", "--db", db).status == 0
+    assert len(shown(db)) > len(before)
     assert kilburn("window", "preview", "night shift", "--tokens", "900", "--db", db).status == 2
     assert kilburn("window", "diff", "night shift", "99", "--db", db).status == 2
 

@@ -126,20 +126,28 @@ def diff(
 
 
 @window.command("undo")
-def undo(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+def undo(
+    name: SessionName,
+    size: Annotated[int | None, Option("--window", min=1, help="Tokens it may take; else those of the last prompt.")] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
     """Take the newest compaction back: the pages return exactly, and what stood in their place leaves. Again: the one before.
 
-    The policy may take the same pages out when it makes room the next time; `kilburn window pin` keeps a page.
+    A compaction comes because a window is full. Where what it took out does not fit any more, give --window with the size of a
+    larger one, in which the agent goes on. The policy may take the same pages out when it makes room the next time;
+    `kilburn window pin` keeps a page.
 
     Examples:
 
         kilburn window undo session-1
 
-        kilburn window undo session-1 --json
+        kilburn window undo session-1 --window 16000 --json
     """
     with writing(existing(db), tenant) as store:
         opened = session(store, name)
-        receipt, use = opened.undo(window_of(opened)), opened.use
+        receipt, use = opened.undo(size or window_of(opened)), opened.use
     _changed(name, json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
 
 
