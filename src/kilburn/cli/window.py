@@ -17,10 +17,10 @@ from typer import Argument, Option
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.cli.access import closed_after, existing, fetched, reading, session, window_of, writing
+from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Db, Json, Tenant, Why, app
+from kilburn.cli.shell import Why, app
 from kilburn.effect import Outcome
 from kilburn.errors import PinsExceedWindow, SpecError
 from kilburn.kernel.ledger import counter_of
@@ -45,6 +45,7 @@ SHOWN = 6
 
 
 @window.command("preview")
+@stored
 def preview(
     name: SessionName,
     tokens: Annotated[int, Option(min=0, help="What would leave if so many tokens came now.")] = 0,
@@ -52,9 +53,8 @@ def preview(
         int | None, Option("--window", min=1, help="Tokens of the window; else those of the last prompt, or 8,000.")
     ] = None,
     policy: Annotated[str | None, Option(help="Who decides; else the policy of the last compaction, or hybrid.")] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Say what would leave the window now, and at which price. Nothing changes, and no model is asked.
 
@@ -64,18 +64,18 @@ def preview(
 
         kilburn window preview session-1 --tokens 2000 --policy summarize --json
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         known = session(store, name)
         size = size or window_of(known) or WINDOW
         policy = policy or _policy_of(known.receipts())
         ruler, number = counter_of(store.backend, known.number), known.number
-    backend = Sqlite(existing(db), tenant=tenant or "default", readonly=True)
+    backend = Sqlite(existing(where.db), tenant=where.tenant or "default", readonly=True)
     with Store(backend, Budget(size), policy, tokenizer=ruler, foreign=False) as store:
         opened = store.session(name)
         if opened.number != number:
             raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
         found = opened.preview(tokens)
-    if json:
+    if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
         return
     heads = ("policy", "outcome", "leaves", "freed", "why")
@@ -98,13 +98,13 @@ def _policy_of(found: Sequence[Receipt]) -> str:
 
 
 @window.command("diff")
+@stored
 def diff(
     name: SessionName,
     turn: Annotated[int, Argument(metavar="TURN", min=0, help="The earlier prompt: the number of its last message.")],
     until: Annotated[int | None, Argument(metavar="TURN", min=0, help="The later one; else the prompt as it is now.")] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Say how two prompts of a session differ: what left, what came, and how much of the beginning is the same.
 
@@ -114,9 +114,9 @@ def diff(
 
         kilburn window diff session-1 3 5 --json
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         found = session(store, name).difference(turn, until)
-    if json:
+    if where.json:
         emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(found))
         return
     for what, addresses in (("left", found.left), ("came", found.came), ("shown by a line or whole", found.changed)):
@@ -126,12 +126,12 @@ def diff(
 
 
 @window.command("undo")
+@stored
 def undo(
     name: SessionName,
     size: Annotated[int | None, Option("--window", min=1, help="Tokens it may take; else those of the last prompt.")] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Take the newest compaction back: the pages return exactly, and what stood in their place leaves. Again: the one before.
 
@@ -145,21 +145,21 @@ def undo(
 
         kilburn window undo session-1 --window 16000 --json
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         opened = session(store, name)
         receipt, use = opened.undo(size or window_of(opened)), opened.use
-    _changed(name, json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
+    _changed(name, where.json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
 
 
 @window.command("compact")
+@stored
 def compact(
     name: SessionName,
     address: Annotated[str | None, Argument(metavar="RANGE", help="Only these pages: p3-p20.", show_default=False)] = None,
     model: Annotated[str | None, Option(help="Who writes the summary; else the most telling lines are kept as they are.")] = None,
     keep: Annotated[int, Option(min=1, help="Newest messages that stay as they are.")] = 2,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Put one summary in place of the older messages, or of a range. Nothing is lost, and `undo` takes it back.
 
@@ -169,13 +169,13 @@ def compact(
 
         kilburn window compact session-1 p1-p4 --json
     """
-    path = existing(db)
+    existing(where.db)
     answers = fetched(model) if model else None
-    with closed_after(answers), writing(path, tenant) as store:
+    with closed_after(answers), where.writing() as store:
         opened = session(store, name)
         done = compact_session(opened, answers, keep=keep, pages=address)
         use = opened.use
-    if json:
+    if where.json:
         emit({"session": name, "use": use} | msgspec.to_builtins(done))
     elif done.outcome is Outcome.DONE:
         tell(line(f"{done.address} stands for what left: {count(done.freed)} tokens freed, {count(use)} in the window"))
@@ -184,7 +184,8 @@ def compact(
 
 
 @window.command("evict")
-def evict(name: SessionName, address: Address, why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePlace) -> None:
     """Let pages go out of the window, with the calls and results that belong to them. Their text stays under their address.
 
     Examples:
@@ -193,14 +194,15 @@ def evict(name: SessionName, address: Address, why: Why = "", db: Db = None, ten
 
         kilburn window evict session-1 p4-p5 --json
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         opened = session(store, name)
         left, use = opened.evict(address, why), opened.use
-    _changed(name, json, "let go", left, use)
+    _changed(name, where.json, "let go", left, use)
 
 
 @window.command("pin")
-def pin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     """Keep pages: they come back into the window, and no policy takes them out until they are unpinned.
 
     Examples:
@@ -209,7 +211,7 @@ def pin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = Non
 
         kilburn window pin session-1 p1 --json
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         opened = session(store, name)
         size = window_of(opened)
         held = sum(map(opened.window.cost, opened.window.pins.union(opened.resolve(address))))
@@ -220,11 +222,12 @@ def pin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = Non
             )
         opened.pin(address)
         use = opened.use
-    _changed(name, json, "kept", [address], use)
+    _changed(name, where.json, "kept", [address], use)
 
 
 @window.command("unpin")
-def unpin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+@stored
+def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     """Let a policy take pages out again.
 
     Examples:
@@ -233,11 +236,11 @@ def unpin(name: SessionName, address: Address, db: Db = None, tenant: Tenant = N
 
         kilburn window unpin session-1 p1 --json
     """
-    with writing(existing(db), tenant) as store:
+    with where.writing() as store:
         opened = session(store, name)
         opened.unpin(address)
         use = opened.use
-    _changed(name, json, "may leave again", [address], use)
+    _changed(name, where.json, "may leave again", [address], use)
 
 
 def _changed(name: str, json: bool, done: str, addresses: Sequence[str], use: int, more: str = "") -> None:
