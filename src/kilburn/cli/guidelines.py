@@ -9,12 +9,12 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import closed_after, counting, embed, existing, model_of, writing
+from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import secrets_of
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
+from kilburn.cli.shell import Why, Yes, app
 from kilburn.cli.workflows import Owner
 from kilburn.memory.guidelines import Guidelines
 from kilburn.terminal import emit, line, say, tell
@@ -30,15 +30,15 @@ Writer = Annotated[str | None, Option("--model", metavar="SPEC", help="What writ
 
 
 @guidelines.command("learn")
+@stored
 def learn(
     name: SessionName,
     model: Writer = None,
     user: Owner = None,
     anew: Annotated[bool, Option("--anew", help="Look at all its feedback again, as after something was forgotten.")] = False,
     secrets: Screened = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Learn from the feedback in a session that is new. `kilburn notes list guidelines` and `notes list examples` show it.
 
@@ -47,7 +47,7 @@ def learn(
         kilburn guidelines learn session-1
     """
     looked = secrets_of(secrets, "redact")
-    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+    with closed_after(model_of(model)) as speaker, where.writing() as opened:
         store = counting(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
@@ -55,7 +55,7 @@ def learn(
             told = held.learn(session, model=speaker, anew=anew, secrets=looked)
             texts = {note: held.notes.read(note).text for note in (*told.learned, *told.supported)}
         embed(opened)
-    if json:
+    if where.json:
         emit(msgspec.structs.asdict(told) | {"session": name, "guidelines": texts})
     else:
         for note, text in texts.items():
@@ -69,6 +69,7 @@ def learn(
 
 
 @guidelines.command("unalign")
+@stored
 def unalign(
     name: SessionName,
     address: Annotated[str, Argument(metavar="ADDRESS", help="Of the feedback: p17.", show_default=False)],
@@ -77,9 +78,8 @@ def unalign(
     secrets: Screened = None,
     yes: Yes = False,
     why: Why = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Forget feedback, with its example and all guidelines that only it supports; prints a receipt.
 
@@ -88,9 +88,9 @@ def unalign(
         kilburn guidelines unalign monday p1 --yes
     """
     looked = secrets_of(secrets, "redact")
-    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+    with closed_after(model_of(model)) as speaker, where.writing() as opened:
         store = counting(opened, name)
         session = store.session(name)
         held = Guidelines(store, session.user if user is None else user)
         forget = partial(held.unalign, session, address, why, model=speaker, secrets=looked)
-        carry_out(lambda only: forget(dry=only), store, yes=yes, json=json)
+        carry_out(lambda only: forget(dry=only), store, yes=yes, json=where.json)

@@ -9,10 +9,10 @@ import typer
 from typer import Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import closed_after, counting, embed, existing, model_of, reading, writing
+from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.errors import SpecError
 from kilburn.memory.workflows import Workflows
 from kilburn.message import Trust
@@ -25,11 +25,11 @@ Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Whose notes
 
 
 @workflows.command("list")
+@stored
 def list_workflows(
     user: Annotated[str, Option(metavar="NAME", help="Whose notes; else those of all users.")] = "",
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """List the workflows in force, with how often each won and lost. They are notes: see `kilburn notes read` and `history`.
 
@@ -37,7 +37,7 @@ def list_workflows(
 
         kilburn workflows list --user ana
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         known = any(held.kind is SegmentKind.NOTES and held.user == user for held in store.collections())
         records = Workflows(store, user).list() if known else []
         heads = ("note", "won", "lost", "steps", "trust", "goal")
@@ -52,7 +52,7 @@ def list_workflows(
             )
             for each in records
         ]
-    if json:
+    if where.json:
         emit([dict(zip(heads, row, strict=True)) for row in rows])
         return
     table(heads, rows)
@@ -62,6 +62,7 @@ def list_workflows(
 
 
 @workflows.command("learn")
+@stored
 def learn(
     name: SessionName,
     succeeded: Annotated[
@@ -73,9 +74,8 @@ def learn(
     induce: Annotated[str, Option(metavar="NAME", help="What makes a workflow of a success: rule, or model.")] = "rule",
     user: Owner = None,
     anew: Annotated[bool, Option("--anew", help="Look at all its tasks again, as after something was forgotten.")] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    *,
+    where: StorePlace,
 ) -> None:
     """Learn from the tasks of a session that are new: count what was shown, and make a workflow of each success.
 
@@ -89,7 +89,7 @@ def learn(
         raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
     if model is None and (succeeded is None or induce == "model"):
         raise SpecError("nobody judges, or chooses the steps", advice="give --succeeded, --failed or --model SPEC")
-    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+    with closed_after(model_of(model)) as speaker, where.writing() as opened:
         store = counting(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
@@ -97,7 +97,7 @@ def learn(
             judge = None if succeeded is None else lambda _: succeeded
             told = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
         embed(opened)
-    if json:
+    if where.json:
         emit(msgspec.structs.asdict(told) | {"session": name})
     else:
         for note in told.learned:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -17,13 +17,8 @@ import msgspec
 
 from kilburn.backend import State
 from kilburn.collections.collection import Collection
-from kilburn.effect import Answer, Ask
-from kilburn.errors import SpecError
 from kilburn.event import Act, Data
-from kilburn.kernel.drive import answerer
-from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
 from kilburn.memory.notes import NoteVersion
 from kilburn.message import Kind, Message, Part, Role, Trust
@@ -187,18 +182,6 @@ def versions(notes: Collection, folder: str) -> list[tuple[Page, State]]:
     """All versions of the notes in a folder that are not forgotten, oldest first."""
     rows = [row for row in notes.pages(history=True) if (row[0].name or "").startswith(f"{folder}/")]
     return sorted((row for row in rows if row[1].at is not Place.DROPPED), key=lambda row: row[0].time)
-
-
-def answering(store: Store, model: Any) -> Callable[[Ask], Answer]:
-    """What answers questions: a model, a spec of one, or None for that of the store.
-
-    Raises:
-        SpecError: there is none.
-    """
-    known = store.model if model is None else resolve("models", model)
-    if known is None:
-        raise SpecError("a model has to be asked, and there is none", advice="give model=")
-    return answerer(known)
 
 
 def slug(words: Iterable[str], folder: str) -> str:

@@ -35,7 +35,6 @@ from kilburn.memory.episodes import (
     Episode,
     Experience,
     Key,
-    answering,
     episodes,
     progress_of,
     quoted,
@@ -44,6 +43,7 @@ from kilburn.memory.episodes import (
     versions,
 )
 from kilburn.memory.extraction import Failed, asked
+from kilburn.memory.learning import answering
 from kilburn.memory.notes import NoteVersion
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import told
@@ -195,7 +195,7 @@ class Guidelines:
         Raises:
             SpecError, StoreError.
         """
-        answer = None if model is None else answering(self.store, model)
+        answer = None if model is None else answering(self.store, model, needed=True)
         return undisturbed(lambda: self._learn(session, answer, anew, secrets), lambda: self.notes.head)
 
     def unalign(

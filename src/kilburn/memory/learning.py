@@ -203,9 +203,18 @@ def _together(learned: Sequence[Learned]) -> Learned:
     )
 
 
-def answering(store: Store, model: Any, stopped: Callable[[], bool] = lambda: False) -> Callable[[Ask], Answer]:
-    """What answers a policy: a model, a spec of one, or None for that of the store; until no answer is wanted any more."""
-    return answerer(store.model if model is None else resolve("models", model), stopped)
+def answering(
+    store: Store, model: Any, stopped: Callable[[], bool] = lambda: False, *, needed: bool = False
+) -> Callable[[Ask], Answer]:
+    """What answers a policy: a model, a spec of one, or None for that of the store; until no answer is wanted any more.
+
+    Raises:
+        SpecError: there is no model, and one is needed.
+    """
+    known = store.model if model is None else resolve("models", model)
+    if known is None and needed:
+        raise SpecError("a model has to be asked, and there is none", advice="give model=")
+    return answerer(known, stopped)
 
 
 class _Exchange(msgspec.Struct, frozen=True):

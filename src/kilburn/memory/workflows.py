@@ -34,7 +34,6 @@ from kilburn.memory.episodes import (
     Episode,
     Experience,
     Key,
-    answering,
     episodes,
     progress_of,
     quoted,
@@ -43,6 +42,7 @@ from kilburn.memory.episodes import (
     versions,
 )
 from kilburn.memory.extraction import Failed, asked
+from kilburn.memory.learning import answering
 from kilburn.memory.notes import NoteVersion
 from kilburn.memory.words import covered, told
 from kilburn.message import Kind, Message, Trust
@@ -245,7 +245,7 @@ class Workflows:
             SpecError: a model is needed and there is none, or a judge that says none of True, False and None. StoreError.
             Whatever the judge raises; what was learned before stays, and the next call goes on from there.
         """
-        answer = answering(self.store, model) if judge is None or induce == "model" else None
+        answer = answering(self.store, model, needed=True) if judge is None or induce == "model" else None
         done = Induced()
         upto = 0 if anew else self._past.upto(session.number)
         for episode in episodes(session, upto):
