@@ -261,6 +261,21 @@ def test_the_difference_of_two_prompts_names_what_left_and_what_came(tmp_path: P
             session.difference(21)
 
 
+def test_a_result_that_was_cut_and_then_left_comes_back_whole(tmp_path: Path) -> None:
+    """The excerpt belongs to the call and its result; it counted as a page that came since, and nothing came back."""
+    with kilburn.open(str(tmp_path / "a.db"), window=500, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(assistant(None, call_of("c1", path="x" * 500)))
+        session.append(tool("c1", "\n".join(f"line {number} of 11" for number in range(11))))
+        before = prompt(session)
+        session.resize(Budget(60))
+        assert [page for _, page, _ in session.shown()] == [None]
+        with pytest.raises(LawBroken, match="more than the window has"):
+            session.undo()
+        session.undo(tokens=500)
+        assert prompt(session) == before
+
+
 def test_a_page_let_go_by_hand_leaves_with_its_call_and_comes_back(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=10_000, policy="hybrid", tokenizer="chars/4") as store:
         session = store.session("a")

@@ -400,7 +400,8 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
             return True
         # A page that takes the place of its stand-in leaves no call without its result.
         swaps = page > 0 and before.at(page) == Place.IN and window.stands_itself(page) is not None
-        return not (swaps or there.keys() >= members)
+        # What these moves made leaves with them, so it keeps nothing here.
+        return not (swaps or there.keys() >= {member for member in members if member > 0 or member not in moved})
 
     kept = {page for page in moved if stays(page)}
     at: dict[int, Place] = {}
