@@ -19,7 +19,7 @@ from kilburn.kernel.render import Item, items
 from kilburn.kernel.replay import rebuild
 from kilburn.kernel.session import Session
 from kilburn.move import Evict, Fold, Load, Move
-from kilburn.page import parse_address
+from kilburn.page import Kind, parse_address
 from kilburn.policy import Plan, View
 from kilburn.testing import Scripted
 
@@ -274,6 +274,24 @@ def test_a_result_that_was_cut_and_then_left_comes_back_whole(tmp_path: Path) ->
             session.undo()
         session.undo(tokens=500)
         assert prompt(session) == before
+
+
+def test_a_call_that_a_late_result_brought_back_is_not_taken_away_from_it(tmp_path: Path) -> None:
+    """The call came back cut. Both moves were on one receipt, so an undo took the call out and left the result."""
+    with kilburn.open(str(tmp_path / "a.db"), window=150, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(assistant(None, call_of("c1", path="x" * 500)), user("line of text " * 60))
+        assert 1 not in session.window.shown
+        session.append(tool("c1", "done"))
+        brought, cut = session.receipts()[-2:]
+        assert (brought.back, brought.cause, cut.folds, cut.cause) == (("p1",), "admit", ("f2",), "pressure")
+        with pytest.raises(LawBroken, match="more than the window has"):
+            session.undo()
+        session.undo(tokens=1_000)
+        assert [page.id for _, page, _ in session.shown() if page and page.kind is not Kind.EXCERPT] == [1, 3]
+        session.undo(tokens=1_000)
+        session.messages()
+        assert {1, 3} <= session.window.shown
 
 
 def test_a_page_let_go_by_hand_leaves_with_its_call_and_comes_back(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.move import Drop, Retire
 from kilburn.testing import Scripted, check_laws, check_policy
 
 QUESTION = "Where was the founder of Velkor born?"
@@ -197,3 +198,14 @@ def test_a_late_result_is_not_a_new_reply(policy: str) -> None:
         assert before, "a waiting call does not keep the policy from being asked for ever"
         session.append({"role": "tool", "tool_call_id": "c", "content": "late"})
         assert outcomes(session) == before
+
+
+@pytest.mark.parametrize("policy", ["mem1", "agentfold"])
+@pytest.mark.parametrize("move", [Drop, Retire])
+def test_a_reply_that_is_gone_says_nothing(policy: str, move: type[Drop | Retire]) -> None:
+    with kilburn.open(":memory:", window=2_000, policy=policy, tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append({"role": "user", "content": "Begin."}, {"role": "assistant", "content": "<IS>begun</IS>"})
+        session.apply(move((2,)))
+        session.append({"role": "user", "content": "Go on."})
+        assert not [event for event in session.events() if event.data.get("outcome") == "failed"]

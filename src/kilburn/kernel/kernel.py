@@ -45,6 +45,7 @@ from kilburn.kernel.laws import (
     check_held,
     check_known,
     check_load,
+    check_paired,
     check_retire,
     check_undo,
     partners_of,
@@ -456,7 +457,7 @@ class Kernel:
             last: the last event of these moves.
 
         Raises:
-            LawBroken: a page that they put there is pinned. The caller undoes.
+            LawBroken: a page that they put there is pinned, or a call would be without its result. The caller undoes.
         """
         window = self.window
         change = check_undo(window, before, moved, since)
@@ -468,6 +469,7 @@ class Kernel:
         if change.covers:
             data["covers"] = list(change.covers.items())
         self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
+        check_paired(window, change.at)
         return back
 
     def _with_ends(self, move: Fold) -> Fold:

@@ -115,6 +115,16 @@ def check_held(window: WindowState, change: LegalMove) -> None:
             )
 
 
+def check_paired(window: WindowState, pages: Iterable[int]) -> None:
+    """Check that the prompt shows the calls of these pages' groups and their results together, or neither (law 6)."""
+    for page in {member for moved in pages for member in window.group(moved) if member > 0}:
+        call = window.pages[page].answers
+        if call and (window.stands_itself(page) is None) != (window.stands_itself(call) is None):
+            raise LawBroken(
+                6, f"{address_of(page)} would not stand behind its call {address_of(call)}", advice="move both or neither"
+            )
+
+
 def _rest(window: WindowState, page: int) -> Place:
     """Where a page is after it leaves: folded, if a fold stands for it, or out."""
     fold = window.stand_ins.get(page)

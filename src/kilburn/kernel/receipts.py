@@ -99,7 +99,7 @@ def receipts(events: Iterable[Event], before: int = 0) -> Iterator[Receipt]:
     moves: list[Event] = []
     for event in events:
         if event.act in MOVES:
-            if moves and (event.policy == "user" or (moves[-1].policy, moves[-1].turn) != (event.policy, event.turn)):
+            if moves and (event.policy == "user" or _whose(moves[-1]) != _whose(event)):
                 yield _receipt(moves, moves[-1], before)
                 before, moves = moves[-1].tokens, []
             moves.append(event)
@@ -117,6 +117,11 @@ def receipts(events: Iterable[Event], before: int = 0) -> Iterator[Receipt]:
         before = event.tokens
     if moves:
         yield _receipt(moves, moves[-1], before)
+
+
+def _whose(event: Event) -> tuple[str, str, int]:
+    """Moves of one receipt agree in this: a call that a late result brought back did not leave under pressure."""
+    return event.policy, event.cause, event.turn
 
 
 def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:

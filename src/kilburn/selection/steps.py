@@ -85,5 +85,6 @@ def _first(view: View, page: int) -> int:
 
 
 def words_of(view: View, pages: Iterable[Page]) -> Sequence[str]:
-    """What the assistant wrote as plain text; a forgotten page has no words."""
-    return [view.text(page.id) for page in pages if page.kind is Kind.TEXT and page.role is Role.ASSISTANT and page.digest]
+    """What the assistant wrote as plain text; a page that is forgotten or retired says nothing."""
+    written = [page.id for page in pages if page.kind is Kind.TEXT and page.role is Role.ASSISTANT]
+    return [view.text(page) for page in written if not view.gone(page)]
