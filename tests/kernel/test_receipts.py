@@ -294,6 +294,19 @@ def test_a_call_that_a_late_result_brought_back_is_not_taken_away_from_it(tmp_pa
         assert {1, 3} <= session.window.shown
 
 
+def test_a_result_that_came_since_comes_back_with_its_call(tmp_path: Path) -> None:
+    """It left with its call, and the undo did nothing."""
+    with kilburn.open(str(tmp_path / "a.db"), window=150, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(assistant(None, call_of("c1", path="x" * 500)))
+        session.append(assistant(None, *(call_of(f"c{number}", path="") for number in (2, 3, 4))))
+        assert session.window.shown == {2, 3, 4}
+        session.append(tool("c1", "x"))
+        assert session.window.shown == {2, 3, 4}
+        session.undo(tokens=1_000)
+        assert session.window.shown == {1, 2, 3, 4, 5}
+
+
 def test_a_page_let_go_by_hand_leaves_with_its_call_and_comes_back(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=10_000, policy="hybrid", tokenizer="chars/4") as store:
         session = store.session("a")

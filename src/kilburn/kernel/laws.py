@@ -390,28 +390,31 @@ def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> 
 def check_undo(window: WindowState, before: WindowState, moved: Set[int], since: Set[int]) -> LegalMove:
     """Pages go back to where they were before the newest moves, and so do the folds that stand for them.
 
-    A group stays as it is if a page of it was forgotten, retired or moved since. It also stays if it got a page since, except
-    that a page may take the place of its own stand-in. If a page stays and the fold that stands for it leaves, the page is out.
+    A result that came since, or that moved since with its call, comes back together with its call. Where its call would leave
+    and the result stands in the prompt, the group stays as it is. A group also stays if a page of it was forgotten or retired.
+    If a page stays and the fold that stands for it leaves, the page is out.
 
     Args:
         before: the window before these moves.
         moved: the pages that they moved or made.
-        since: pages that were moved later; their groups stay too.
+        since: pages that were moved later, to keep the transcript whole.
     """
     there = before.states
+
+    def late(page: int) -> set[int]:
+        return {member for member in window.group(page) if member > 0 and (member not in there or member in since)}
 
     def stays(page: int) -> bool:
         if page < 0 and page not in there:
             # What stands for one page of the transcript goes as that page comes back; any other fold goes.
             made = window.pages[page]
             return bool(made.message) and stays(made.sources[0])
-        members = {member for each in _originals(window, page) for member in window.group(each)}
-        if not since.isdisjoint(members) or not window.gone.isdisjoint(members):
+        originals = _originals(window, page)
+        if any(not window.gone.isdisjoint(window.group(each)) for each in originals):
             return True
-        # A page that takes the place of its stand-in leaves no call without its result.
-        swaps = page > 0 and before.at(page) == Place.IN and window.stands_itself(page) is not None
-        # What these moves made leaves with them, so it keeps nothing here.
-        return not (swaps or there.keys() >= {member for member in members if member > 0 or member not in moved})
+        if before.stands_itself(page) is not None:
+            return False
+        return any(window.stands_itself(member) is not None for each in originals for member in late(each))
 
     kept = {page for page in moved if stays(page)}
     at: dict[int, Place] = {}
@@ -429,6 +432,8 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
             at[page] = was
         if window.stand_ins.get(page) != fold:
             (uncover if fold is None else covers.setdefault(fold, [])).append(page)
+    for page in [page for page in moved - kept if page in there and before.stands_itself(page) is not None]:
+        at |= {member: Place.IN for member in late(page) if member not in at and window.stands_itself(member) is None}
     _unpinned(window, [page for page, where in at.items() if where not in (Place.IN, Place.STUB)])
     return LegalMove(at=at, uncover=uncover, covers=covers)
 
