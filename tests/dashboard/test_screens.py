@@ -8,33 +8,17 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import apsw
 import pytest
 
 import kilburn
 from dashboard.made import ESCAPE, HOSTILE, LONG, SCRIPT, work
-from dashboard.visit import Reply, ask
+from dashboard.visit import ask, ok, to, walk, words_of
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
 from kilburn.dashboard.screens import LETTERS, SCREENS
 from kilburn.event import Act
-
-
-def to(path: str, **query: object) -> str:
-    return f"{path}?{urlencode(query)}"
-
-
-def ok(app: Any, path: str, **query: object) -> Reply:
-    reply = ask(app, to(path, **query))
-    assert reply.status == 200, reply.text
-    return reply
-
-
-def words_of(reply: Reply) -> str:
-    """What a reader sees, roughly."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", reply.text))
 
 
 def test_sessions_come_with_alarms_first(app: Any) -> None:
@@ -179,7 +163,11 @@ def test_memory_faults_branches_prices_and_the_cache(app: Any) -> None:
     assert "read again because of an edit" in words_of(ok(app, "/prices", name="misses"))
     handbook = next(link for link in ok(app, "/memory", user="ana").links if "handbook" in link)
     assert "Ring the bell in fog." in ask(app, handbook).text
-    assert "12 30 residence p1" in words_of(ok(app, "/cache", name="cached"))
+    cached = words_of(ok(app, "/cache", name="cached"))
+    assert "12 tokens had their keys and values on the device" in cached
+    assert "edited in place 12 7 30 kernel p1" in cached
+    assert "not on the device since they left it to make room: p2" in cached
+    assert "no records of keys and values" in words_of(ok(app, "/cache", name="parser"))
 
 
 def test_memory_is_shown_as_of_a_day(app: Any) -> None:
@@ -206,17 +194,7 @@ def test_one_search_finds_sessions_and_facts(app: Any) -> None:
 
 
 def test_every_link_leads_somewhere(app: Any) -> None:
-    seen, waiting = {"/"}, ["/"]
-    while waiting:
-        reply = ask(app, waiting.pop())
-        assert reply.status == 200, reply.text
-        for link in reply.links if "text/html" in reply.headers["content-type"] else ():
-            kind = re.sub(r"=[^&]*", "", link)
-            # A few of each kind: there are thousands of pages.
-            if link not in seen and sum(re.sub(r"=[^&]*", "", one) == kind for one in seen) < 12:
-                seen.add(link)
-                waiting.append(link)
-    assert {link.partition("?")[0] for link in seen} == {*SCREENS, "/text"} - {"/search"}
+    assert {link.partition("?")[0] for link in walk(app)} == {*SCREENS, "/text"} - {"/search", "/calls"}
 
 
 def test_hostile_contents_are_text(app: Any) -> None:

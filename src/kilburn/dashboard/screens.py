@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentKind
+from kilburn.dashboard.calls import calls_in, code_in, run_of, tree_of
+from kilburn.dashboard.kv import held_of, lines_of, removed_files
 from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
@@ -485,37 +487,50 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 
 
 def branches(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """The branches of a session, as a tree, with what they returned."""
+    """The branches of a session, as a tree: what they may spend, what they spent, and what they returned."""
     session, shown = _opened(reading, query)
-    below = session.branches.below()
-    rows = []
-    for info in below[:SHOWN]:
-        row = reading.row(info)
-        notes = reading.backend.events(info.number, act=Act.NOTE)
-        ended = [str(event.data["branch"]) for event in notes if "branch" in event.data]
-        rows.append((row, info.name.count("/") - session.name.count("/"), _returned(reading, info.name), ended[-1:]))
+    rows, found = tree_of(reading, session, SHOWN)
     fork = session.branches.forked
     return "branches.html", shown | {
         "rows": rows,
-        "more": len(below) - SHOWN,
+        "more": found - len(rows),
         "parent": session.name.rpartition("/")[0] if fork is not None else "",
+        "run": run_of(reading, session, 0, 1) is not None,
     }
 
 
-def _returned(reading: LedgerReader, name: str) -> str:
-    """The address in the parent of what a branch returned; "" before."""
-    try:
-        return reading.session(name).branches.returned() or ""
-    except KilburnError:
-        return ""
+def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """A run of a recursive model: its question, its steps, and how it ended; or the calls of one of its cells."""
+    session, shown = _opened(reading, query)
+    cell, begin = query.get("cell", ""), number_in(query, "from", 0)
+    shown |= {"cell": cell, "begin": begin, "shown": SHOWN}
+    if cell:
+        return "cell.html", shown | calls_in(reading, session, cell, begin, SHOWN, BRIEF * 4)
+    run = run_of(reading, session, begin, SHOWN)
+    texts = {}
+    for one in run["steps"] if run else ():
+        for each in (one.code, one.output):
+            if each is not None:
+                texts[each.id] = code_in(session, each, BRIEF * 4)
+    for each in (run["question"], run["answer"]) if run else ():
+        if each is not None:
+            texts[each.id] = text_of(session, each, BRIEF * 4)
+    return "calls.html", shown | {"run": run, "texts": texts}
 
 
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What happened to keys and values of a session, newest first."""
+    """Keys and values of a session: what is on the device, and what was computed again for each edit, newest first."""
     session, shown = _opened(reading, query)
     until = min(number_in(query, "until", session.head), session.head)
     found, older = reading.of_act(session.number, Act.CACHE, until, SHOWN)
-    return "cache.html", shown | {"rows": found, "older": older if found else 0}
+    return "cache.html", shown | {
+        "rows": lines_of(found),
+        "older": older if found else 0,
+        "until": until,
+        "held": held_of(reading, session),
+        "files": removed_files(reading, session),
+        "use": session.use,
+    }
 
 
 def memory(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -554,6 +569,7 @@ SCREENS: dict[str, Screen] = {
     "/faults": faults,
     "/prices": prices,
     "/branches": branches,
+    "/calls": calls,
     "/cache": cache,
     "/memory": memory,
     "/collection": collection,
