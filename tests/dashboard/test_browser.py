@@ -285,7 +285,7 @@ def test_words_stand_out_and_a_phone_has_room(browser: Any, served: str, agents:
     for name, path in [*named.items(), *(("", served + path) for path in wide if not path.startswith("/collection"))]:
         seen.page.goto(path)
         # What is worked out comes by itself.
-        seen.page.wait_for_function("!document.querySelector('[data-again]')")
+        seen.page.locator("[data-again]").first.wait_for(state="detached")
         seen.page.evaluate("document.querySelectorAll('main details.left').forEach((one, at) => (one.open = at < 2))")
         picture(seen.page, f"{name}-{scheme}", not name)
         assert seen.page.evaluate(CONTRAST) == [], path

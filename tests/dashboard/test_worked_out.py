@@ -259,3 +259,34 @@ def test_what_is_worked_out_is_bounded_and_a_failure_is_kept() -> None:
     errands.ask("late", raises)
     assert errands.finish("late", 600)
     assert "ZeroDivisionError" in str(errands.found("late"))
+
+
+def test_a_ledger_that_says_nonsense_is_shown_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    wrong: Any = {
+        "asked": "<b>",
+        "limits": [1],
+        "functions": 7,
+        "branch": 3,
+        "calls": "x",
+        "answered": SCRIPT,
+        "page": "p",
+        "spent": "x",
+    }
+    with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("odd")
+        work(session, 6)
+        session.record(Act.NOTE, **wrong)
+        session.record(Act.NOTE, [3], refused="many", limit=SCRIPT, prompt="")
+        session.record(Act.NOTE, files="none", how="forgotten")
+        session.record(Act.FAULT, [3, 999_999, -7], missed="p3")
+        session.record(Act.CACHE, [1, 999_999], policy=SCRIPT, cause="pressure", how=SCRIPT, prefilled="x", evicted=-3, cached=5)
+    with Sqlite(path, readonly=True) as backend:
+        app = build(backend)
+        for screen in SCREENS:
+            reply = ask(app, to(screen, name="odd", address="p3", cell="p4", regret=9_999, policy="lru", upto=9_999, q="x"))
+            assert reply.status in (200, 404), reply.text
+            assert SCRIPT not in reply.text
+        assert "edits of the cache 1" in words_of(ok(app, "/cache", name="odd"))
+        said = words_of(ok(app, "/faults", name="odd", regret=9_999))
+        assert "Of 1 pages" in said or "Of 1 page" in said

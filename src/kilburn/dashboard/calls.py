@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,7 +102,12 @@ def _spent(notes: Iterable[Event]) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: object) -> int:
+    """A whole number of a ledger; 0 where it is none, because nothing checks what its writer put there."""
+    return value if isinstance(value, int) else 0
 
 
 def _returned(reading: LedgerReader, info: SegmentInfo, fork: Fork) -> str:
@@ -144,7 +150,8 @@ def run_of(reading: LedgerReader, session: Session, begin: int, most: int) -> di
     if at is None:
         return None
     notes, asked = notes[at:], notes[at].data
-    first = int(asked["asked"])
+    first = _whole(asked["asked"])
+    functions: Any = asked.get("functions", ())
     branches = {
         str(event.data["branch"]): bool(event.data["calls"]) for event in notes if {"branch", "calls"} <= event.data.keys()
     }
@@ -156,8 +163,8 @@ def run_of(reading: LedgerReader, session: Session, begin: int, most: int) -> di
     refused: dict[int, int] = {}
     for event in notes:
         if "refused" in event.data and event.pages:
-            refused[event.pages[0]] = refused.get(event.pages[0], 0) + int(event.data["refused"])
-    answer = _page(session, int(ended.get("page", 0))) if ended else None
+            refused[event.pages[0]] = refused.get(event.pages[0], 0) + _whole(event.data["refused"])
+    answer = _page(session, _whole(ended.get("page", 0))) if ended else None
     last = answer.id - 1 if answer is not None and ended.get("answered") != "said" else session.window.last
     steps, later = _steps(reading, session, range(max(first + 1, begin), last + 1), most, set(holding), refused)
     return {
@@ -166,8 +173,8 @@ def run_of(reading: LedgerReader, session: Session, begin: int, most: int) -> di
         "ended": str(ended.get("answered", "")),
         "limit": str(ended.get("limit", "")),
         "limits": _limits(notes[:1]),
-        "spent": spent | {"steps": ended.get("steps", 0)} if ended else spent,
-        "functions": [str(name) for name in asked.get("functions", ())],
+        "spent": spent | {"steps": _whole(ended.get("steps", 0))} if ended else spent,
+        "functions": [str(name) for name in functions] if isinstance(functions, list | tuple) else [],
         "steps": steps,
         "later": later,
         "first": first,

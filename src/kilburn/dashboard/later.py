@@ -24,7 +24,8 @@ Work = Callable[[Told], Any]
 class _Errand:
     def __init__(self, work: Work) -> None:
         self.work: Work | None = work
-        self.share, self.found = 0.0, None
+        self.share = 0.0
+        self.found: Any = None
         self.over = threading.Event()
 
     def tell(self, share: float) -> None:

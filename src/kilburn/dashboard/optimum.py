@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -71,7 +72,8 @@ def regret_of(events: Iterable[Event], costs: Mapping[int, int], pins: Iterable[
             seen.update(event.pages)
             cache.add(event.pages, uses, newest=True)
         elif event.act is Act.FAULT:
-            out = {page for page in event.data.get("missed", ()) if isinstance(page, int)}
+            missing: Any = event.data.get("missed", ())
+            out = {page for page in missing if isinstance(page, int)} if isinstance(missing, list | tuple) else set()
             for page in dict.fromkeys(event.pages):
                 uses[page].pop()
                 if page < 0:

@@ -97,7 +97,8 @@ def beginning(backend: Backend, session: Session, until: int, most: int = PAGES)
                 break
             pages += len(event.pages)
         elif event.act is Act.SHIP:
-            windows.append(int(event.data.get("window", 0)))
+            window = event.data.get("window", 0)
+            windows.append(window if isinstance(window, int) else 0)
         events.append(event)
     return LedgerStart(events, pages, max(windows, key=windows.count, default=0))
 

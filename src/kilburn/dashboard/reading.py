@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import msgspec
@@ -25,7 +26,7 @@ from kilburn.kernel.breaker import FAILURES, Breaker
 from kilburn.kernel.checkpoint import figures_in
 from kilburn.kernel.ledger import Ledger, Stats, counter_of
 from kilburn.kernel.receipts import MOVES, Receipt, receipts
-from kilburn.kernel.replay import steps
+from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
@@ -199,7 +200,7 @@ class LedgerReader:
             report = ledger.report(use=use, window=stats.window)
             rests = self._resting(info, report) if report.asks_failed >= FAILURES else ""
             self._figures[info.number] = (info.head, report, rests)
-        except KilburnError:
+        except (KilburnError, *SENSELESS):
             # Opening it says what is wrong; it blocks no other.
             self._figures[info.number] = (info.head, Stats(warnings=["its ledger cannot be read: run kilburn fsck"]), "")
             return GLANCE
@@ -221,10 +222,9 @@ class LedgerReader:
     def _weigh(self, info: SegmentInfo) -> int:
         """Look whether the newest edits of a session paid; returns what that took."""
         after = max(0, info.head - WEIGHED)
-        try:
+        events: list[Event] = []
+        with suppress(KilburnError):
             events = self.stretch(info.number, after, info.head)
-        except KilburnError:
-            events = []
         start = 0 if not after else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
         bad, of = unpaid(list(edits_in(list(receipts(events[start:]))[::-1], events)), EDITS)
         words = f"{bad:,} of its last {of:,} edits saved less than their price" if bad else ""

@@ -368,7 +368,7 @@ DEEDS = {
 def deed(event: Event, page: int) -> str:
     """What an event did to a page, in words."""
     if event.act is Act.FAULT:
-        return "recalled, a fault" if page in event.data.get("missed", ()) else "recalled, a hit"
+        return "recalled, a fault" if page in _asked(event)["missed"] else "recalled, a hit"
     if event.act is Act.FOLD and event.data.get("fold") == page:
         return "made"
     if event.act is Act.FOLD and not event.data.get("cover", event.pages):

@@ -127,4 +127,6 @@ function climb(strip, ticks, at, rise) {
 
 strips();
 live();
+// On a phone the tabs do not fit beside each other.
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 if (main.querySelector("[data-again]")) setTimeout(renew, 700);
