@@ -241,6 +241,19 @@ def _recall(found: Found) -> Iterator[Ratio]:
     )  # fmt: skip
 
 
+def _dashboard(found: Found) -> Iterator[Ratio]:
+    for row in found["rows"]:
+        if "first ms" in row:
+            yield Ratio(what=f"{row['what']}: processor", unit="ms", measured=row["first ms"], goal=row["aim ms"])
+        else:
+            yield Ratio(
+                what=row["what"], unit="ms", measured=row["with a dashboard ms"], baseline=row["alone ms"], against="alone",
+                goal=row["aim"], of="ratio",
+            )  # fmt: skip
+    rows = max(row["rows"] for row in found["rows"] if "rows" in row)
+    yield Ratio(what="pages or prompts on a screen, at most", measured=rows, goal=120)
+
+
 LAB = "-m kilburn lab"
 PLANNERS = (
     "fifo", "lru", "importance", "tiered", "mask", "preprocess", "hybrid", "cost", "summarize(ask=False)", "agentfold", "comem",
@@ -281,6 +294,10 @@ PARTS = {
         7, f"{LAB} scale --questions 60", "--count 1000 --count 10000 --count 100000 --count 1000000", "--count 1000", _search,
     ),
     "recall": Part(7, f"{LAB} recall {{talks}} --embedder none --out {{folder}}/rankings.jsonl", "", "", _recall),
+    "dashboard": Part(
+        8, "screens.py", "--requests 200 --pairs 12",
+        "--sessions 3 --pages 60 --long 120 --times 1 --pairs 1 --requests 12", _dashboard,
+    ),
 }  # fmt: skip
 
 
@@ -360,7 +377,9 @@ def save(result: Result) -> None:
 def write_page() -> None:
     """Rewrite the page's table and picture from what was saved."""
     results = saved()
-    left = [name for name in PARTS if name not in {result.part for result in results}]
+    # A group of which nothing is measured yet is not on the page at all.
+    there, groups = {result.part for result in results}, {result.line for result in results}
+    left = [name for name, part in PARTS.items() if name not in there and part.line in groups]
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results, DRAWN.name, left), encoding="utf-8")
     draw(DRAWN, results, force=True)
 

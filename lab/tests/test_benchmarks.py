@@ -38,6 +38,7 @@ TINY = {
     "decode": ["--tokens", "40", "--steps", "2"],
     "residence": ["--runs", "1", "--window", "600", "--policy", "fifo"],
     "memento": ["--tokens", "40", "--block", "8", "--memento", "4"],
+    "screens": ["--sessions", "3", "--pages", "60", "--long", "120", "--times", "1", "--pairs", "1", "--requests", "12"],
     "sandbox": ["--opens", "1", "--times", "2", "--megabytes", "1"],
     "scheduling": ["--many", "20", "--rounds", "20", "--agents", "4", "--runs", "1"],
     "spill": ["--quick"],

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kilburn
+from kilburn.agents.branch import Branching, SubAgent
+from kilburn.agents.loop import Limits
+from kilburn.errors import Unavailable
 from kilburn.event import Act
+from kilburn.kernel.branches import Inherit
 from kilburn.kernel.session import Session
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import Reply, Request
+from kilburn.models.retry import Retry
 from kilburn.move import Add, Evict, Fold, Retire
+from kilburn.recursion.rlm import RecursiveModel
+from kilburn.testing import Scripted
 
 SCRIPT = '<script>document.title = "broken in"</script><img src=x onerror=alert(1)>'
 ESCAPE = "\x1b[31mred\x1b]0;title\x07"
@@ -63,7 +74,8 @@ def make(path: Path) -> Path:
         store.session("empty")
         cached = store.session("cached", user="ana")
         cached.append({"role": "user", "content": "One."}, {"role": "user", "content": "Two."})
-        cached.record(Act.CACHE, [1], policy="residence", cause="pressure", how="edit", prefilled=12, cached=30)
+        cached.record(Act.CACHE, [1], policy="kernel", cause="pressure", how="edit", prefilled=12, evicted=7, cached=30)
+        cached.record(Act.CACHE, [2], policy="lru", cause="pressure", why="used last long ago", refused=False, cached=12)
         hostile = store.session(HOSTILE)
         hostile.append({"role": "system", "content": "Begin."}, {"role": "user", "content": "Let us see."})
         for text in (SCRIPT, ESCAPE, TURNED, "كتاب مفتوح 1 2 3", "half \\ud83d a pair", "</pre></main>" + HOSTILE):
@@ -85,4 +97,52 @@ def make(path: Path) -> Path:
         wide.render()
         store.notes("ana").write("core/human", "Ana drinks tea.")
         store.document("handbook").add("Ring the bell in fog.")
+    return path
+
+
+class Loud:
+    """A model that answers in capitals, and never about the number 3."""
+
+    name, form, context, tokenizer = "loud", "chat", None, "chars/4"
+
+    def stream(self, request: Request) -> Iterator[Reply]:
+        prompt = str(request.messages[-1]["content"])
+        if "line 3" in prompt:
+            raise Unavailable("no")
+        yield Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=prompt.upper()),)))
+
+
+def said(number: int, name: str, **arguments: Any) -> Message:
+    """A reply with one call."""
+    return Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text=json.dumps(arguments), call=f"c{number}", name=name),))
+
+
+def agents(path: Path) -> Path:
+    """A store of agents: a recursive model with its calls and a run below, and an agent that gave work to sub-agents.
+
+    Raises:
+        SandboxRefused: this machine has no sandbox for code.
+    """
+    with kilburn.open(str(path), window=6000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        text = "\n".join(f"line {n}: {SCRIPT if n == 5 else n * n}" for n in range(12))
+        cells = [
+            'found = llm_query_batched([f"What is in {line}?" for line in context.splitlines()])\nprint(len(found))',
+            'below = rlm_query("Which line is the first?", context[:40])\nprint(below)',
+            'answer["content"] = "144"\nanswer["ready"] = True',
+        ]
+        inner = said(9, "repl", code='answer["content"] = llm_query("Is it line 0?")\nanswer["ready"] = True')
+        script = [said(1, "repl", code=cells[0]), said(2, "repl", code=cells[1]), inner, said(3, "repl", code=cells[2])]
+        retry = Retry(attempts=2, sleep=lambda _: None)
+        RecursiveModel(
+            Scripted(script), store.session("ask"), sub=Loud(), depth=2, retry=retry, limits=Limits(steps=8, calls=40)
+        ).ask("What is the largest number?", text)
+        helper = SubAgent(name="helper", limits=Limits(steps=5, tokens=9_000), inherit=Inherit.TASK)
+        script = [
+            said(1, "helper", description="a part", prompt="Look into part 1."),
+            said(2, "return", message="Part 1 is fine."),
+            said(3, "helper", description="a part", prompt="Look into part 2."),
+            "I cannot.",  # type: ignore[list-item]
+            "Done.",  # type: ignore[list-item]
+        ]
+        Branching(Scripted(script), [], store.session("work"), agents=[helper]).run("Check all parts.")
     return path

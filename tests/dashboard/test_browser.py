@@ -41,6 +41,20 @@ PAGES = {
     for path in SCREENS
     if path != "/receipt"
 }
+MORE = {
+    "regret": "/faults?name=misses&regret=9999",
+    "other-policy": "/prices?name=misses&policy=hybrid&upto=9999",
+    "kv": "/cache?name=cached",
+    "alarms": "/window?name=misses",
+}
+"""Screens in a state that has more on it, by the names of their pictures."""
+AGENTS = {
+    "sub-agents": "/branches?name=work",
+    "recursive": "/branches?name=ask",
+    "calls": "/calls?name=ask",
+    "cell": "/calls?name=ask&cell=p4",
+}
+"""The same, of a store of agents."""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +91,13 @@ def served(made: Path) -> Iterator[str]:
     running.close()
 
 
+@pytest.fixture(scope="module")
+def agents(worked: Path) -> Iterator[str]:
+    running = Served(worked)
+    yield running.url
+    running.close()
+
+
 class Seen:
     """A page of the browser, and all that went wrong in it."""
 
@@ -105,6 +126,41 @@ def test_every_screen_loads_without_an_error_and_nothing_from_elsewhere(seen: Se
         assert seen.page.locator("h1").count() == 1
         assert seen.page.title().endswith("Kilburn")
     assert {re.match(r"https?://[^/]+", url)[0] for url in seen.asked} == {served}  # type: ignore[index]
+
+
+def test_every_link_of_every_screen_leads_somewhere(seen: Seen, served: str, agents: str) -> None:
+    for url, paths in ((served, [*PAGES.values(), *MORE.values()]), (agents, [*AGENTS.values()])):
+        links: dict[str, str] = {}
+        for path in paths:
+            assert seen.page.goto(url + path).status == 200
+            for link in seen.page.locator("a[href]").evaluate_all("(all) => all.map((one) => one.getAttribute('href'))"):
+                # One of each kind: there are thousands of pages.
+                links.setdefault(re.sub(r"=[^&]*", "", link), link)
+        for link in (one for one in links.values() if not one.startswith("#")):
+            assert seen.page.goto(url + link).status == 200, link
+
+
+def test_another_policy_is_chosen_and_the_page_fills_itself(seen: Seen, served: str) -> None:
+    page = seen.page
+    page.goto(f"{served}/prices?name=misses")
+    page.get_by_label("Replay this session with").select_option("mask")
+    page.get_by_role("button", name="Work it out").click()
+    page.get_by_role("rowheader", name="mask").wait_for()
+    page.get_by_role("navigation", name="Session").get_by_role("link", name="Faults and searches").click()
+    page.get_by_role("link", name="Work out the regret").click()
+    page.get_by_text("a regret of 100%").wait_for()
+
+
+def test_calls_are_opened_one_by_one(seen: Seen, agents: str) -> None:
+    page = seen.page
+    page.goto(f"{agents}/branches?name=ask")
+    page.get_by_role("link", name="its steps and their calls").click()
+    page.locator("details.left summary").first.click()
+    page.get_by_role("link", name="Open its 12 calls").click()
+    page.locator("details.left summary", has_text="line 5").click()
+    assert "LINE 5" in page.locator("details[open] pre").last.inner_text()
+    assert page.locator("main img, main script").count() == 0
+    assert "broken in" not in page.title()
 
 
 def test_a_reader_walks_from_an_alarm_to_the_words_that_left(seen: Seen, served: str) -> None:
@@ -162,10 +218,11 @@ def test_hostile_contents_stay_text(seen: Seen, served: str) -> None:
     seen.wrong[:] = [said for said in seen.wrong if "status of 404" not in said]
 
 
-def test_every_control_has_a_name_and_every_table_its_heads(seen: Seen, served: str) -> None:
+def test_every_control_has_a_name_and_every_table_its_heads(seen: Seen, served: str, agents: str) -> None:
     page = seen.page
-    for path in PAGES.values():
-        page.goto(served + path)
+    mine = [served + path for path in (*PAGES.values(), *MORE.values())]
+    for path in (*mine, *(agents + path for path in AGENTS.values())):
+        page.goto(path)
         nameless = page.evaluate(NAMELESS)
         assert nameless == [], path
         ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
@@ -219,13 +276,18 @@ def picture(page: Any, name: str, odd: bool) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_stand_out_and_a_phone_has_room(browser: Any, served: str, scheme: str) -> None:
+def test_words_stand_out_and_a_phone_has_room(browser: Any, served: str, agents: str, scheme: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
     seen = Seen(context)
     wide = [f"{path}?{urlencode({'name': WIDE, 'address': 'p1', 'user': WIDE, 'q': 'w' * 400})}" for path in PAGES]
-    for path in [*PAGES.values(), *(path for path in wide if not path.startswith("/collection"))]:
-        seen.page.goto(served + path)
-        picture(seen.page, f"{path.partition('?')[0].strip('/') or 'sessions'}-{scheme}", path in wide)
+    named = {path.strip("/") or "sessions": served + url for path, url in PAGES.items()}
+    named |= {name: served + path for name, path in MORE.items()} | {name: agents + path for name, path in AGENTS.items()}
+    for name, path in [*named.items(), *(("", served + path) for path in wide if not path.startswith("/collection"))]:
+        seen.page.goto(path)
+        # What is worked out comes by itself.
+        seen.page.locator("[data-again]").first.wait_for(state="detached")
+        seen.page.evaluate("document.querySelectorAll('main details.left').forEach((one, at) => (one.open = at < 2))")
+        picture(seen.page, f"{name}-{scheme}", not name)
         assert seen.page.evaluate(CONTRAST) == [], path
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, path
     context.close()

@@ -62,7 +62,7 @@ def costs_of(path: Path, *asked: str) -> dict[str, tuple[Counter[str], int]]:
     found = {}
     with CountedBackend(path, readonly=True) as backend:
         app = build(backend)
-        ask(app, "/costs?name=s0")
+        ask(app, "/prices?name=s0")
         for each in asked:
             backend.read_rows.clear()
             reply = ask(app, each)
@@ -72,7 +72,7 @@ def costs_of(path: Path, *asked: str) -> dict[str, tuple[Counter[str], int]]:
 
 
 SESSION = [f"{path}?{urlencode({'name': 's0', 'address': 'p90'})}" for path in
-           ("/session", "/window", "/receipts", "/page", "/faults", "/costs")]  # fmt: skip
+           ("/session", "/window", "/receipts", "/page", "/faults", "/prices")]  # fmt: skip
 
 
 @pytest.mark.slow

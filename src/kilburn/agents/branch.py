@@ -200,6 +200,8 @@ class Branching(Agent):
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
             branch = self.session.fork(_told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
+            most = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
+            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=most)
         outcome, text = _ended(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)

@@ -7,6 +7,7 @@ refused, and no page of it can be framed. What stands in a store is data: no scr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -15,8 +16,9 @@ from kilburn.backend import Backend
 from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
-from kilburn.errors import Forgotten, KilburnError, MissingExtra, SpecError, UnknownAddress
+from kilburn.errors import Forgotten, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
 from kilburn.gateway.access import LOOPBACK, by_name, name_of
+from kilburn.kernel.replay import SENSELESS
 
 try:
     from starlette.applications import Starlette
@@ -26,6 +28,8 @@ try:
     from starlette.routing import Route
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "starlette", "dashboard") from error
+
+log = logging.getLogger("kilburn")
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -144,6 +148,11 @@ def build(
         except KilburnError as error:
             status = 404 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 500
             return HTMLResponse(rendered(look(root), "problem.html", about | {"error": error, "status": status}), status)
+        except SENSELESS:
+            # Nothing checks what the writer of a ledger put into an event.
+            log.exception("%s could not be shown", path)
+            odd = StoreCorrupt("the ledger says something that this screen cannot read", advice="run kilburn fsck")
+            return HTMLResponse(rendered(look(root), "problem.html", about | {"error": odd, "status": 500}), 500)
 
     def text(request: Request) -> Response:
         """The exact text of a page; a browser shows it as text, whatever it says."""

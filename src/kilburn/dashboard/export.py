@@ -9,7 +9,7 @@ from typing import Any
 from kilburn.backend import Backend
 from kilburn.dashboard.look import environment, static
 from kilburn.dashboard.reading import LedgerReader
-from kilburn.dashboard.screens import SHOWN, costs, over_time, receipts, window
+from kilburn.dashboard.screens import SHOWN, over_time, prices, receipts, window
 from kilburn.file import write_file
 
 SESSIONS = 10
@@ -59,7 +59,7 @@ def page(reading: LedgerReader, name: str | None = None, *, redact: bool = True)
                 "time": picture,
                 "window": window(reading, query)[1],
                 "receipts": receipts(reading, query)[1],
-                "costs": costs(reading, query)[1],
+                "prices": prices(reading, query)[1],
             }
         )
     look = environment(redact=redact, links=False)

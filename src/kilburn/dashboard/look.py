@@ -49,6 +49,11 @@ def short(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def money(amount: float) -> str:
+    """A price, to a ten-thousandth."""
+    return "< 0.0001" if 0 < amount < 0.0001 else f"{amount:,.4f}"
+
+
 def stamp(seconds: float | None) -> str:
     """A moment for people, in UTC, to the second."""
     if seconds is None or not math.isfinite(seconds):
@@ -100,6 +105,8 @@ def environment(*, root: str = "", redact: bool = False, links: bool = True) -> 
         shade=shade_of,
         count=lambda number: f"{number:,}",
         short=short,
+        money=money,
+        named=lambda one: (one.policy, one),
         share=lambda share: "–" if share is None else f"{share:.0%}",
         stamp=stamp,
         ago=age,

@@ -9,20 +9,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import msgspec
 
 from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget
+from kilburn.dashboard.later import Errands
 from kilburn.dashboard.marks import Marks, TooFar
+from kilburn.dashboard.paid import edits_in, unpaid
+from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
 from kilburn.event import Act, Event
-from kilburn.kernel.breaker import FAILURES
+from kilburn.kernel.breaker import FAILURES, Breaker
 from kilburn.kernel.checkpoint import figures_in
 from kilburn.kernel.ledger import Ledger, Stats, counter_of
 from kilburn.kernel.receipts import MOVES, Receipt, receipts
-from kilburn.kernel.replay import steps
+from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
@@ -51,6 +55,12 @@ NEAR = 0.9
 
 AGAIN = 1 / 3
 """The share of the tokens shipped that were read again because of edits, from which on it is an alarm."""
+
+EDITS = 3
+"""Edits that are looked at, at least, before it is said that they did not pay."""
+
+WEIGHED = 240
+"""Events, the newest ones, in which edits are looked at for the list of sessions."""
 
 REFAULTS = 3
 """Pages that came back soon after they had left, from which on it is an alarm."""
@@ -87,10 +97,12 @@ class LedgerReader:
         self.backend, self.clock, self._effort = backend, clock, effort
         self._lock = threading.Lock()
         self._marks = Marks(backend)
+        self.later = Errands()
         self._stores: dict[str, Store] = {}
         self._opened: dict[str, Store] = {}
-        # The figures of sessions by number, as of an event.
-        self._figures: dict[int, tuple[int, Stats, bool]] = {}
+        # The figures of sessions by number, as of an event; and what its newest edits came to.
+        self._figures: dict[int, tuple[int, Stats, str]] = {}
+        self._edits: dict[int, tuple[int, str]] = {}
 
     def store(self, tokenizer: str = "chars/4") -> Store:
         """The store, with a counter; what has no window needs none in particular."""
@@ -135,24 +147,40 @@ class LedgerReader:
     def rows(self, infos: Sequence[SegmentInfo]) -> tuple[list[Listed], int]:
         """Sessions with their figures, alarms first; and of how many the figures are not known yet. One call counts for a while;
         the next one goes on."""
-        left, waiting = self._effort, 0
+        left, waiting = self._effort, set[int]()
+        # The figures of all come before a closer look at any.
+        for is_due, look in ((self._is_new, self._count), (self._has_edits, self._weigh)):
+            for info in infos:
+                if info.damaged or info.number in waiting or not is_due(info):
+                    continue
+                if left > 0:
+                    left -= look(info)
+                else:
+                    waiting.add(info.number)
         found = []
         for info in infos:
-            known = self._figures.get(info.number)
-            if not info.damaged and (known is None or known[0] != info.head):
-                if left > 0:
-                    left -= self._count(info)
-                else:
-                    waiting += 1
-            known = self._figures.get(info.number)
-            stats, rests = (known[1], known[2]) if known is not None and not info.damaged else (None, False)
-            found.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
-        return sorted(found, key=lambda row: not row.alarms), waiting
+            _, stats, rests = self._figures.get(info.number, (0, None, "")) if not info.damaged else (0, None, "")
+            edits = self._edits.get(info.number, (0, ""))[1]
+            found.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests, edits))))
+        return sorted(found, key=lambda row: not row.alarms), len(waiting)
+
+    def _is_new(self, info: SegmentInfo) -> bool:
+        """Whether a session has changed since its figures were counted."""
+        return self._figures.get(info.number, (-1,))[0] != info.head
+
+    def _has_edits(self, info: SegmentInfo) -> bool:
+        """Whether a session has edits enough to look at, and was not looked at since it changed."""
+        head, stats, _ = self._figures.get(info.number, (-1, Stats(), ""))
+        if not stats.tokens_reprefilled or stats.evictions + stats.folds < EDITS:
+            return False
+        return self._edits.get(info.number, (-1, ""))[0] != head
 
     def row(self, info: SegmentInfo) -> Listed:
         """One session with its figures as they are now."""
-        if not info.damaged and self._figures.get(info.number, (-1,))[0] != info.head:
+        if not info.damaged and self._is_new(info):
             self._count(info)
+        if not info.damaged and self._has_edits(info):
+            self._weigh(info)
         return self.rows([info])[0][0]
 
     def _count(self, info: SegmentInfo) -> int:
@@ -163,22 +191,45 @@ class LedgerReader:
             head, ledger = (last[0], begun) if last is not None and begun is not None else (0, Ledger())
             stats = ledger.stats
             nothing = WindowState(counter_for("chars/4"))
-            use, failed, asked = stats.tokens_in_window, 0, False
+            use = stats.tokens_in_window
             for event in islice(self.backend.events(info.number, head), max(0, info.head - head)):
                 ledger.count(event, nothing)
                 use = event.tokens
-                if event.act is Act.ASK:
-                    failed = failed + 1 if event.data.get("outcome") == "failed" else 0
-                    asked = True
             if not use and head:
                 use = next((event.tokens for event in self.backend.events(info.number, head - 1)), 0)
             report = ledger.report(use=use, window=stats.window)
-            self._figures[info.number] = (info.head, report, asked and failed >= FAILURES)
-        except KilburnError:
+            rests = self._resting(info, report) if report.asks_failed >= FAILURES else ""
+            self._figures[info.number] = (info.head, report, rests)
+        except (KilburnError, *SENSELESS):
             # Opening it says what is wrong; it blocks no other.
-            self._figures[info.number] = (info.head, Stats(warnings=["its ledger cannot be read: run kilburn fsck"]), False)
+            self._figures[info.number] = (info.head, Stats(warnings=["its ledger cannot be read: run kilburn fsck"]), "")
             return GLANCE
         return GLANCE + max(0, info.head - head)
+
+    def _resting(self, info: SegmentInfo, stats: Stats) -> str:
+        """What is wrong with a policy's model, in words: whether its last questions failed, and until when it is spared."""
+        breaker, failed = Breaker(), 0
+        for event in self.backend.events(info.number, max(0, info.head - FARTHEST), Act.ASK):
+            word = event.data.get("outcome")
+            failed = failed + 1 if word == Outcome.FAILED else 0
+            breaker.note(Outcome.FAILED if word == Outcome.FAILED else Outcome.DONE, event.turn)
+        if failed < FAILURES:
+            return ""
+        if breaker.is_open(stats.turns + 1):
+            return f"the model does not answer: the breaker is open, after {failed:,} questions that failed"
+        return f"the last {failed:,} questions to the model failed"
+
+    def _weigh(self, info: SegmentInfo) -> int:
+        """Look whether the newest edits of a session paid; returns what that took."""
+        after = max(0, info.head - WEIGHED)
+        events: list[Event] = []
+        with suppress(KilburnError):
+            events = self.stretch(info.number, after, info.head)
+        start = 0 if not after else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
+        bad, of = unpaid(list(edits_in(list(receipts(events[start:]))[::-1], events)), EDITS)
+        words = f"{bad:,} of its last {of:,} edits saved less than their price" if bad else ""
+        self._edits[info.number] = (info.head, words)
+        return len(events)
 
     @property
     def counted(self) -> int:
@@ -260,8 +311,12 @@ class LedgerReader:
         return [event for event in found if page in event.pages or event.data.get("fold") == page]
 
 
-def alarms_of(info: SegmentInfo, stats: Stats | None, rests: bool) -> Iterator[str]:
-    """What is wrong with a session, in words."""
+def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "", edits: str = "") -> Iterator[str]:
+    """What is wrong with a session, in words.
+
+    Args:
+        rests: of the model that its policy asks; edits: of what its edits saved.
+    """
     if info.damaged:
         yield f"damaged: {info.damaged}"
     if stats is None:
@@ -272,7 +327,7 @@ def alarms_of(info: SegmentInfo, stats: Stats | None, rests: bool) -> Iterator[s
     if any(warning.startswith("hit rate") for warning in stats.warnings):
         yield f"hit rate {stats.hit_rate or 0:.0%}"
     if rests:
-        yield "the model does not answer: the breaker is open"
+        yield rests
     if stats.policy_failures:
         yield f"the policy failed {stats.policy_failures:,}×"
     if stats.lost:
@@ -281,5 +336,7 @@ def alarms_of(info: SegmentInfo, stats: Stats | None, rests: bool) -> Iterator[s
         yield f"{stats.refaults:,} refaults"
     if stats.tokens_shipped and stats.tokens_reprefilled / stats.tokens_shipped >= AGAIN:
         yield f"{stats.tokens_reprefilled / stats.tokens_shipped:.0%} of the tokens read again"
+    if edits:
+        yield edits
     if stats.window and not (stats.evictions or stats.folds) and stats.tokens_in_window / stats.window >= NEAR:
         yield f"window {stats.tokens_in_window / stats.window:.0%} full, and nothing has left it"

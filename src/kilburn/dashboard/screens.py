@@ -13,10 +13,16 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentKind
+from kilburn.dashboard.calls import calls_in, code_in, run_of, tree_of
+from kilburn.dashboard.kv import held_of, lines_of, removed_files
+from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
+from kilburn.dashboard.optimum import Regret, regret_of
+from kilburn.dashboard.otherwise import CHOICES, Otherwise, Taken, otherwise
+from kilburn.dashboard.paid import WeighedEdit, edits_in
 from kilburn.dashboard.reading import FARTHEST, LedgerReader
-from kilburn.dashboard.strip import PROMPTS, SHADES, Column, PromptItem, blocks, kept, overview, pieces_of, shade_of, strip
+from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, pieces_of, shade_of, strip
 from kilburn.errors import Forgotten, KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import Receipt
@@ -138,19 +144,20 @@ def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dic
     kinds = Counter[str]()
     reasons = Counter[str]()
     ages = Counter[str]()
-    why = {}
+    why: dict[int, str] = {}
     held = set(there.held())
     awaited = {member for call in there.awaited() for member in there.group(call)}
     for piece in pieces:
         kinds[piece.shade] += piece.tokens
         if not piece.page:
-            reasons["stands for what is out"] += piece.tokens
+            reasons[HANDLE] += piece.tokens
             continue
         page = pages[piece.page]
-        why[piece.page] = reason = _reason(page, piece, there.states[page.id].pinned, held, awaited)
-        reasons[reason] += piece.tokens
+        why[piece.page] = words = reason(page, piece, there.states[page.id].pinned, held, awaited)
+        reasons[words] += piece.tokens
         ages[_age(turn - page.message if page.message else None)] += piece.tokens
     begin = number_in(query, "from", 0)
+    groups = [] if at else could_leave(session, pieces)
     return "window.html", shown | {
         "at": at,
         "event": event,
@@ -158,15 +165,16 @@ def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dic
         "use": use,
         "capacity": _capacity(session, event),
         "kinds": [(shade, SHADES[shade], kinds[shade]) for shade in SHADES if kinds[shade]],
-        "reasons": reasons.most_common(),
+        "reasons": list(by_reason(reasons.most_common(), why, groups, pieces)),
         "ages": [(words, ages[words]) for words in AGES if ages[words]],
         "rows": [(piece, pages.get(piece.page), why.get(piece.page, "")) for piece in pieces[begin : begin + SHOWN]],
         "begin": begin,
         "shown": SHOWN,
         "found": len(pieces),
-        "leaving": [] if at else could_leave(session, pieces),
+        "leaving": groups[:CANDIDATES],
+        "groups": len(groups),
+        "whys": why,
         "whats": {number: what(there, page) for number, page in pages.items()},
-        "prices": PRICES["hosted"],
     }
 
 
@@ -177,19 +185,6 @@ def _age(messages: int | None) -> str:
     if messages is None:
         return AGES[4]
     return AGES[0] if messages <= 0 else AGES[1] if messages <= 10 else AGES[2] if messages <= 100 else AGES[3]
-
-
-def _reason(page: Page, piece: PromptItem, pinned: bool, held: set[int], awaited: set[int]) -> str:
-    """Why something is in the window."""
-    if pinned:
-        return "pinned"
-    if page.id in held:
-        return "the user's latest message"
-    if page.id in awaited:
-        return "an open call"
-    if piece.shade == "handle":
-        return "stands for what is out"
-    return "made by a policy" if page.id < 0 else "has not left"
 
 
 def what(window: WindowState, page: Page) -> str:
@@ -203,33 +198,6 @@ def what(window: WindowState, page: Page) -> str:
 def _capacity(session: Session, event: Event | None) -> int:
     window = event.data.get("window", 0) if event is not None else 0
     return window if isinstance(window, int) and window else session.shipped or 0
-
-
-def could_leave(session: Session, pieces: Sequence[PromptItem]) -> list[dict[str, Any]]:
-    """What a policy may evict now, the cheapest first: each group, the tokens it frees, and those behind it that a
-    provider would have to read again."""
-    view = session.view()
-    movable = {page.id for page in view.movable(view.pages)}
-    total = sum(piece.tokens for piece in pieces)
-    before, begins = 0, {}
-    for piece in pieces:
-        begins[piece.page] = before
-        before += piece.tokens
-    groups: dict[tuple[int, ...], dict[str, Any]] = {}
-    costs = {piece.page: piece.tokens for piece in pieces}
-    for page in view.pages:
-        members = tuple(member for member in view.group(page.id) if member in costs)
-        if page.id not in movable or members in groups:
-            continue
-        freed = sum(costs[member] for member in members)
-        first = min(begins[member] for member in members)
-        groups[members] = {
-            "pages": [view.page(member) for member in members],
-            "freed": freed,
-            "again": total - first - freed,
-            "turns": view.turn - page.message if page.message else None,
-        }
-    return sorted(groups.values(), key=lambda group: group["again"] / max(1, group["freed"]))[:CANDIDATES]
 
 
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -400,7 +368,7 @@ DEEDS = {
 def deed(event: Event, page: int) -> str:
     """What an event did to a page, in words."""
     if event.act is Act.FAULT:
-        return "recalled, a fault" if page in event.data.get("missed", ()) else "recalled, a hit"
+        return "recalled, a fault" if page in _asked(event)["missed"] else "recalled, a hit"
     if event.act is Act.FOLD and event.data.get("fold") == page:
         return "made"
     if event.act is Act.FOLD and not event.data.get("cover", event.pages):
@@ -439,11 +407,33 @@ def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     session, shown = _opened(reading, query)
     until = min(number_in(query, "until", session.head), session.head)
     found, older = reading.faults(session.number, until, SHOWN)
+    asked = min(number_in(query, "regret", 0), session.head)
+    regret, share = regret_at(reading, session, asked) if asked else (None, 0.0)
     return "faults.html", shown | {
+        "asked": asked,
+        "regret": regret,
+        "failed": regret if isinstance(regret, KilburnError) else None,
+        "share": share,
         "rows": [(event, _asked(event)) for event in found],
         "older": older if older and found else 0,
         "until": until,
     }
+
+
+def regret_at(reading: LedgerReader, session: Session, until: int) -> tuple[Any, float]:
+    """The regret of the newest events up to one, as far as it is worked out; see `Errands.ask`."""
+    after = max(0, until - FARTHEST)
+
+    def work(told: Callable[[float], None]) -> Regret:
+        events = reading.stretch(session.number, after, until)
+        told(0.5)
+        window = session.window
+        named = {page for event in events for page in event.pages if page > 0}
+        costs = {page: window.cost(page) for page in named | set(window.pins) if page in window.states}
+        pins = [page for page in window.pins if after and page not in named]
+        return regret_of(events, costs, pins, after, until)
+
+    return reading.later.ask(("regret", session.number, until), work)
 
 
 def _asked(event: Event) -> dict[str, Any]:
@@ -455,82 +445,92 @@ def _asked(event: Event) -> dict[str, Any]:
     }
 
 
-def edits_of(reading: LedgerReader, session: Session) -> list[dict[str, Any]]:
-    """Of the newest compactions, newest first: what they cost, and what they saved until the next one or until now.
-
-    What is read again costs its price less that from the cache. What is not shipped any more saves, with each prompt, what it
-    would have cost from the cache.
-    """
+def edits_of(reading: LedgerReader, session: Session) -> list[WeighedEdit]:
+    """The newest compactions that freed tokens, newest first, and whether they paid."""
     found, _ = reading.receipts(session.number, session.head, SHOWN)
     done = [receipt for receipt in found if receipt.freed > 0]
     if not done:
         return []
-    events = reading.stretch(session.number, max(done[-1].events[1], session.head - FARTHEST), session.head)
-    ships = [event for event in events if event.act is Act.SHIP]
-    table, rows, until = PRICES["hosted"], [], session.head + 1
-    for receipt in done:
-        prompts = [event for event in ships if receipt.events[1] < event.number < until]
-        until = receipt.events[1]
-        told = prompts[0].data.get("again", 0) if prompts else 0
-        again = told if isinstance(told, int) else 0
-        cost = again * (table.written - table.cached) / 1e6
-        saved = receipt.freed * len(prompts) * table.cached / 1e6
-        rows.append({"receipt": receipt, "prompts": len(prompts), "again": again, "cost": cost, "saved": saved})
-    return rows
+    after = max(done[-1].events[1], session.head - FARTHEST)
+    return list(edits_in(done, reading.stretch(session.number, after, session.head)))
 
 
-def costs(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What a session's prompts took, and what that costs by each table of prices."""
+def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """What a session's prompts took, and their price by each table; what another policy would have taken."""
     session, shown = _opened(reading, query)
     stats = shown["row"].stats
     again = stats.tokens_reprefilled if stats else 0
     fresh = min(session.info.tokens, stats.tokens_shipped - again) if stats else 0
-    cached = max(0, stats.tokens_shipped - again - fresh) if stats else 0
-    tables = []
-    for name, table in PRICES.items():
-        paid = (cached * table.cached + (again + fresh) * table.written) / 1e6
-        tables.append((name, paid, again * (table.written - table.cached) / 1e6))
-    return "costs.html", shown | {
-        "fresh": fresh,
-        "cached": cached,
-        "again": again,
-        "tables": tables,
+    taken = Taken(policy="", prompts=stats.prompts, shipped=stats.tokens_shipped, again=again, fresh=fresh) if stats else None
+    edits = {name: again * (table.written - table.cached) / 1e6 for name, table in PRICES.items()}
+    policy, upto = query.get("policy", ""), min(number_in(query, "upto", 0), session.head)
+    share, chosen = 1.0, []
+    if upto and policy in CHOICES:
+        _, share = reading.later.ask(
+            ("policy", session.number, policy, upto), lambda told: otherwise(reading.backend, session, policy, upto, told)
+        )
+        names = [policy, *(each for each in CHOICES if each != policy)]
+        known = [(each, reading.later.found(("policy", session.number, each, upto))) for each in names]
+        chosen = [(each, found) for each, found in known if found is not None]
+    return "prices.html", shown | {
+        "taken": taken,
+        "tables": [(name, taken.price(name) if taken else 0.0, edits[name]) for name in PRICES],
         "edits": edits_of(reading, session),
+        "policy": policy if policy in CHOICES else "",
+        "choices": CHOICES,
+        "upto": upto or session.head,
+        "share": share,
+        "others": [found for _, found in chosen if isinstance(found, Otherwise)],
+        "failed": [(each, found) for each, found in chosen if isinstance(found, KilburnError)],
+        "names": list(PRICES),
     }
 
 
 def branches(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """The branches of a session, as a tree, with what they returned."""
+    """The branches of a session, as a tree: what they may spend, what they spent, and what they returned."""
     session, shown = _opened(reading, query)
-    below = session.branches.below()
-    rows = []
-    for info in below[:SHOWN]:
-        row = reading.row(info)
-        notes = reading.backend.events(info.number, act=Act.NOTE)
-        ended = [str(event.data["branch"]) for event in notes if "branch" in event.data]
-        rows.append((row, info.name.count("/") - session.name.count("/"), _returned(reading, info.name), ended[-1:]))
+    rows, found = tree_of(reading, session, SHOWN)
     fork = session.branches.forked
     return "branches.html", shown | {
         "rows": rows,
-        "more": len(below) - SHOWN,
+        "more": found - len(rows),
         "parent": session.name.rpartition("/")[0] if fork is not None else "",
+        "run": run_of(reading, session, 0, 1) is not None,
     }
 
 
-def _returned(reading: LedgerReader, name: str) -> str:
-    """The address in the parent of what a branch returned; "" before."""
-    try:
-        return reading.session(name).branches.returned() or ""
-    except KilburnError:
-        return ""
+def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """A run of a recursive model: its question, its steps, and how it ended; or the calls of one of its cells."""
+    session, shown = _opened(reading, query)
+    cell, begin = query.get("cell", ""), number_in(query, "from", 0)
+    shown |= {"cell": cell, "begin": begin, "shown": SHOWN}
+    if cell:
+        return "cell.html", shown | calls_in(reading, session, cell, begin, SHOWN, BRIEF * 4)
+    run = run_of(reading, session, begin, SHOWN)
+    texts = {}
+    for one in run["steps"] if run else ():
+        for each in (one.code, one.output):
+            if each is not None:
+                texts[each.id] = code_in(session, each, BRIEF * 4)
+    for each in (run["question"], run["answer"]) if run else ():
+        if each is not None:
+            texts[each.id] = text_of(session, each, BRIEF * 4)
+    return "calls.html", shown | {"run": run, "texts": texts}
 
 
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What happened to keys and values of a session, newest first."""
+    """Keys and values of a session: what is on the device, and what was computed again for each edit, newest first."""
     session, shown = _opened(reading, query)
     until = min(number_in(query, "until", session.head), session.head)
     found, older = reading.of_act(session.number, Act.CACHE, until, SHOWN)
-    return "cache.html", shown | {"rows": found, "older": older if found else 0}
+    return "cache.html", shown | {
+        "rows": lines_of(found),
+        "older": older if found else 0,
+        "until": until,
+        "held": held_of(reading, session),
+        "files": removed_files(reading, session),
+        "use": session.use,
+    }
 
 
 def memory(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -567,8 +567,9 @@ SCREENS: dict[str, Screen] = {
     "/receipt": receipt,
     "/page": page,
     "/faults": faults,
-    "/costs": costs,
+    "/prices": prices,
     "/branches": branches,
+    "/calls": calls,
     "/cache": cache,
     "/memory": memory,
     "/collection": collection,
@@ -583,7 +584,7 @@ TABS = (
     ("/receipts", "Receipts"),
     ("/faults", "Faults and searches"),
     ("/branches", "Branches"),
-    ("/costs", "Costs"),
+    ("/prices", "Prices"),
     ("/cache", "KV cache"),
 )
 """The screens of a session."""

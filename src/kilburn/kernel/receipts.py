@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.effect import Outcome
 from kilburn.event import Act, Event
-from kilburn.page import address_of, parse_address, span_of
+from kilburn.page import address_of, span_of
 
 MOVES = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE})
 
@@ -195,11 +195,11 @@ def _outcome_of(data: Mapping[str, Any]) -> Outcome | str:
 
 def ranges(pages: Iterable[int]) -> tuple[str, ...]:
     """Addresses of pages, with neighbours joined into ranges."""
-    found: list[str] = []
+    found: list[tuple[int, int]] = []
     for page in sorted(pages):
-        first, last = parse_address(found[-1]) if found else (0, 0)
-        if page > 0 and first > 0 and page == last + 1:
-            found[-1] = span_of(first, page)
+        first, last = found[-1] if found else (0, 0)
+        if page > 1 and first > 0 and page == last + 1:
+            found[-1] = first, page
         else:
-            found.append(address_of(page))
-    return tuple(found)
+            found.append((page, page))
+    return tuple(span_of(first, last) if first < last else address_of(last) for first, last in found)

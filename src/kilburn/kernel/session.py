@@ -68,7 +68,7 @@ TRIES = 5
 """How often a branch is begun anew because another program went on with the session that it forks from."""
 
 
-def _is_return(page: Page, fork: Fork) -> bool:
+def is_return(page: Page, fork: Fork) -> bool:
     """Whether a page that cites a branch is its return, and not a recall from it."""
     return page.answers == fork.call if fork.call else page.role is Role.USER
 
@@ -978,7 +978,7 @@ class Branches:
         # The return cites all of them, and what lost one is forgotten.
         citing = self._session.backend.citing(self._session.number, self._own(fork)[:1])
         pages = parent.window.pages
-        found = [page for number, page in citing if number == fork.forked and page in pages and _is_return(pages[page], fork)]
+        found = [page for number, page in citing if number == fork.forked and page in pages and is_return(pages[page], fork)]
         return address_of(found[0]) if found else None
 
     def returning(self, text: str) -> Message:

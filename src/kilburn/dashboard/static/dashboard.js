@@ -7,6 +7,9 @@ function place(element) {
   return element && element !== document.body && main.contains(element) ? element.getAttribute("href") || element.id : null;
 }
 
+// A page that is renewed takes at most a twentieth of somebody's time, however often its session changes.
+const SHARE = 20;
+
 let fetching = false;
 let again = false;
 
@@ -16,6 +19,7 @@ async function renew() {
     return;
   }
   fetching = true;
+  const began = performance.now();
   try {
     const reply = await fetch(location.href, { headers: { accept: "text/html" } });
     const fresh = new DOMParser().parseFromString(await reply.text(), "text/html").getElementById("main");
@@ -35,11 +39,15 @@ async function renew() {
   } catch {
     // The dashboard has ended; the page stays as it is.
   } finally {
-    fetching = false;
-    if (again) {
-      again = false;
-      renew();
-    }
+    setTimeout(next, SHARE * (performance.now() - began));
+  }
+}
+
+function next() {
+  fetching = false;
+  if (again) {
+    again = false;
+    renew();
   }
 }
 
@@ -119,4 +127,6 @@ function climb(strip, ticks, at, rise) {
 
 strips();
 live();
+// On a phone the tabs do not fit beside each other.
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 if (main.querySelector("[data-again]")) setTimeout(renew, 700);
