@@ -8,7 +8,9 @@ tell, and a span costs one look into a dictionary. No span holds what was said. 
 from __future__ import annotations
 
 import logging
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +47,7 @@ CACHE_READ = "gen_ai.usage.cache_read.input_tokens"
 CACHE_WRITTEN = "gen_ai.usage.cache_write.input_tokens"
 CACHE_CREATED = "gen_ai.usage.cache_creation.input_tokens"
 """What v1.41 called the same."""
+RECORDS = "gen_ai.memory.record.count"
 ERROR = "error.type"
 
 PROVIDERS = {"messages": "anthropic", "chat": "openai"}
@@ -55,6 +58,12 @@ FAILED = ("failed", "illegal", "refused", "rejected", "empty", "truncated")
 
 LONGEST = 200
 """Characters of a text in an attribute; a client, or a model, may have chosen it."""
+
+WAITING = 10_000
+"""Spans that may wait for the thread that ends them."""
+
+PATIENCE = 5.0
+"""Seconds for which a program that ends waits for them."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -138,10 +147,10 @@ class Span:
         if self._real is None or self._ended:
             return
         self._ended = True
-        try:
-            self._real.end(None if at is None else int(at * 1e9))
-        except Exception as error:  # noqa: BLE001 -- as above
-            _fails(error)
+        if _aside is None:
+            _end(self._real, at)
+        else:
+            _aside.put(self._real, time.time() if at is None else at)
 
     @contextmanager
     def current(self, more: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -182,6 +191,62 @@ class Span:
 NONE = Span()
 
 
+class _Aside:
+    """A thread that ends spans, because whoever exports them may be slow."""
+
+    def __init__(self) -> None:
+        self._spans: queue.Queue[tuple[Any, float]] = queue.Queue(WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, real: Any, at: float) -> None:
+        """End a span that was over at a time; if too many wait, it is not told."""
+        try:
+            self._spans.put_nowait((real, at))
+        except queue.Full:
+            _fails(OverflowError())
+            return
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="kilburn-spans", daemon=True)
+                    self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            _end(*self._spans.get())
+            self._spans.task_done()
+
+    def drain(self) -> None:
+        """Wait until none waits, a little while at most."""
+        until = time.monotonic() + PATIENCE
+        with self._spans.all_tasks_done:
+            while self._spans.unfinished_tasks and (left := until - time.monotonic()) > 0:
+                self._spans.all_tasks_done.wait(left)
+
+
+_aside: _Aside | None = None
+
+
+def end_aside() -> None:
+    """Have spans of this program ended by a thread of their own from now on."""
+    global _aside
+    _aside = _aside or _Aside()
+
+
+def drain() -> None:
+    """Wait until spans that are over are told, `PATIENCE` seconds at most."""
+    if _aside is not None:
+        _aside.drain()
+
+
+def _end(real: Any, at: float | None) -> None:
+    try:
+        real.end(None if at is None else int(at * 1e9))
+    except Exception as error:  # noqa: BLE001 -- as above
+        _fails(error)
+
+
 def begin(
     name: str,
     given: Mapping[str, Any],
@@ -197,7 +262,7 @@ def begin(
         given: what is known of it; what is None or "" is left out.
         kind: as OpenTelemetry names it.
         about: what all spans that begin in it have too.
-        headers: of whoever asked, which may say what span this is a part of.
+        headers: of whoever asked, which may say what span this is a part of; that counts where there is no current one.
         at: when it began, in seconds since the epoch; None for now.
     """
     made = tracer()
@@ -209,7 +274,7 @@ def begin(
         attributes = {key: _bounded(value) for key, value in {**shared, **given}.items() if value is not None and value != ""}
         real = made.start_span(
             name.strip()[:LONGEST],
-            context=None if headers is None else _parent_of(headers),
+            context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parent_of(headers),
             kind=api.SpanKind[kind],
             attributes=attributes,
             start_time=None if at is None else int(at * 1e9),

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gateway.conftest import gateway  # noqa: F401
 from kilburn import tracing
 
 
@@ -23,6 +24,7 @@ class Told:
 
     @property
     def spans(self) -> list[Any]:
+        tracing.drain()
         return list(self.exporter.get_finished_spans())
 
     def named(self, name: str) -> list[Any]:
