@@ -212,6 +212,11 @@ class _Aside:
                     self._thread = threading.Thread(target=self._work, name="kilburn-spans", daemon=True)
                     self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Spans that wait."""
+        return self._spans.qsize()
+
     def _work(self) -> None:
         while True:
             _end(*self._spans.get())
@@ -238,6 +243,11 @@ def drain() -> None:
     """Wait until spans that are over are told, `PATIENCE` seconds at most."""
     if _aside is not None:
         _aside.drain()
+
+
+def waiting() -> int:
+    """Spans that wait to be told."""
+    return 0 if _aside is None else _aside.waiting
 
 
 def _end(real: Any, at: float | None) -> None:

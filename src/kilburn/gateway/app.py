@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import quote, unquote
@@ -181,6 +182,22 @@ class Gateway:
             return "words"
         troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)
         return "words; meaning fails" if troubled else "words and meaning"
+
+    def now(self) -> Iterator[tuple[str, str, float]]:
+        """What the gateway can say at once, whatever it holds: see `kilburn.gateway.metrics.NOW`."""
+        files = [file for file in (self.settings.db, f"{self.settings.db}-wal") if os.path.exists(file)]
+        with suppress(OSError):
+            if files:
+                yield "store_bytes", "", sum(os.stat(file).st_size for file in files)
+        yield "learning_waiting", "", self._learners.waiting
+        yield "spans_waiting", "", tracing.waiting()
+        for tenant, relay in list(self._open.items()):
+            store = relay.histories.store
+            yield "sessions_open", tenant, relay.histories.held
+            if store.vectors is not None:
+                yield "embedding_failing", tenant, bool(store.vectors.trouble)
+                with suppress(KilburnError):
+                    yield "embedding_behind", tenant, bool(store.backend.unembedded(store.vectors.embedder.name, 1))
 
     def use(self) -> None:
         """A request came: what is done in the background lets it go first."""
@@ -603,7 +620,7 @@ def build(settings: Settings) -> App:
 
     # Whoever exports them may be slow; no request waits for that.
     tracing.end_aside()
-    metrics = Metrics(settings.prices)
+    metrics = Metrics(settings.prices, gateway.now)
     readers = [metrics.observe, spans.end, *([] if settings.log is None else [settings.log.observe])]
 
     def observe(exchange: Exchange) -> None:

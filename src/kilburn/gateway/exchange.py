@@ -126,6 +126,7 @@ class SessionTotals(msgspec.Struct, kw_only=True):
     reprefilled: int = 0
     hits: int = 0
     faults: int = 0
+    refaults: int = 0
     evictions: int = 0
     folds: int = 0
     hit_rate: float | None = None

@@ -129,6 +129,11 @@ class Histories:
 
     # What a history says
 
+    @property
+    def held(self) -> int:
+        """Sessions in memory."""
+        return len(self._sessions)
+
     def digests(
         self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
     ) -> tuple[list[bytes], list[int]]:
