@@ -17,6 +17,7 @@ from __future__ import annotations
 from os import fsencode
 from typing import Any
 
+from kilburn import tracing
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError
@@ -98,4 +99,5 @@ def open(
     return store
 
 
+tracing.watch_models()
 attach(__name__)

@@ -87,6 +87,8 @@ class Data(TypedDict, total=False):
     # Prompts and what they cost
     missed: Sequence[int]
     """Of the pages that were recalled, those that the window did not have."""
+    request: Mapping[str, str]
+    """Who asked for a prompt: ids by names of their owner's. In a gateway's they are `id`, `client` and `trace`."""
     again: int
     """Tokens after the first difference from the previous prompt, as far as they were shipped before."""
     window: int

@@ -8,7 +8,7 @@ closes the connection.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -175,9 +175,18 @@ def request_of(model: Model, prompt: str, system: str | None = None, **settings:
     return Request(messages=[*lead, user], system=system if system and beside else None, **settings)
 
 
+watch: Callable[[Model, Request], Iterator[Delta | Reply]] | None = None
+"""Who sees each question and its reply, and gives the pieces on; see `kilburn.tracing`. It is set once, or never."""
+
+
+def pieces_of(model: Model, request: Request) -> Iterator[Delta | Reply]:
+    """The pieces of a reply: every question to a model that is asked here goes through this."""
+    return model.stream(request) if watch is None else watch(model, request)
+
+
 def complete(model: Model, request: Request) -> Reply:
     """The whole reply of a model, without the pieces."""
-    for piece in model.stream(request):
+    for piece in pieces_of(model, request):
         if isinstance(piece, Reply):
             return piece
     raise AssertionError(f"model {model.name} ended its stream without a reply")

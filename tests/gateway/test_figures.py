@@ -1,4 +1,4 @@
-"""Figures, log lines and spans of exchanges, over a real server; what a tenant sees of others."""
+"""Figures and log lines of exchanges, over a real server; what a tenant sees of others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,7 +23,6 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys, add_key
 from kilburn.gateway.logs import Log, line_of
 from kilburn.gateway.metrics import SESSIONS, Metrics, saved
-from kilburn.gateway.spans import spans
 from kilburn.gateway.status import routes
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
@@ -61,11 +57,8 @@ class Works:
     """A served gateway without an upstream."""
 
     def __init__(self, serving: Callable[..., int], folder: Path, *, keyed: bool = True, contents: bool = False) -> None:
-        self.metrics, self.out, self.spans = Metrics(PRICES["hosted"]), io.StringIO(), InMemorySpanExporter()
+        self.metrics, self.out = Metrics(PRICES["hosted"]), io.StringIO()
         self.log = Log(self.out)
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.spans))
-        record = spans(provider)
         self.trouble: Exception | None = None
         self.checks = 0
         file = folder / "keys.json"
@@ -88,7 +81,7 @@ class Works:
         )
 
         def observe(exchange: Exchange) -> None:
-            for reader in (self.metrics.observe, self.log.observe, record):
+            for reader in (self.metrics.observe, self.log.observe):
                 reader(exchange)
 
         self.access = Access(app, keys=Keys(file) if keyed else None, observe=observe, contents=contents)
@@ -231,31 +224,6 @@ def test_a_log_that_cannot_be_written_stops_no_request(capsys: pytest.CaptureFix
         # What waits in its buffer cannot be written at its end either.
         with pytest.raises(OSError, match="No space"):
             full.close()
-
-
-def test_a_span_has_the_names_of_the_conventions_and_its_parent(works: Callable[..., Works]) -> None:
-    from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
-
-    it = works()
-    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    it.http.post("/v1/messages", headers={**it.ana, "traceparent": f"00-{trace}-{parent}-01"}, content=CANARY.encode())
-    it.http.post("/v1/messages", headers={**it.ana, "traceparent": "nonsense"})
-    it.http.get("/metrics", headers=it.ana)
-    it.lines(3)
-    first, second = it.spans.get_finished_spans()
-    assert first.name == "chat m-1"
-    assert f"{first.context.trace_id:032x}" == trace
-    assert first.parent is not None
-    assert f"{first.parent.span_id:016x}" == parent
-    assert second.parent is None
-    given = dict(first.attributes or {})
-    assert given["gen_ai.usage.input_tokens"] == 2400
-    assert given["gen_ai.usage.cache_read.input_tokens"] == 2000
-    assert given["gen_ai.conversation.id"] == "s-acme"
-    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
-    assert {name for name in given if name.startswith("gen_ai.")} <= known
-    assert CANARY not in str(given)
-    assert (first.end_time or 0) >= (first.start_time or 0)
 
 
 def test_health_is_open_and_says_little(works: Callable[..., Works]) -> None:

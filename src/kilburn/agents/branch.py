@@ -252,7 +252,7 @@ class Branching(Agent):
             depth=self.depth,
             **options,
         )
-        made.level, made._begun, made.caller = self.level + 1, self._begun, self
+        made.level, made._begun, made.caller, made._named = self.level + 1, self._begun, self, agent.name
         return made
 
     def finish(self) -> tuple[BranchOutcome, str]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kilburn import tracing
 from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flat
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
@@ -31,6 +32,7 @@ from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.brought import Brought
+from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
@@ -39,7 +41,7 @@ from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.learning import Learning
 from kilburn.memory.sleep import SleepTime
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, takes_tools
+from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, pieces_of, takes_tools
 from kilburn.models.scheduler import ScheduledModel
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
@@ -452,6 +454,9 @@ class Agent:
     """What is being learned from the session, or was last."""
     searches = False
     """Whether what has left the window is brought by a search, because the model takes no tools."""
+    _span: tracing.Span = tracing.NONE
+    _named = ""
+    """The function that it is behind, for its span."""
 
     def __init__(
         self,
@@ -600,13 +605,39 @@ class Agent:
         What happens in branches is among them, as `InBranch`: in order for each branch, and as it comes where several run at
         once. Branches do not wait for the caller to take an event.
         """
+        before, self._span = self._span, self._begun_span()
+        try:
+            yield from self._events(text, loop)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._span.fail(type(error).__name__)
+            raise
+        finally:
+            self._end_span()
+            self._span = before
+
+    def _begun_span(self) -> tracing.Span:
+        given = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._named, tracing.MODEL: self.model.name}
+        about = {tracing.CONVERSATION: self.session.name}
+        return tracing.begin(f"invoke_agent {self._named}", given, about=about)
+
+    def _end_span(self) -> None:
+        if self._span.wanted:
+            spent = self.account.outcome
+            given = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
+            self._span.set({f"kilburn.{name}": value for name, value in given.items()})
+        self._span.end()
+
+    def _events(self, text: str | dict[str, Any] | Message | None, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
         self.account, self.returned = Account(self.limits, self.clock, self.above), None
         if self.learning is not None:
             self.learning.close(0)  # what a model is asked for it would be in the way of this reply
         outcome = self.account.outcome
         yield from self._resume(text is None, loop)
         if text is not None:
-            self.session.append({"role": "user", "content": text} if isinstance(text, str) else text)
+            with self._span.current(), tracing.compacting(self.session):
+                self.session.append({"role": "user", "content": text} if isinstance(text, str) else text)
         if self.above is None:
             self.confirmation.begin()
         while self.returned is None:
@@ -664,7 +695,8 @@ class Agent:
         else:
             usage = own
         self._charge(usage)
-        self._keep(fresh.message, prompt, found)
+        with self._span.current(), tracing.compacting(self.session):
+            self._keep(fresh.message, prompt, found)
         return fresh
 
     def _keep(self, message: Message, prompt: Prompt, found: Brought | None) -> None:
@@ -733,7 +765,10 @@ class Agent:
         )
 
     def _stream(self, request: Request) -> Generator[RunEvent, None, Reply]:
-        for piece in self.model.stream(request):
+        compacted = self._span.wanted and not self.session.window.whole
+        with self._span.current({tracing.COMPACTED: True} if compacted else None):
+            pieces = pieces_of(self.model, request)
+        for piece in pieces:
             if isinstance(piece, Delta):
                 yield Said(piece.text, piece.reasoning)
             else:
@@ -765,7 +800,8 @@ class Agent:
         shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
         self._shown = shown
         with ThreadPoolExecutor(min(WORKERS, len(calls))) as pool:
-            answers = [pool.submit(self._invoke, part, loop) for part in calls]
+            with self._span.current():
+                answers = [pool.submit(tracing.carried(self._called), part, loop) for part in calls]
             try:
                 for answer in answers:
                     answer.add_done_callback(lambda _: shown.put(None))
@@ -787,7 +823,8 @@ class Agent:
                 self.account.given_up |= not isinstance(error, Exception)
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        self.session.append(*(message for message, _ in results))
+        with self._span.current(), tracing.compacting(self.session):
+            self.session.append(*(message for message, _ in results))
         for message, failed in results:
             part = message.parts[0]
             yield Returned(part.call or "", part.text, failed)
@@ -795,6 +832,19 @@ class Agent:
     def show(self, event: RunEvent) -> None:
         """Show something that happens in a branch to whoever reads this agent's `stream`; from any thread."""
         self._shown.put(event)
+
+    def _called(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
+        """Carry out one call, as a span."""
+        # What a model calls that there is not may be anything.
+        name = part.name if any(spec.name == part.name for spec in self.specs) else "unknown"
+        given = {tracing.OPERATION: "execute_tool", tracing.TOOL: name, tracing.TOOL_TYPE: "function", tracing.CALL: part.call}
+        with tracing.span(f"execute_tool {name}", given) as made:
+            message, failed = self._invoke(part, loop)
+            if failed:
+                made.fail("tool_error")
+            if made.wanted:
+                made.set({"kilburn.pages": " ".join(ranges(message.sources))})
+        return message, failed
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
         """Carry out one call if the agent may: its result, or an error that the model can act on."""

@@ -22,7 +22,7 @@ from kilburn.event import Act
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Finish, Model, Reply, request_of
+from kilburn.model import Finish, Model, Reply, pieces_of, request_of
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.selection.extract import Piece
@@ -287,7 +287,7 @@ class ReasoningCache:
             timeout=schedule.timeout,
         )
         cap, finish = Cap(schedule.reason, self._count), Finish.LENGTH
-        with closing(self.model.stream(request)) as pieces:  # type: ignore[type-var]
+        with closing(pieces_of(self.model, request)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if isinstance(piece, Reply):
                     finish = piece.finish

@@ -75,6 +75,7 @@ VERBS = {
     "replay": "Stream recorded runs through a window.",
     "serve": "Serve OpenAI's and Anthropic's API, with one upstream behind.",
     "top": "Watch the levels live.",
+    "metrics": "A Grafana board, and alerts, for a gateway's /metrics.",
     "dashboard": "Show in a browser what left each window, and the way back.",
     "export": "Write sessions as JSONL, every message as it was appended.",
     "import": "Import sessions into a store: all of a file, or nothing.",
@@ -196,6 +197,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import top
 
             return top
+        case "metrics":
+            from kilburn.cli import metrics
+
+            return metrics
         case "dashboard":
             from kilburn.cli import dashboard
 

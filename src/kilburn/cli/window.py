@@ -25,6 +25,7 @@ from kilburn.effect import Outcome
 from kilburn.errors import PinsExceedWindow, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.receipts import Receipt
+from kilburn.kernel.shipments import shipments
 from kilburn.kernel.store import Store
 from kilburn.terminal import emit, line, tell
 
@@ -123,6 +124,50 @@ def diff(
         if addresses:
             tell(line(f"{what}: {_short(addresses)}"))
     tell(f"{count(found.before)} tokens, then {count(found.after)}; the first {count(found.kept)} are the same")
+
+
+@window.command("shipped")
+@stored
+def shipped(
+    request: Annotated[
+        str, Argument(metavar="REQUEST", help="An id of a request: its client's, the gateway's or a trace's.", show_default=False)
+    ],
+    name: Annotated[str | None, Option("--session", metavar="SESSION", help="Only of this session, which is faster.")] = None,
+    *,
+    where: StorePlace,
+) -> None:
+    """Say which prompts were made for a request, and which pages stood in them.
+
+    The gateway keeps its own id of a request with each prompt (the header x-kilburn-request of the answer), the client's
+    (x-client-request-id or x-request-id) and that of the trace (traceparent). `kilburn recall` gives each page back.
+
+    Examples:
+
+        kilburn window shipped 61b2aea13ff33eef
+
+        kilburn window shipped 61b2aea13ff33eef --session session-1 --json
+    """
+    with where.reading() as store:
+        if name is not None:
+            session(store, name)
+        found = list(shipments(store.backend, store.counter, request, name))
+    if where.json:
+        emit({"request": request, "prompts": [one._asdict() for one in found]})
+        return
+    if not found:
+        tell(line(f"no prompt here was made for {request[:80]!r}"))
+        return
+    heads = ("session", "turn", "tokens", "again", "cached", "pages", "out", "beside")
+    table(
+        heads,
+        (
+            (one.session, one.turn, one.tokens, one.again, one.cached, _short(one.pages), _short(one.out), _short(one.beside))
+            for one in found
+        ),
+    )
+    last = found[-1]
+    if last.pages:
+        tell(f"{many(len(found), 'prompt')}; to read a page: kilburn recall {line(shlex.quote(last.session))} {last.pages[-1]}")
 
 
 @window.command("undo")

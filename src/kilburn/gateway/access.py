@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 import traceback
 from collections import Counter
@@ -41,6 +42,17 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 OPEN = "/health"
 """The one path that needs no key."""
+
+REQUEST = b"x-kilburn-request"
+"""The header of every answer with the id of its request."""
+
+NAMED = (b"x-client-request-id", b"x-request-id")
+"""Headers with the client's own id of a request, the first that is there."""
+
+A_NAME = re.compile(rb"[\x21-\x7e]{1,128}")
+"""An id that is kept; another one is as good as none."""
+
+A_PARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 FIGURES = ("/metrics", "/sessions")
 """What a key with `figures` opens."""
@@ -99,13 +111,15 @@ class Access:
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
         given = by_name(scope["headers"])
-        if b"traceparent" in given:
-            exchange.parent = given[b"traceparent"][0].decode("latin-1")
+        exchange.parent, exchange.named = parent_in(given), name_in(given)
         scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": given}}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
+                # An upstream may be a gateway too.
+                others = [header for header in message["headers"] if header[0].lower() != REQUEST]
+                message = {**message, "headers": [*others, (REQUEST, exchange.id.encode())]}
             elif exchange.first is None and (message.get("body") or not message.get("more_body")):
                 exchange.first = time.perf_counter() - exchange.started
             await send(message)
@@ -366,6 +380,18 @@ def by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
     for name, value in headers:
         given.setdefault(name, []).append(value)
     return given
+
+
+def name_in(given: Given) -> str:
+    """The client's own id of a request; "" for none that could be one."""
+    found = next((given[name][0] for name in NAMED if name in given), b"")
+    return found.decode() if A_NAME.fullmatch(found) else ""
+
+
+def parent_in(given: Given) -> str:
+    """The span that a request belongs to, as its header has it; "" for none that is one."""
+    found = given.get(b"traceparent", [b""])
+    return found[0].decode() if len(found) == 1 and A_PARENT.fullmatch(found[0]) else ""
 
 
 def name_of(host: bytes) -> str:

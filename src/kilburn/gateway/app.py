@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import quote, unquote
@@ -16,7 +17,9 @@ import anyio
 import msgspec
 
 import kilburn
+from kilburn import tracing
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
+from kilburn.gateway import spans
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import LEAVING, Exchange
@@ -33,7 +36,6 @@ from kilburn.gateway.metrics import Metrics
 from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import ResponsesForm
-from kilburn.gateway.spans import spans
 from kilburn.gateway.status import Trouble, routes
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
@@ -181,6 +183,22 @@ class Gateway:
         troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)
         return "words; meaning fails" if troubled else "words and meaning"
 
+    def now(self) -> Iterator[tuple[str, str, float]]:
+        """What the gateway can say at once, whatever it holds: see `kilburn.gateway.metrics.NOW`."""
+        files = [file for file in (self.settings.db, f"{self.settings.db}-wal") if os.path.exists(file)]
+        with suppress(OSError):
+            if files:
+                yield "store_bytes", "", sum(os.stat(file).st_size for file in files)
+        yield "learning_waiting", "", self._learners.waiting
+        yield "spans_waiting", "", tracing.waiting()
+        for tenant, relay in list(self._open.items()):
+            store = relay.histories.store
+            yield "sessions_open", tenant, relay.histories.held
+            if store.vectors is not None:
+                yield "embedding_failing", tenant, bool(store.vectors.trouble)
+                with suppress(KilburnError):
+                    yield "embedding_behind", tenant, bool(store.backend.unembedded(store.vectors.embedder.name, 1))
+
     def use(self) -> None:
         """A request came: what is done in the background lets it go first."""
         self._used = time.monotonic()
@@ -273,6 +291,7 @@ class Gateway:
         for store in self._stores:
             await in_thread(store.close)
         await in_thread(self._trouble.close)
+        await in_thread(tracing.drain)
 
 
 class _Endpoint:
@@ -332,7 +351,10 @@ class _Endpoint:
             async with _UnlessLeft(receive, None if flow is None else flow.over, on_leaving):
                 try:
                     if flow is None:
-                        await self._answer(scope, body, headers, key, answering, lambda: began, fields)
+                        if self._form is not None and scope["method"] == "POST":
+                            spans.begin(exchange, headers)
+                        with exchange.span.current():
+                            await self._answer(scope, body, headers, key, answering, lambda: began, fields)
                     else:
                         await self._flow(scope, flow, headers, answering)
                 except KilburnError as error:
@@ -408,6 +430,7 @@ class _Endpoint:
             if exchange.rounds:
                 # A provider would answer it under this key with its first answer.
                 headers = {name: value for name, value in headers.items() if name != "idempotency-key"}
+            headers = {**headers, **exchange.span.carried()}
             await forward(gateway.upstream, "POST", path, body, headers, send, form, reason)
         else:
             gateway.failed(exchange.unkept)
@@ -443,8 +466,10 @@ class _Endpoint:
         if "websocket" in headers.get("upgrade", "").lower():
             raise Problem(501, "no_websockets", "the gateway carries no connections of websockets; go to the provider for these")
 
+        exchange: Exchange = scope["state"]["exchange"]
+        headers = {**headers, **exchange.span.carried()}
         if await forward(upstream, scope["method"], path, body, headers, send) >= 400:
-            scope["state"]["exchange"].problem = "upstream_error"
+            exchange.problem = "upstream_error"
 
 
 class _UnlessLeft:
@@ -593,8 +618,10 @@ def build(settings: Settings) -> App:
         finally:
             await gateway.close()
 
-    metrics = Metrics(settings.prices)
-    readers = [metrics.observe, spans(), *([] if settings.log is None else [settings.log.observe])]
+    # Whoever exports them may be slow; no request waits for that.
+    tracing.end_aside()
+    metrics = Metrics(settings.prices, gateway.now)
+    readers = [metrics.observe, spans.end, *([] if settings.log is None else [settings.log.observe])]
 
     def observe(exchange: Exchange) -> None:
         for reader in readers:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -146,8 +146,11 @@ class Conversation:
             known = self._costs[key] = self.session.counter.count(raw.decode("utf-8", "replace"))
         return known
 
-    def render(self, form: str) -> Prompt:
+    def render(self, form: str, request: Mapping[str, str]) -> Prompt:
         """The prompt for the request that goes on now, without what others said since it began.
+
+        Args:
+            request: its ids.
 
         Raises:
             StoreStale: they went on with it before anything was said here.
@@ -155,8 +158,8 @@ class Conversation:
         session = self.session
         if self.waiting or (session.turn != self.turn and (self.repeated or self.spoken)):
             with session.lock:
-                return session.render_from(self.turn, following(self.waiting, session), form)
-        prompt = session.render(form)
+                return session.render_from(self.turn, following(self.waiting, session), form, request=request)
+        prompt = session.render(form, request=request)
         if session.turn != self.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
         return prompt

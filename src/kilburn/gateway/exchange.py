@@ -14,6 +14,7 @@ from kilburn.errors import StoreError
 from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
+from kilburn.tracing import NONE, Span
 
 LEAVING = "on_leaving"
 """In a request's state: takes what is to be done when its client goes away, and returns what takes that back. To wait for it in a
@@ -24,7 +25,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     """One request and its reply: `scope["state"]["exchange"]`. Times are in seconds, tokens by the session's counter.
 
     `access` sets these:
-        id: of the request, random. began: since the epoch. started: by `time.perf_counter`.
+        id: of the request, random. named: the client's own id of it, if that is one.
+        began: since the epoch. started: by `time.perf_counter`.
         method, path, client: as they came; the path without its query. parent: the span that it belongs to (`traceparent`).
         key: who asked; None before that is known, and if nobody may.
         status: of the reply; 499 if the client left before one. problem: why it was refused or failed, in one word.
@@ -44,9 +46,14 @@ class Exchange(msgspec.Struct, kw_only=True):
         finish: why the reply ended.
         unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.reason_of`.
         unkept: what the store said to a reply that went out all the same.
+        span: of the request, where somebody takes it. pages: addresses of what the last prompt showed, then.
+        upstream: seconds that each call of the upstream took, until its answer was whole.
+        compacted: policy, outcome and tokens freed of each compaction.
+        lookups: what the model's calls of our tools, and searches for it, came to: tool and outcome.
     """
 
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+    named: str = ""
     began: float = msgspec.field(default_factory=time.time)
     started: float = msgspec.field(default_factory=time.perf_counter)
     method: str = ""
@@ -79,6 +86,17 @@ class Exchange(msgspec.Struct, kw_only=True):
     finish: str = ""
     unread: str = ""
     unkept: StoreError | None = None
+    span: Span = NONE
+    pages: str = ""
+    upstream: list[float] = []
+    compacted: list[tuple[str, str, int]] = []
+    lookups: list[tuple[str, str]] = []
+
+    @property
+    def request(self) -> dict[str, str]:
+        """The ids by which what was made for it is found."""
+        known = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
+        return {name: value for name, value in known.items() if value}
 
     @property
     def added(self) -> float | None:
@@ -108,6 +126,7 @@ class SessionTotals(msgspec.Struct, kw_only=True):
     reprefilled: int = 0
     hits: int = 0
     faults: int = 0
+    refaults: int = 0
     evictions: int = 0
     folds: int = 0
     hit_rate: float | None = None

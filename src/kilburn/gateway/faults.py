@@ -10,11 +10,14 @@ from enum import StrEnum
 
 import msgspec
 
+from kilburn import tracing
 from kilburn.errors import SpecError
 from kilburn.gateway.conversations import Conversation
+from kilburn.gateway.exchange import Exchange
 from kilburn.kernel import memory_tools
 from kilburn.kernel.brought import Brought, bring
 from kilburn.kernel.memory_tools import MemoryReply
+from kilburn.kernel.receipts import ranges
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Message, Part
@@ -80,14 +83,15 @@ class Offer:
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"
 
 
-def answered(store: Store, conversation: Conversation, calls: Sequence[Part], *, over: bool) -> list[Message]:
+def answered(store: Store, conversation: Conversation, calls: Sequence[Part], exchange: Exchange, *, over: bool) -> list[Message]:
     """The results of calls of our tools, as messages. What is from an earlier session cites its pages there.
 
     Args:
+        exchange: is told what they came to.
         over: whether there were enough of them in this turn; then nothing is looked up.
     """
     earlier = [] if over else _earlier(store, conversation)
-    done = [MemoryReply(text=ENOUGH) if over else _called(conversation.session, earlier, part) for part in calls]
+    done = [MemoryReply(text=ENOUGH) if over else _called(conversation.session, earlier, part, exchange) for part in calls]
     return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
 
 
@@ -108,7 +112,23 @@ def _earlier(store: Store, conversation: Conversation) -> list[Session]:
     return [store.session(names[number]) for number in conversation.earlier if number in names]
 
 
-def _called(session: Session, earlier: Sequence[Session], part: Part) -> MemoryReply:
+def _called(session: Session, earlier: Sequence[Session], part: Part, exchange: Exchange) -> MemoryReply:
+    """Carry out one call, as a span."""
+    tool = part.name or ""
+    given = {tracing.OPERATION: "execute_tool", tracing.TOOL: tool, tracing.CONVERSATION: session.name, tracing.CALL: part.call}
+    with tracing.span(f"execute_tool {tool}", given) as made:
+        said = _looked_up(session, earlier, part)
+        failed, found = said.text.startswith("error:"), bool(said.sources or said.cites)
+        outcome = "failed" if failed else "found" if found else "abstained"
+        exchange.lookups.append((tool, outcome))
+        if failed:
+            made.fail("tool_error")
+        if made.wanted:
+            made.set({"kilburn.outcome": outcome, "kilburn.pages": " ".join(ranges(said.sources))})
+    return said
+
+
+def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> MemoryReply:
     name, arguments = part.name or "", part.text
     if name == "recall":
         for other in earlier:

@@ -11,14 +11,21 @@ from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.exchange import Exchange
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.session import Session
+from kilburn.model import is_count
+from kilburn.tracing import compactions
 from kilburn.wire.digests import HIDDEN
+
+MOVED = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_failures", "fallbacks")
+"""Figures of which one grows where there was a compaction."""
 
 
 class _Known(msgspec.Struct):
-    """A session after its last reply: its figures, tokens of our own calls and their results, and when that was."""
+    """A session after its last reply: its figures, tokens of our own calls and their results, the last event of its ledger, and
+    when that was."""
 
     stats: Stats
     hidden: int
+    head: int
     used: float | None = None
 
 
@@ -37,7 +44,9 @@ class Figures:
         known = self._known.get(conversation)
         if known is None:
             # A session that is new has no prompt yet; of one that was read again only what comes is known.
-            known = self._known[conversation] = _Known(now if now.prompts else Stats(), _hidden(conversation.session))
+            session = conversation.session
+            before, head = (now, session.head) if now.prompts else (Stats(), 0)
+            known = self._known[conversation] = _Known(before, _hidden(session), head)
         exchange.session = conversation.name
         exchange.before = known.stats
         exchange.new = now.tokens_seen - known.stats.tokens_seen
@@ -51,8 +60,14 @@ class Figures:
     def end(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request is over; its session is still its own."""
         known = self._known[conversation]
-        exchange.after = known.stats = conversation.session.figures
-        known.used = time.time()
+        session = conversation.session
+        exchange.after = after = session.figures
+        if any(getattr(after, name) != getattr(known.stats, name) for name in MOVED):
+            exchange.compacted = [
+                (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
+                for event in compactions(session, known.head)
+            ]
+        known.stats, known.head, known.used = after, session.head, time.time()
 
 
 def _hidden(session: Session) -> int:

@@ -50,6 +50,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
+from kilburn.tracing import compacting
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical
 
@@ -127,6 +128,11 @@ class Histories:
         """Sessions whose notes of replies were read: when they were used last, and the last note."""
 
     # What a history says
+
+    @property
+    def held(self) -> int:
+        """Sessions in memory."""
+        return len(self._sessions)
 
     def digests(
         self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
@@ -294,14 +300,16 @@ class Histories:
             cites = (*fresh[first].cites, *self._pages_before(session))
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
-            session.append(*following(fresh, session), said=said)
+            with compacting(session):
+                session.append(*following(fresh, session), said=said)
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
             if asked.calls:
                 parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
                 before = [Message(role=Role.ASSISTANT, parts=parts)]
-            session.append(*following(renamed(fresh, before, session), session), said=said)
+            with compacting(session):
+                session.append(*following(renamed(fresh, before, session), session), said=said)
         conversation.note_kept(said)
 
     def _pages_before(self, session: Session) -> tuple[tuple[int, int], ...]:
@@ -709,7 +717,8 @@ class Histories:
             conversation.turn, conversation.waiting = session.turn, []
         new = following(messages, session)
         said = conversation.kept_with(words)
-        keep(session, new[0], pages, *new[1:], said=said)
+        with compacting(session):
+            keep(session, new[0], pages, *new[1:], said=said)
         conversation.note_kept(said)
         conversation.turn = session.turn
 

@@ -1,4 +1,5 @@
-"""One line of JSON for each exchange: who, what, how long, how many tokens. Never a header, a key or a query.
+"""One line of JSON for each exchange: who, what, how long, how many tokens. Never a key or a query, and of the headers only the
+client's own id of the request.
 
 What was said is left out unless it is asked for.
 """
@@ -19,7 +20,7 @@ __all__ = ["Log"]
 LONGEST = 200
 """Characters of a path, which a client may choose."""
 
-FIELDS = ("form", "model", "session", "stream", "rounds", "sent", "new", "finish", "problem", "unread", "trace")
+FIELDS = ("named", "form", "model", "session", "stream", "rounds", "sent", "new", "finish", "problem", "unread", "trace")
 """What is in a line if it is known."""
 
 

@@ -89,6 +89,11 @@ class Learners:
         self._now: Learning | None = None
         self._closed = False
 
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait."""
+        return len(self._waiting)
+
     def learn(self, store: Store, session: Session, user: str) -> None:
         """Learn from what was said in a session, soon."""
         with self._lock:

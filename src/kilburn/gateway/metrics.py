@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from kilburn.effect import Outcome
 from kilburn.errors import MissingExtra
 from kilburn.gateway.exchange import Exchange, SessionTotals
 from kilburn.kernel.ledger import ALARM, ENOUGH, Stats
@@ -20,7 +21,7 @@ from kilburn.prices import Prices
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-    from prometheus_client.metrics_core import Metric
+    from prometheus_client.metrics_core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "prometheus_client", "serve") from error
@@ -30,6 +31,24 @@ ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "
 FASTER = (0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Bounds, in seconds, for what the gateway adds."""
 SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+POLICIES = 20
+"""Names of policies that are labels; another program may write any into a ledger, and what is more is `other`."""
+
+NOW = {
+    "store_bytes": "Size of the store's file and of its log.",
+    "sessions_open": "Sessions in memory.",
+    "learning_waiting": "Sessions that wait to be learned from.",
+    "embedding_behind": "Whether passages wait for a vector.",
+    "embedding_failing": "Whether embedding in the background fails.",
+    "spans_waiting": "Spans that wait to be exported.",
+}
+"""What is looked up when it is asked for."""
+
+OWNED = ("sessions_open", "embedding_behind", "embedding_failing")
+"""Of these, what each tenant has of its own."""
+
+OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
+
 SESSIONS = 2000
 """Sessions whose figures are kept; the longest unused one goes first."""
 
@@ -39,6 +58,7 @@ COUNTED = {
     "reprefilled": "tokens_reprefilled",
     "hits": "hits",
     "faults": "faults",
+    "refaults": "refaults",
     "evictions": "evictions",
     "folds": "folds",
 }
@@ -77,9 +97,10 @@ class Metrics:
 
     Args:
         prices: of the upstream's tokens.
+        now: what is so now: a name of `NOW`, the tenant or "" where it is nobody's, and the figure.
     """
 
-    def __init__(self, prices: Prices) -> None:
+    def __init__(self, prices: Prices, now: Callable[[], Iterable[tuple[str, str, float]]] = tuple) -> None:
         self.prices = prices
         self._lock = threading.Lock()
         self._rows: OrderedDict[tuple[str, str], SessionTotals] = OrderedDict()
@@ -90,6 +111,10 @@ class Metrics:
         """What series grew by since they were told last. prometheus_client takes longer for one than a request has time for."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._now = now
+        self._latest = _Latest()
+        self._registry.register(self._latest)
+        self._policies: set[str] = set()
         tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
         routed: Any = {"labelnames": ["tenant", "route"], "registry": self._registry}
         self._requests = Counter(
@@ -104,14 +129,31 @@ class Metrics:
         )
         self._tokens = Counter(
             "kilburn_tokens",
-            "Tokens: sent by clients, new of them, shipped upstream, read from its cache, written to it, replied, and "
-            "processed again because of an edit.",
+            "Tokens: sent by clients, new of them, shipped upstream, read from its cache, written to it, replied, "
+            "processed again because of an edit, and freed by compactions.",
             labelnames=["tenant", "kind"],
             registry=self._registry,
         )
         self._calls = Counter("kilburn_upstream_calls", "Calls of the upstream, hidden rounds too.", **tenant)
         self._hits = Counter("kilburn_hits", "Prompts and recalls that the window served.", **tenant)
         self._faults = Counter("kilburn_faults", "Recalls of pages that were out of the window.", **tenant)
+        self._refaults = Counter("kilburn_refaults", "Recalls of pages that had just left, 10 turns before at most.", **tenant)
+        self._compactions = Counter(
+            "kilburn_compactions",
+            "Compactions, by the policy that was asked, and what became of it; policy kernel: room that nobody else made.",
+            labelnames=["tenant", "policy", "outcome"],
+            registry=self._registry,
+        )
+        self._lookups = Counter(
+            "kilburn_lookups",
+            "Recalls and searches of the model, and searches for it (brought), by what they came to.",
+            labelnames=["tenant", "tool", "outcome"],
+            registry=self._registry,
+        )
+        self._upstream = Histogram("kilburn_upstream_seconds", "Each call of the upstream, to its end.", buckets=SLOWER, **tenant)
+        self._first = Histogram(
+            "kilburn_first_byte_seconds", "From a request's start to the first byte of its reply.", buckets=SLOWER, **tenant
+        )
         self._unread = Counter(
             "kilburn_unread",
             "Requests that were served unread, or whose reply was not kept, because something here failed.",
@@ -136,6 +178,12 @@ class Metrics:
                 self._of(self._added, tenant).observe(exchange.added)
             if exchange.rounds:
                 self._add(exchange.rounds, self._calls, tenant)
+            for seconds in exchange.upstream:
+                self._of(self._upstream, tenant).observe(seconds)
+            if exchange.form and exchange.first is not None:
+                self._of(self._first, tenant).observe(exchange.first)
+            for tool, outcome in exchange.lookups:
+                self._add(1, self._lookups, tenant, tool, outcome)
             if exchange.session:
                 self._count(tenant, exchange)
 
@@ -165,13 +213,23 @@ class Metrics:
             setattr(row, name, getattr(row, name) + more)
         for kind in ("sent", "new", "shipped", "cached", "written", "replied", "reprefilled"):
             self._add(grown.get(kind, 0), self._tokens, tenant, kind)
+        for policy, outcome, freed in exchange.compacted:
+            self._add(1, self._compactions, tenant, self._policy(policy), outcome if outcome in OUTCOMES else "other")
+            self._add(max(0, freed), self._tokens, tenant, "freed")
         self._add(grown.get("hits", 0), self._hits, tenant)
         self._add(grown.get("faults", 0), self._faults, tenant)
+        self._add(grown.get("refaults", 0), self._refaults, tenant)
         money = saved(self.prices, exchange)
         row.saved += money
         self._add(money, self._saved, tenant)
         if exchange.after is not None:
             self._look(row, exchange.after)
+
+    def _policy(self, name: str) -> str:
+        if name not in self._policies and len(self._policies) >= POLICIES:
+            return "other"
+        self._policies.add(name)
+        return name
 
     def _look(self, row: SessionTotals, after: Stats) -> None:
         """The state of a session after its reply."""
@@ -205,11 +263,28 @@ class Metrics:
 
     def page(self, tenant: str | None = None) -> bytes:
         """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""
+        figures = list(self._now())  # it may wait for the store, and requests do not wait for that
         with self._lock:
+            self._latest.figures = figures
             for series, more in self._due.items():
                 series.inc(more)
             self._due.clear()
             return generate_latest(self._registry if tenant is None else _Of(self._registry, tenant))
+
+
+class _Latest(Collector):
+    """What was looked up last."""
+
+    figures: Sequence[tuple[str, str, float]] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        made = {
+            name: GaugeMetricFamily(f"kilburn_{name}", words, labels=["tenant"] if name in OWNED else [])
+            for name, words in NOW.items()
+        }
+        for name, tenant, figure in self.figures:
+            made[name].add_metric([tenant] if name in OWNED else [], figure)
+        yield from made.values()
 
 
 class _Of(Collector):

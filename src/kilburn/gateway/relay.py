@@ -10,13 +10,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 
 import anyio
 import msgspec
 
+from kilburn import tracing
 from kilburn.agents.loop import made_of, shrink
 from kilburn.budget import Budget
 from kilburn.errors import (
@@ -34,6 +35,7 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
+from kilburn.gateway import spans
 from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.events import Events, Shape, shape_of
 from kilburn.gateway.exchange import Exchange, together
@@ -48,6 +50,7 @@ from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED
+from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
 from kilburn.message import Message, Part, Trust
 from kilburn.model import Reply
@@ -156,7 +159,7 @@ class Relay:
                 room = min(key.memory, conversation.session.budget.window // 4)
                 known = remembered(self._histories.store, form, asked, key.user, room, conversation.session.name)
                 faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-                work = _Work(self, form, asked, conversation, key, room, known, faults=faults)
+                work = _Work(self, form, asked, conversation, key, room, known, exchange, faults=faults)
                 work.render()
                 return conversation, work
             except StoreStale:
@@ -197,11 +200,12 @@ class _Work:
         key: Key,
         room: int,
         known: Remembered | None,
+        exchange: Exchange,
         *,
         faults: bool,
     ) -> None:
         self.form, self.asked, self.conversation = form, asked, conversation
-        self.key, self.known, self._room = key, known, room
+        self.key, self.known, self._room, self._exchange = key, known, room, exchange
         self._histories, self._store = relay.histories, relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self._kept_there = not asked.after or relay.upstream.speaks(form)
@@ -236,7 +240,8 @@ class _Work:
         overhead = min(self._beside, half) + int(getattr(self.conversation.session.counter, "overhead", 0))
         reserve = max(budget.reserve, min(self.asked.reply, budget.window // 8))
         if overhead != budget.overhead or reserve != budget.reserve:
-            self.conversation.session.resize(Budget(budget.window, reserve, overhead))
+            with tracing.compacting(self.conversation.session):
+                self.conversation.session.resize(Budget(budget.window, reserve, overhead))
 
     def render(self) -> None:
         """Make the body that goes upstream: the client's own, as long as nothing has left the window.
@@ -255,21 +260,29 @@ class _Work:
         self.faults, self.brought = misses and self.tools, None
         self.tokens = session.use
         if conversation.whole and self._kept_there and not misses and session.use <= session.capacity:
-            session.sent_whole()
+            session.sent_whole(request=self._exchange.request)
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(range(1, session.window.last + 1))
             return
         try:
-            prompt = to_send(conversation.render(self.form.rendered))
+            prompt = to_send(conversation.render(self.form.rendered, self._exchange.request))
         except Forgotten as error:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
-        if misses and not self.tools and (found := brought(self._store, conversation, self._found, beside)) is not None:
+        if misses and not self.tools and (found := self._brought(beside)) is not None:
             body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body) if found.text else self.body
             if body is not self.body or not found.text:
                 self.body, self.brought = body, found
+
+    def _brought(self, beside: Sequence[tuple[int, int]]) -> Brought | None:
+        given = {tracing.OPERATION: "search_memory", tracing.CONVERSATION: self.conversation.name}
+        with tracing.span("search_memory", given) as made:
+            found = brought(self._store, self.conversation, self._found, beside)
+            made.set({tracing.RECORDS: 0 if found is None else len(found.pages)})
+        self._exchange.lookups.append(("brought", "abstained" if found is None or not found.text else "found"))
+        return found
 
     def _with_memory(self, body: bytes) -> bytes:
         return body if self.known is None else self.known.beside(self.form, body)
@@ -300,7 +313,8 @@ class _Work:
 
     def shrink(self, error: Overlong) -> None:
         """Make the prompt shorter, after the upstream refused it as too long."""
-        shrink(self.conversation.session, self.tokens, error)
+        with tracing.compacting(self.conversation.session):
+            shrink(self.conversation.session, self.tokens, error)
         self.render()
 
 
@@ -329,6 +343,10 @@ class _Turn:
         """Of the answers; the client hears one reply."""
         self._shown: list[Part] = []
         """Texts of the rounds before."""
+        self._call = tracing.NONE
+        """The call of the upstream that goes on, or was last."""
+        self._ended: float | None = None
+        """When that was over, in seconds since the epoch; None before."""
 
     async def run(self) -> None:
         """Ask until the reply is whole."""
@@ -367,14 +385,39 @@ class _Turn:
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
-        work, exchange = self._work, self._exchange
+        exchange = self._exchange
         exchange.rounds += 1
         # A provider would answer a further question under this key with its first answer.
         headers = self._headers if exchange.rounds == 1 else {n: v for n, v in self._headers.items() if n != "idempotency-key"}
+        began, self._call, self._ended = time.perf_counter(), self._called(), None
+        try:
+            return await self._asked({**headers, **self._call.carried()}, began)
+        except BaseException as error:
+            self._call.fail(type(error).__name__)
+            raise
+        finally:
+            self._over(began)
+            self._call.end(self._ended)
+
+    def _called(self) -> tracing.Span:
+        if not self._exchange.span.wanted:
+            return tracing.NONE
+        self._exchange.pages = " ".join(ranges(self._work.pages))
+        return spans.call(self._exchange, self._work.form, compacted=not self._conversation.whole)
+
+    def _over(self, began: float) -> None:
+        """The call of the upstream is over, if it was not yet."""
+        if self._ended is None:
+            self._ended = time.time()
+            self._exchange.upstream.append(time.perf_counter() - began)
+
+    async def _asked(self, headers: Mapping[str, str], began: float) -> bool:
+        work, exchange = self._work, self._exchange
         asking = self._relay.upstream.ask("POST", self._path, work.body, headers, work.form)
         async with _Waited(asking, exchange) as waited:
             try:
-                answer = await waited.answer()
+                with self._call.current():
+                    answer = await waited.answer()
             except (Overlong, ToolsRefused) as error:
                 if await self._mended(error):
                     return True
@@ -405,9 +448,11 @@ class _Turn:
                 reading.take(failed)
                 if reading.failed is not None and await self._unsaid(reading, reading.failed):
                     return True
+        self._over(began)
         if reading.failed is not None:
             # The upstream said so inside its reply.
             exchange.problem = "upstream_error"
+            self._call.fail("upstream_error")
             await self._finish(failed, answer)
             return False
         try:
@@ -466,6 +511,7 @@ class _Turn:
             self._relay.offer.refused(work.asked.model)
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
+        spans.answered(self._call, str(reply.finish), reply.usage)
         if reply.usage is not None:
             self._exchange.usage = together(self._exchange.usage, reply.usage)
         if not work.keeps:
@@ -487,7 +533,8 @@ class _Turn:
             return False
         over = reading.rounds >= self._relay.rounds
         said, seen = work.heard(hidden(message)), conversation.session.figures.tokens_seen
-        self._keep(reply, [said, *answered(self._relay.histories.store, conversation, ours, over=over)], more=goes_on)
+        found = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
+        self._keep(reply, [said, *found], more=goes_on)
         self._relay.figures.hide(conversation, seen)
         if not goes_on:
             return False

@@ -18,6 +18,7 @@ from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
 from kilburn.gateway.metrics import Metrics
 from kilburn.gateway.problems import Problem, words_of
+from kilburn.gateway.threads import in_thread
 from kilburn.gateway.users import sees, told
 
 try:
@@ -130,7 +131,8 @@ def routes(
         return key.tenant if keyed and not key.figures else None
 
     async def page(request: Request) -> Response:
-        return Response(metrics.page(of(request)), media_type="text/plain; version=0.0.4; charset=utf-8")
+        told = await in_thread(metrics.page, of(request))
+        return Response(told, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def sessions(request: Request) -> Response:
         key: Key = request.state.key

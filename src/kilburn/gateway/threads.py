@@ -13,6 +13,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
+from kilburn.tracing import carried
+
 Result = TypeVar("Result")
 Given = TypeVarTuple("Given")
 
@@ -32,7 +34,7 @@ async def in_thread(work: Callable[[*Given], Result], *given: *Given) -> Result:
         known = _known[loop] = _Threads()
         weakref.finalize(loop, known.end)
     future = _Whole(loop=loop)
-    known.take(_Job(work, given, loop, future))
+    known.take(_Job(carried(work), given, loop, future))
     try:
         done: Result = await future
     except asyncio.CancelledError:

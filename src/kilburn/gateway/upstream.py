@@ -75,6 +75,9 @@ KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
 dropped."""
 
+TRACED = ("traceparent", "tracestate")
+"""Headers that say what span a request belongs to, in every form."""
+
 STAND_INS = frozenset({"", "kilburn", "none"})
 """Keys that a client sends because its SDK asks for one: the gateway's own key is used instead."""
 
@@ -302,7 +305,7 @@ class Endpoint:
     def _foreign(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers of a request in the endpoint's form, for a client that speaks another one: of the client's own, only its
         key means the same there."""
-        known = {name: headers[name] for name in ("authorization", "x-api-key", KEY_FROM) if name in headers}
+        known = {name: headers[name] for name in (*TRACED, "authorization", "x-api-key", KEY_FROM) if name in headers}
         anthropic = self.form == "messages"
         given = self._headers(known)
         key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ").strip()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 
 import msgspec
 
@@ -112,9 +113,9 @@ class Background:
         It is not started before, because a computing thread would delay the commit.
         """
         if self._fresh and self._errand is not None and self._answer is not None:
-            work = (self._errand, self._answer)
+            work = (self._work, self._errand, self._answer)
             try:
-                threading.Thread(target=self._work, args=work, name="kilburn-later", daemon=True).start()
+                threading.Thread(target=copy_context().run, args=work, name="kilburn-later", daemon=True).start()
             except RuntimeError as error:
                 # No thread can be started any more. The batch is written, so nothing may be raised.
                 log.warning("a question in the background could not be asked: %s", error)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator
+from contextvars import copy_context
 from typing import TypeVar
 
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.event import encodable
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Finish, Model, Reply, Request, request_of
+from kilburn.model import Finish, Model, Reply, Request, pieces_of, request_of
 from kilburn.native import ending, inside
 
 log = logging.getLogger("kilburn")
@@ -88,7 +89,9 @@ def answerer(model: Model | None, stopped: Callable[[], bool] = lambda: False) -
         def is_over() -> bool:
             return late.is_set() or stopped()
 
-        worker = threading.Thread(target=lambda: said.append(_ask(model, ask, is_over)), name="kilburn-ask", daemon=True)
+        # It works for whoever asks: a span, or an account, that is current here is so there.
+        run, work = copy_context().run, lambda: said.append(_ask(model, ask, is_over))
+        worker = threading.Thread(target=run, args=(work,), name="kilburn-ask", daemon=True)
         worker.start()
         # The model has the same time-out, and its own error says more. This is for a model that ignores it.
         timeout = ask.timeout if 0 < ask.timeout < PATIENCE else PATIENCE
@@ -122,7 +125,7 @@ def _complete(model: Model, request: Request, most: int, is_over: Callable[[], b
     the next piece of it only, of a model on another machine not even so long."""
     said, size = list[str](), 0
     with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
-        pieces = model.stream(request)
+        pieces = pieces_of(model, request)
         try:
             for piece in pieces:
                 if ending():

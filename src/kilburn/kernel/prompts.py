@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kilburn.budget import text_cost
-from kilburn.event import Act
+from kilburn.event import Act, Data
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.receipts import Difference, ranges
 from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
@@ -42,28 +42,28 @@ class Prompts:
         self._seen.difference_update(pages)
         self._shipped.clear()
 
-    def render(self, form: str) -> Prompt:
-        """The prompt, in a provider's form; its cost is recorded in the ledger."""
+    def render(self, form: str, asked: Data | None = None) -> Prompt:
+        """The prompt, in a provider's form; its cost is recorded in the ledger, with what is known of who asked for it."""
         kernel = self._kernel
         shown = items(kernel.window)
         self._bring(shown)
         prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window), form, kernel.use)
         prompt.pages = tuple(page.id for _, page, instead in shown if page is not None and not instead)
         if not kernel.backend.readonly:
-            self._ship(shown)
+            self._ship(shown, asked or {})
         return prompt
 
-    def render_once(self, form: str) -> Prompt:
+    def render_once(self, form: str, asked: Data | None = None) -> Prompt:
         """The prompt of a window that is about to be undone."""
         try:
-            return self.render(form)
+            return self.render(form, asked)
         finally:
             self._parts.clear()
 
-    def sent_whole(self) -> None:
+    def sent_whole(self, asked: Data) -> None:
         """Record a prompt that was sent without being rendered, because nothing has ever left the window."""
         self._whole = self._kernel.window.last
-        self._kernel.observe(Act.SHIP, cause=Cause.IDLE, again=0, window=self._kernel.capacity)
+        self._kernel.observe(Act.SHIP, cause=Cause.IDLE, again=0, window=self._kernel.capacity, **asked)
 
     def _bring(self, shown: list[Item]) -> None:
         """Cache the parts of all visible pages, and remove others if there are many."""
@@ -76,7 +76,7 @@ class Prompts:
             kept = {page.id for _, page, _ in shown if page is not None}
             self._parts = {number: part for number, part in self._parts.items() if number in kept}
 
-    def _ship(self, shown: list[Item]) -> None:
+    def _ship(self, shown: list[Item], asked: Data) -> None:
         """Record what this prompt costs: all of it, and what an engine must process again after the first difference."""
         kernel = self._kernel
         if self._whole:
@@ -93,7 +93,7 @@ class Prompts:
         )
         self._seen.update(page.id for _, page, _ in shown if page is not None)
         self._shipped = now
-        kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.capacity)
+        kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.capacity, **asked)
 
     def _was_shipped(self, page: Page) -> bool:
         """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
@@ -437,26 +437,38 @@ class Session(Segment):
                 run(self._settling(tuple, Cause.PRESSURE, waits=False), self._answer)
             return True
 
-    def render(self, format: str = "chat") -> Prompt:
+    def render(self, format: str = "chat", *, request: Mapping[str, str] | None = None) -> Prompt:
         """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").
 
         A list of dicts; for "messages" the system prompt is in `.system`. "responses" is "chat" with a message for each item of
         OpenAI's responses. It never exceeds the window, and between
         edits it grows only at its end.
 
+        Args:
+            request: ids of what the prompt is for, by names of yours; the ledger keeps them with it, and
+                `kilburn window shipped ID` finds it by any of them.
+
         Raises:
             PinsExceedWindow: the session was written with a larger window, and its pins exceed this one.
         """
         with self._current() as kernel:
+            asked = _asked(request)
             if not kernel.excess:
-                return self._prompts.render(format)
+                return self._prompts.render(format, asked)
             # The session has a larger window, and nothing may be written: it is made to fit in memory, and this is
             # undone.
             with kernel.batch(undone=True):
                 self._planner.enforce()
-                return self._prompts.render_once(format)
+                return self._prompts.render_once(format, asked)
 
-    def render_from(self, turn: int, messages: Sequence[Message] = (), format: str = "chat") -> Prompt:
+    def render_from(
+        self,
+        turn: int,
+        messages: Sequence[Message] = (),
+        format: str = "chat",
+        *,
+        request: Mapping[str, str] | None = None,
+    ) -> Prompt:
         """The prompt as it would be if these messages had come after a turn, and not what did. Nothing is appended or moved, and
         no policy is asked.
 
@@ -471,7 +483,7 @@ class Session(Segment):
                 if messages:
                     kernel.take_in(messages)
                 self._planner.enforce()
-                prompt = self._prompts.render_once(format)
+                prompt = self._prompts.render_once(format, _asked(request) | {"turn": turn})
                 added = [*range(last + 1, window.last + 1)]
             # Their numbers are given again.
             self._prompts.forget(added)
@@ -481,12 +493,12 @@ class Session(Segment):
         """`render` for async callers, in a worker thread."""
         return await aside(partial(self.render, format))
 
-    def sent_whole(self) -> None:
+    def sent_whole(self, *, request: Mapping[str, str] | None = None) -> None:
         """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
-        that need not be rendered. If the store was opened for reading, nothing happens."""
+        that need not be rendered. If the store was opened for reading, nothing happens. `request` is that of `render`."""
         with self.lock:
             if not self.readonly:
-                self._prompts.sent_whole()
+                self._prompts.sent_whole(_asked(request))
 
     def _located(self, address: str) -> tuple[Session, str]:
         if not (isinstance(address, str) and "/" in address):
@@ -1113,6 +1125,11 @@ class Branches:
         if kernel.window.cost(last) <= kernel.capacity // 4:
             kernel.mark(Act.PIN, [last], why="what the branch is to do")
         return tuple(range(first, last + 1))
+
+
+def _asked(request: Mapping[str, str] | None) -> Data:
+    """What the ledger keeps of who asked for a prompt."""
+    return {"request": dict(request)} if request else {}
 
 
 def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:

@@ -49,6 +49,7 @@ from kilburn.recursion.recorded import Key, RunRecord, note
 from kilburn.recursion.sandbox import Bounds, CellOutcome, open_sandbox
 from kilburn.recursion.sub_calls import Hooks, SubCalls
 from kilburn.recursion.variable import Source, Variable, variable
+from kilburn.tracing import carried
 from kilburn.wire.quotation import quote
 
 __all__ = ["RecursiveModel", "RecursiveResult", "replay", "resume"]
@@ -186,6 +187,19 @@ class RecursiveModel(Agent):
             return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
     def _ask(
+        self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
+    ) -> RecursiveResult:
+        self._span = self._begun_span()
+        try:
+            with self._span.current():
+                return self._answered(messages, source, past, kind, watch)
+        except BaseException as error:
+            self._span.fail(type(error).__name__)
+            raise
+        finally:
+            self._end_span()
+
+    def _answered(
         self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
     ) -> RecursiveResult:
         found = None if source is None else variable(source, self.session.counter.count)
@@ -376,7 +390,7 @@ class RecursiveModel(Agent):
             code, failed = self.session.window.calls.get(part.call or "", 0), False
             page = run.rerun.output(code)
             if page is None or part.name == REPL.name:
-                message, failed = self._invoke(part, loop)
+                message, failed = self._called(part, loop)
                 page = run.admit(message, code)
             if part.name == REPL.name:
                 run.last = (page,)
@@ -467,7 +481,8 @@ class RecursiveModel(Agent):
 
     def _query_batched(self, question: str, texts: list[str]) -> list[Any]:
         with ThreadPoolExecutor(self.parallel) as pool:
-            results = list(pool.map(lambda text: self._below(question, text), texts))
+            asks = [carried(partial(self._below, question)) for _ in texts]
+            results = list(pool.map(lambda ask, text: ask(text), asks, texts))
         return [None if isinstance(result, str) else result.content for result in results]
 
     def _below(self, question: str, text: str) -> RecursiveResult | str:

@@ -29,6 +29,7 @@ from kilburn.message import Message, Role, Trust
 from kilburn.model import Model, Tokens, complete, request_of
 from kilburn.models.retry import Retry
 from kilburn.recursion.recorded import SHOWN, Key, Known, Missing, RefusedCalls, RunRecord, limited, note, short
+from kilburn.tracing import carried
 
 log = logging.getLogger("kilburn")
 
@@ -166,7 +167,8 @@ class SubCalls:
     def many(self, prompts: list[str]) -> list[str | None]:
         """The replies to several prompts, asked side by side; None where there was none."""
         with ThreadPoolExecutor(self.workers) as pool:
-            return [said for said, _ in pool.map(self._ask, prompts)]
+            asks = [carried(self._ask) for _ in prompts]
+            return [said for said, _ in pool.map(lambda ask, prompt: ask(prompt), asks, prompts)]
 
     @property
     def missing(self) -> tuple[Missing, ...]:

@@ -1,0 +1,111 @@
+"""What a request shipped: the prompts that the ledgers say were made for it, with the addresses of their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
+from kilburn.budget import Counter
+from kilburn.event import Act, Event
+from kilburn.kernel.receipts import ranges
+from kilburn.kernel.render import items
+from kilburn.kernel.replay import rebuild
+from kilburn.model import is_count
+from kilburn.page import Place, address_of
+
+
+class Shipment(NamedTuple):
+    """One prompt.
+
+    Args:
+        session: its name.
+        turn: number of the last message in it.
+        event: of the session's ledger.
+        time: seconds since the epoch.
+        request: the ids that were given with it.
+        pages: addresses of what stood in it, folds first. out: of what only a handle or a fold told of.
+        beside: of what was shown beside it, as far as the reply cites that: another session's with its name before them.
+        forgotten: how many of the pages are forgotten since.
+        tokens: by the session's counter. again: of these, those that an engine had to process again because of an edit.
+        prompt, cached, reply: tokens by the provider; None where it told nothing.
+    """
+
+    session: str
+    turn: int
+    event: int
+    time: float
+    request: dict[str, str]
+    pages: tuple[str, ...]
+    out: tuple[str, ...]
+    beside: tuple[str, ...]
+    forgotten: int
+    tokens: int
+    again: int
+    prompt: int | None
+    cached: int | None
+    reply: int | None
+
+
+def shipments(backend: Backend, counter: Counter, wanted: str, session: str | None = None) -> Iterator[Shipment]:
+    """The prompts of a request, by any of its ids, oldest first in each session.
+
+    Args:
+        session: only of this one; None looks into the ledger of each session of the tenant.
+    """
+    names = {info.number: info.name for info in backend.segments()}
+    for info in backend.segments():
+        if info.damaged or info.kind is not SegmentKind.SESSION or session not in (None, info.name):
+            continue
+        for event in backend.events(info.number, act=Act.SHIP):
+            request = event.data.get("request")
+            # Another program may have written anything.
+            if isinstance(request, dict) and wanted in request.values():
+                yield _shipment(backend, counter, info, event, names)
+
+
+def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event, names: dict[int, str]) -> Shipment:
+    rebuilt = rebuild(backend, info, counter, until=ship.number)
+    window, owner = rebuilt.window, rebuilt.lineage.owner
+    # A request that was asked again is answered from the session as it was then.
+    turn = int(ship.data.get("turn", ship.turn))
+    shown = [page for _, page, instead in items(window) if page is not None and not instead and page.message <= turn]
+    now = backend.read((owner(page.id), page.id) for page in shown)
+    gone = sum(1 for _, state in now.values() if state.at is Place.DROPPED)
+    out = [page.id for page in window.pages.originals() if window.at(page.id) in (Place.OUT, Place.STUB, Place.FOLDED)]
+    usage, cites = _after(backend, info.number, ship.number)
+    told = {name: value if is_count(value := usage.get(name)) else None for name in ("prompt", "cached", "reply")}
+    beside = [f"{names.get(number, number)} {address_of(page)}" for number, page in cites if number != info.number]
+    own = [address_of(page) for number, page in cites if number == info.number]
+    return Shipment(
+        session=info.name,
+        turn=turn,
+        event=ship.number,
+        time=ship.time,
+        request={str(name): str(value) for name, value in ship.data["request"].items()},
+        pages=ranges(page.id for page in shown),
+        out=ranges(page for page in out if window.pages[page].message <= turn),
+        beside=(*own, *beside),
+        forgotten=gone,
+        tokens=ship.tokens,
+        again=int(ship.data.get("again", 0)),
+        **told,
+    )
+
+
+def _after(backend: Backend, number: int, ship: int) -> tuple[dict[str, object], list[tuple[int, int]]]:
+    """What the provider told of a prompt, and the pages that its reply cites."""
+    usage: dict[str, object] = {}
+    cites: list[tuple[int, int]] = []
+    heard = False
+    for event in backend.events(number, ship):
+        if event.act is Act.SHIP:
+            break
+        if event.act is Act.ADMIT and not heard:
+            heard = True
+            for page, _ in backend.read((number, each) for each in event.pages).values():
+                if page.role == "assistant":
+                    cites += [*((number, source) for source in page.sources), *page.cites]
+        elif event.act is Act.USAGE and not usage:
+            usage = dict(event.data)
+    return usage, list(dict.fromkeys(cites))
