@@ -39,6 +39,8 @@ CHECKOUT = Path("checkout")
 FENCE = re.compile(r"^( *)```([a-z]+)( [^\n`]*)?$", re.MULTILINE)
 FENCED = re.compile(r"^( *```.*?^ *```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s]+)(\))")
+GENERATED = re.compile(r"`docs/reference/(\w+\.md)?`")
+"""How a page names the reference, which GitHub does not show: on the site it is a link."""
 FOREIGN = re.compile(r"""(?:@import|url\()\s*["']?((?:https?:)?//[^"')]+)""")
 """What a style sheet would load from elsewhere."""
 FIGURES, PICTURES = "<!-- figures -->", "<!-- pictures -->"
@@ -109,6 +111,11 @@ def staged(path: Path) -> Path:
     return outside.with_name(f"{outside.name}.md") if code else outside
 
 
+def beside(file: Path, path: Path) -> str:
+    """How a page of the site names another file of it."""
+    return os.path.relpath(staged(file), staged(path).parent).replace(os.sep, "/")
+
+
 def listing(path: Path) -> str:
     """A program as a page."""
     language = {".py": "python"}.get(path.suffix, path.suffix[1:])
@@ -123,13 +130,17 @@ def page(text: str, path: Path, linked: set[Path]) -> str:
         file = (path.parent / target).resolve()
         if not target or re.match(r"[a-z]+:", target) or not file.is_file() or not file.is_relative_to(ROOT):
             return match[0]
-        place = staged(file)
-        if place.is_relative_to(CHECKOUT):
+        if staged(file).is_relative_to(CHECKOUT):
             linked.add(file)
-        return match[1] + os.path.relpath(place, staged(path).parent).replace(os.sep, "/") + hash + anchor + match[3]
+        return match[1] + beside(file, path) + hash + anchor + match[3]
+
+    def generated(match: re.Match[str]) -> str:
+        return f"[{match[0]}]({beside(DOCS / 'reference' / (match[1] or 'index.md'), path)})"
 
     pieces = FENCED.split(text)
-    return "".join(FENCE.sub(fence, piece) if odd % 2 else LINK.sub(follow, piece) for odd, piece in enumerate(pieces))
+    for at, piece in enumerate(pieces):
+        pieces[at] = FENCE.sub(fence, piece) if at % 2 else LINK.sub(follow, GENERATED.sub(generated, piece))
+    return "".join(pieces)
 
 
 def fence(match: re.Match[str]) -> str:

@@ -259,6 +259,44 @@ def test_the_search_finds_without_a_network(browser: Any, address: str) -> None:
     visit.end(address)
 
 
+def test_the_first_page_says_in_one_screen_what_it_is_for_whom_and_how_well(browser: Any, site: Path) -> None:
+    visit = Visit(browser, viewport={"width": 1280, "height": 900})
+    visit.page.goto(f"{site.as_uri()}/index.html")
+    for words in ("A one-level store for LLM agents", "compare mechanisms", "python3 run.py test", *website.SHOWN.values()):
+        place = visit.page.locator("article").get_by_text(words).first.bounding_box()
+        assert place["y"] + place["height"] <= 900, words
+    visit.end(site.as_uri())
+
+
+FAINT = """() => {
+    const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+    const over = ([r, g, b, a = 1], under) => [r, g, b].map((c, at) => c * a + under[at] * (1 - a));
+    const behind = (one) => one ? over(parse(getComputedStyle(one).backgroundColor), behind(one.parentElement)) : [255, 255, 255];
+    const light = (rgb) => rgb.map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+    return [...document.querySelectorAll('body *')].filter((one) => {
+        const says = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        // The mark of a heading's own link shows when the pointer is on it.
+        const own = one.matches('.headerlink, .md-skip');
+        const seen = one.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && !own;
+        if (!says || !seen || one.closest('svg')) return false;
+        const ground = behind(one);
+        const [a, b] = [light(over(parse(getComputedStyle(one).color), ground)), light(ground)].sort((x, y) => y - x);
+        return (a + 0.05) / (b + 0.05) < 4.5;
+    }).map((one) => `${one.outerHTML.slice(0, 120)} ${getComputedStyle(one).color}`);
+}"""
+"""The elements whose words stand out too little from what is behind them."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out(browser: Any, site: Path, scheme: str) -> None:
+    visit = Visit(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    for name in ("index", "howto/write-a-policy", "howto/command-line", "explanation/policies", "reference/cli"):
+        visit.page.goto(f"{site.as_uri()}/{name}.html")
+        assert visit.page.evaluate(FAINT) == [], name
+    visit.end(site.as_uri())
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_reads_on_a_phone_in_the_light_and_in_the_dark(browser: Any, address: str, scheme: str) -> None:
     visit = Visit(browser, viewport={"width": 390, "height": 800}, color_scheme=scheme)
