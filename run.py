@@ -6,6 +6,7 @@
     python3 run.py test --quick    ruff and the quick tests, in a minute and a half; it ends by saying what it left out
     python3 run.py test ARGS       pytest alone, with ARGS
     python3 run.py reference       write docs/reference/ and docs/design/surface.txt from the code
+    python3 run.py docs [ARGS]     build the documentation as a site in build/site/; --serve shows it, --help has the rest
 
 It makes `.venv` beside itself on first use and leaves it alone while pyproject.toml stays the same.
 It refuses to touch any other Python, and to need anything but the standard library.
@@ -25,10 +26,10 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 BIN = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(BIN, "python.exe" if os.name == "nt" else "python")
-EXTRAS = {"demo": "local", "test": "test", "reference": "test"}
+EXTRAS = {"demo": "local", "test": "test", "reference": "test", "docs": "test"}
 BESIDE = ["kv", "lab"]
 """The folders of the distributions beside the product."""
-INCLUDES = {"demo": ["demo", "test"], "test": ["test"], "reference": ["test"]}
+INCLUDES = {"demo": ["demo", "test"], "test": ["test"], "reference": ["test"], "docs": ["test"]}
 """Which sets of extras serve a command: the tests' set holds the demo's."""
 
 LLAMA = [
@@ -168,7 +169,7 @@ def install(command):
     if extras == "test":
         say("the tests of llama-cpp-python, which takes minutes to compile, will be skipped; CI=true installs it, and needs g++")
     environment = compiling()
-    takes = "some minutes" if command == "test" else "a minute or two"
+    takes = "some minutes" if extras.startswith("test") else "a minute or two"
     say("installing kilburn[%s] into .venv; the first time this takes %s" % (extras, takes))
     began = time.time()
     for wait in (5, 20, None):
@@ -241,6 +242,8 @@ def main(args):
         return subprocess.call([program, "demo", *rest])
     if command == "reference":
         return tool("python", os.path.join("docs", "generate.py"))
+    if command == "docs":
+        return tool("python", os.path.join("docs", "website.py"), *rest)
     if not rest:
         install_browser()
     return test(rest)

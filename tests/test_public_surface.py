@@ -148,6 +148,16 @@ def test_every_verb_is_documented_with_an_example(verb: str, command: TyperComma
                 assert f"`{option}" in section[1], f"kilburn {verb} {option} is missing from the reference"
 
 
+TALKING = {"chat", "dashboard", "mcp", "serve"}
+"""Verbs that go on until they are ended: they have no result to print."""
+
+
+@pytest.mark.parametrize(("verb", "command"), verbs(), ids=[verb.replace(" ", "-") for verb, _ in verbs()])
+def test_every_verb_shows_an_example_under_help_and_prints_json(verb: str, command: TyperCommand) -> None:
+    assert re.search(rf"^ +kilburn {re.escape(verb)}\b", command.help or "", re.MULTILINE)
+    assert verb in TALKING or any("--json" in parameter.opts for parameter in command.params)
+
+
 def test_verbs_promised_to_users_exist() -> None:
     promised = {
         "models list",

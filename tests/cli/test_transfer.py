@@ -61,6 +61,23 @@ def there_and_back(db: Path) -> tuple[bytes, bytes]:
     return first.raw, kilburn("export", "--db", other).raw
 
 
+def test_an_export_says_in_json_what_it_wrote(db: Path) -> None:
+    copy = db.with_name("copy.jsonl")
+    said = kilburn("export", "--out", copy, "--db", db, "--json")
+    assert said.json == {
+        "file": str(copy),
+        "sessions": ["light"],
+        "lines": len(copy.read_bytes().splitlines()),
+        "left_out": {"damaged": [], "branches": 0},
+        "branches": 0,
+    }
+    plain = kilburn("export", "--db", db, "--no-note")
+    assert kilburn("export", "--db", db, "--no-note", "--json").raw == plain.raw
+    refused = kilburn("export", "nobody", "--db", db, "--json")
+    assert (refused.status, refused.raw) == (2, b"")
+    assert json.loads(refused.err)["error"]["message"] == "no session 'nobody'"
+
+
 def test_a_session_comes_back_byte_for_byte(db: Path) -> None:
     first, second = there_and_back(db)
     assert first == second

@@ -169,8 +169,10 @@ def test_a_reader_walks_from_an_alarm_to_the_words_that_left(seen: Seen, served:
     page.get_by_role("link", name="misses").click()
     assert "hit rate 52%" in page.locator("main").inner_text()
     page.get_by_role("navigation", name="Session").get_by_role("link", name="Receipts").click()
+    picture(page, "receipts-wide", odd=False)
     page.locator("tbody a[href*='/receipt?']").last.click()
     assert page.get_by_role("heading", name="Before and after").is_visible()
+    picture(page, "receipt-wide", odd=False)
     page.locator("details.left summary").first.click()
     assert page.locator("details.left pre").first.is_visible()
     page.locator("details.left .back a").first.click()
@@ -182,6 +184,7 @@ def test_a_reader_walks_from_an_alarm_to_the_words_that_left(seen: Seen, served:
 def test_the_strip_names_what_the_pointer_and_the_keys_are_on(seen: Seen, served: str) -> None:
     page = seen.page
     page.goto(f"{served}/session?name=parser")
+    picture(page, "session-wide", odd=False)
     readout = page.locator("[data-readout]")
     page.locator(".blocks rect.k-fold").first.hover()
     assert re.match(r"summary f\d+, \d+ tokens", readout.inner_text())

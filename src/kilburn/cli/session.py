@@ -221,7 +221,7 @@ def show(
         opened.fetch(page for page, _ in chosen)
         described = [describe(page, state, cited) | {"text": opened.text(page.id)} for page, state in chosen]
     if not described:
-        raise SpecError(f"{address} names no page of {name!r}")
+        raise SpecError(f"{address} names no page of {name!r}", advice="`kilburn show SESSION` lists the addresses")
     if json:
         emit({"session": name, "address": address, "pages": described})
         return

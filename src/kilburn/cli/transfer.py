@@ -39,6 +39,7 @@ def export(
     note: Annotated[bool, Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
     db: Db = None,
     tenant: Tenant = None,
+    json: Json = False,
 ) -> None:
     """Write sessions as JSONL, every message as it was appended; `import` makes the same sessions again.
 
@@ -48,9 +49,11 @@ def export(
     The branches of a named session are left out. A branch that is exported has all that it saw, and an import makes it a
     session of its own: `b1/p3` is no address there, and forgetting does not reach from one to the other.
 
-    Example:
+    Examples:
 
         kilburn export session-1 --out copy.jsonl
+
+        kilburn export --out all.jsonl.gz --json
     """
     if out is not None:
         check_target(out, force=force)
@@ -82,7 +85,17 @@ def export(
             infos = [info for info in infos if info not in damaged]
     if note:
         _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
-    if out:
+    if out and json:
+        emit(
+            {
+                "file": str(out),
+                "sessions": [info.name for info in infos],
+                "lines": written,
+                "left_out": {"damaged": [info.name for info in damaged], "branches": left},
+                "branches": forked,
+            }
+        )
+    elif out:
         say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
     if left:
         say(f"kilburn: not exported: branches of {name!r}: {left}; without a session's name all sessions are exported")
