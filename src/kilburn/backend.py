@@ -454,5 +454,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the file; idempotent."""
+        """Release what it holds open; idempotent."""
         ...

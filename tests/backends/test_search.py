@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.backends.passages import SIZE, TOKENIZER, passages, searchable
+from kilburn.backends.ranked import CLASS_LENGTH, ENOUGH, K1, ROWS, TERMS, B, length_class
 from kilburn.backends.sqlite import Sqlite
-from kilburn.backends.textindex import CLASS_LENGTH, ENOUGH, K1, ROWS, TERMS, B, length_class
 from kilburn.testing.stores import batch_of
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]))

@@ -14,8 +14,8 @@ import msgspec
 
 from kilburn.backend import Scope, SegmentInfo, SegmentKind
 from kilburn.backends.connection import rows_of_each
+from kilburn.backends.ranked import Extents
 from kilburn.backends.sealed import SealedRows, SegmentRow
-from kilburn.backends.textindex import Extents
 
 FileState = tuple[object, int]
 """Changes whenever anybody writes to the file."""

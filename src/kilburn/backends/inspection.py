@@ -17,9 +17,10 @@ from kilburn.backends.codec import digest_of_stored, unpack
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused
 from kilburn.backends.passages import passages
+from kilburn.backends.ranked import entry_of, length_class, number_of
 from kilburn.backends.records import UNREADABLE, event_of, seal_of
 from kilburn.backends.sealed import TALLY, SealedRows, SegmentRow, seal_of_segment, shown
-from kilburn.backends.textindex import TextIndex, entry_of, length_class, number_of
+from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import sealed_event, set_stands, set_tally
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreStale

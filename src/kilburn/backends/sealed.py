@@ -107,7 +107,114 @@ def shown(page: object) -> str:
     return address_of(page) if isinstance(page, int) else f"page {page!r}"
 
 
-class SealedRows:
+class Seals:
+    """What a row says, if it is as it was written; the same for every backend.
+
+    Args:
+        seals: False for a file of format 1 that is opened for reading. It has no seals, so damage is only detected if
+            decoding fails.
+    """
+
+    def __init__(self, *, seals: bool = True) -> None:
+        self.seals = seals
+
+    def intact(self, seal: object, *values: object) -> bool:
+        """Whether a row's values are those that were sealed."""
+        return seal == seal_of(*values) if self.seals else True
+
+    def segment_of(self, found: Row) -> SegmentRow:
+        """The segment of a row, which says so if it is damaged."""
+        number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
+        name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
+        damaged = ""
+        if self.seals and seal != seal_of_segment(number, tenant, stored, created, aside, kind, user):
+            damaged, aside = "its row is not what was written", False
+        elif self.seals and tally != seal_of("tally", number, *counters):
+            damaged, aside = "its counters are not what was written", False
+        elif aside:
+            damaged = QUARANTINED
+        if damaged:
+            return SegmentRow(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
+        owned = {"kind": SegmentKind(kind.decode()), "user": user.decode()}
+        return SegmentRow(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
+
+    def page(self, segment: int, number: int, meta: bytes, seal: object) -> Page:
+        """One page.
+
+        Raises:
+            StoreCorrupt: it is not what was written.
+        """
+        page = self.page_of(segment, number, meta, seal)
+        if isinstance(page, str):
+            raise StoreCorrupt(f"{shown(number)} of session {segment}: {page}", advice=ADVICE)
+        return page
+
+    # The next two are called for each page that a search finds, so they call little themselves.
+
+    def page_of(self, segment: int, number: int, meta: bytes, seal: object) -> Page | str:
+        """The page of a row, or what is wrong with it."""
+        if self.seals and seal != seal_of("page", segment, number, meta):
+            return "its record is not what was written"
+        try:
+            page = page_of(meta)
+        except UNREADABLE as error:
+            return f"its record cannot be read: {error}"
+        return page if page.id == number else f"its record is that of {address_of(page.id)}"
+
+    def state_of(
+        self, segment: int, number: int, at: bytes, pinned: int, mark: float, until: float | None, stand: object
+    ) -> State | str:
+        """The state of a row, or what is wrong with it."""
+        if self.seals and stand != seal_of_state(segment, number, at, pinned, mark, until):
+            return "its state is not what was written"
+        try:
+            return state_of(at, pinned, mark, until)
+        except UNREADABLE as error:
+            return f"its state cannot be read: {error}"
+
+    def pages_of(self, segment: SegmentRow, each: Iterable[tuple[int, Page | str, State | str]]) -> list[tuple[Page, State]]:
+        """All pages of a segment from its rows, which come in order: p1, p2, ..., then f1, f2, ...
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        found: list[tuple[Page, State]] = []
+        wrong: list[str] = []
+        for number, page, state in each:
+            if isinstance(page, Page) and isinstance(state, State):
+                found.append((page, state))
+            else:
+                wrong.append(f"{shown(number)} of session {segment.name!r}: {page if isinstance(page, str) else state}")
+        # A row of another session is skipped.
+        if len(found) != segment.pages:
+            what = f"session {segment.name!r} has {len(found)} pages where {segment.pages} were written"
+            raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
+        first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
+        return [*found[first:], *found[:first][::-1]]
+
+    def whole_event(self, segment: SegmentRow, number: int, act: bytes, body: bytes, seal: object) -> Event:
+        """One event.
+
+        Raises:
+            StoreCorrupt: it is not what was written.
+        """
+        event = self.event(segment.number, number, act, body, seal)
+        if isinstance(event, str):
+            raise StoreCorrupt(f"event {number} of session {segment.name!r}: {event}", advice=ADVICE)
+        return event
+
+    def event(self, segment: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
+        """One event, or what is wrong with it."""
+        if self.seals and seal != seal_of("event", segment, number, act, body):
+            return "it is not what was written"
+        try:
+            event = event_of(body)
+        except UNREADABLE as error:
+            return f"it cannot be read: {error}"
+        return event if event.number == number else f"it is event {event.number}"
+
+
+class SealedRows(Seals):
     """The rows of one file.
 
     Args:
@@ -117,14 +224,11 @@ class SealedRows:
     """
 
     def __init__(self, db: apsw.Connection, *, seals: bool, indexed: bool = True) -> None:
+        super().__init__(seals=seals)
         self._db = db
-        self.seals, self.indexed = seals, indexed
+        self.indexed = indexed
         # What was last read of each session, so that a row that is still the same is not verified again.
         self._read_before: dict[int, tuple[Row, SegmentRow]] = {}
-
-    def intact(self, seal: object, *values: object) -> bool:
-        """Whether a row's values are those that were sealed."""
-        return seal == seal_of(*values) if self.seals else True
 
     def tenant(self, name: str) -> tuple[int, int | None] | None:
         """A tenant's number, and how many sessions it must have; None if there is no such tenant.
@@ -183,25 +287,10 @@ class SealedRows:
         known = self._read_before.get(found[0])
         if known is not None and known[0] == found:
             return known[1]
-        segment = self._verified(found)
+        segment = self.segment_of(found)
         if isinstance(found[0], int):
             self._read_before[found[0]] = found, segment
         return segment
-
-    def _verified(self, found: Row) -> SegmentRow:
-        number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
-        name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
-        damaged = ""
-        if self.seals and seal != seal_of_segment(number, tenant, stored, created, aside, kind, user):
-            damaged, aside = "its row is not what was written", False
-        elif self.seals and tally != seal_of("tally", number, *counters):
-            damaged, aside = "its counters are not what was written", False
-        elif aside:
-            damaged = QUARANTINED
-        if damaged:
-            return SegmentRow(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
-        owned = {"kind": SegmentKind(kind.decode()), "user": user.decode()}
-        return SegmentRow(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
 
     def pages(self, segment: SegmentRow) -> list[tuple[Page, State]]:
         """A session's pages with their states: p1, p2, ..., then f1, f2, ...
@@ -209,25 +298,13 @@ class SealedRows:
         Raises:
             StoreCorrupt: one is missing, or not what was written.
         """
-        found: list[tuple[Page, State]] = []
-        wrong: list[str] = []
-        for number, page, state in self.each_page(segment):
-            if isinstance(page, Page) and isinstance(state, State):
-                found.append((page, state))
-            else:
-                wrong.append(f"{shown(number)} of session {segment.name!r}: {page if isinstance(page, str) else state}")
-        # A row of another session is skipped.
-        if len(found) != segment.pages:
-            what = f"session {segment.name!r} has {len(found)} pages where {segment.pages} were written"
-            raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
-        first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
-        return [*found[first:], *found[:first][::-1]]
+        return self.pages_of(segment, self.each_page(segment))
 
     def each_page(self, segment: SegmentRow) -> Iterator[tuple[int, Page | str, State | str]]:
         """Every row of a session's pages: its number, and page and state or what is wrong with them."""
         select = f"SELECT {_PAGE} FROM page WHERE process = ? ORDER BY id"
         for number, meta, seal, *state in rows(self._db, select, segment.number):
-            yield number, self._page(segment.number, number, meta, seal), self._state(segment.number, number, *state)
+            yield number, self.page_of(segment.number, number, meta, seal), self.state_of(segment.number, number, *state)
 
     def read(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
         """Single pages with their states, by segment and page; those that do not exist are left out.
@@ -236,7 +313,7 @@ class SealedRows:
             StoreCorrupt: one is not what was written.
         """
         for segment, number, meta, seal, *values in rows_of_each(self._db, _PAGES, by_segment(keys)):
-            page, state = self._page(segment, number, meta, seal), self._state(segment, number, *values)
+            page, state = self.page_of(segment, number, meta, seal), self.state_of(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
@@ -256,40 +333,6 @@ class SealedRows:
         except UNREADABLE as error:
             raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error
 
-    def page(self, segment: int, number: int, meta: bytes, seal: object) -> Page:
-        """One page.
-
-        Raises:
-            StoreCorrupt: it is not what was written.
-        """
-        page = self._page(segment, number, meta, seal)
-        if isinstance(page, str):
-            raise StoreCorrupt(f"{shown(number)} of session {segment}: {page}", advice=ADVICE)
-        return page
-
-    # The next two are called for each page that a search finds, so they call little themselves.
-
-    def _page(self, segment: int, number: int, meta: bytes, seal: object) -> Page | str:
-        """The page of a row, or what is wrong with it."""
-        if self.seals and seal != seal_of("page", segment, number, meta):
-            return "its record is not what was written"
-        try:
-            page = page_of(meta)
-        except UNREADABLE as error:
-            return f"its record cannot be read: {error}"
-        return page if page.id == number else f"its record is that of {address_of(page.id)}"
-
-    def _state(
-        self, segment: int, number: int, at: bytes, pinned: int, mark: float, until: float | None, stand: object
-    ) -> State | str:
-        """The state of a row, or what is wrong with it."""
-        if self.seals and stand != seal_of_state(segment, number, at, pinned, mark, until):
-            return "its state is not what was written"
-        try:
-            return state_of(at, pinned, mark, until)
-        except UNREADABLE as error:
-            return f"its state cannot be read: {error}"
-
     def events(self, segment: SegmentRow, after: int, limit: int) -> Iterator[Event]:
         """At most `limit` events of a session's ledger from `after` + 1 on.
 
@@ -305,7 +348,7 @@ class SealedRows:
             after += 1
             if number != after:
                 raise StoreCorrupt(f"event {after} of session {segment.name!r} is missing", advice=ADVICE)
-            yield self._whole_event(segment, number, act, body, seal)
+            yield self.whole_event(segment, number, act, body, seal)
         if len(found) < limit and after < segment.head:
             raise StoreCorrupt(f"event {after + 1} of session {segment.name!r} is missing", advice=ADVICE)
 
@@ -320,7 +363,7 @@ class SealedRows:
         there = 0
         for number, act, body, seal in rows_of_each(self._db, select, wanted):
             there += 1
-            yield self._whole_event(segment, number, act, body, seal)
+            yield self.whole_event(segment, number, act, body, seal)
         if there < len(wanted):
             raise StoreCorrupt(f"an event of session {segment.name!r} is missing", advice=ADVICE)
 
@@ -333,19 +376,3 @@ class SealedRows:
             return None
         head, size, codec, data, _ = found
         return head, inflate(codec, data, size, b"")
-
-    def _whole_event(self, segment: SegmentRow, number: int, act: bytes, body: bytes, seal: object) -> Event:
-        event = self.event(segment.number, number, act, body, seal)
-        if isinstance(event, str):
-            raise StoreCorrupt(f"event {number} of session {segment.name!r}: {event}", advice=ADVICE)
-        return event
-
-    def event(self, segment: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
-        """One event, or what is wrong with it."""
-        if self.seals and seal != seal_of("event", segment, number, act, body):
-            return "it is not what was written"
-        try:
-            event = event_of(body)
-        except UNREADABLE as error:
-            return f"it cannot be read: {error}"
-        return event if event.number == number else f"it is event {event.number}"

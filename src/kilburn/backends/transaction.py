@@ -96,7 +96,7 @@ class Transaction:
             state = batch.states.get(page.id) or State()
             content, extra = known[page.digest], known[page.extra] if page.extra else None
             call = page.call if page.kind is Kind.CALL else None
-            stand = _stand(self._segment, page.id, state)
+            stand = stand_of(self._segment, page.id, state)
             made.append((self._segment, page.id, content, extra, call, *stand, *self._sealed_record(page)))
         try:
             self._db.executemany(
@@ -190,7 +190,7 @@ class Transaction:
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
             cited.update(citations.citations_of(self._segment, segment.kind, page))
-            stand = _stand(self._segment, number, State(Place.DROPPED))
+            stand = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._segment, number))
         citations.remove(self._db, cited)
         self._db.executemany(
@@ -212,7 +212,7 @@ class Transaction:
         self._db.execute(FLAG)
 
 
-def _stand(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
+def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
     """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
     pinned, mark = int(state.pinned), float(state.importance) + 0.0
     until = None if state.until is None else float(state.until) + 0.0
@@ -223,7 +223,7 @@ def set_stands(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
     """Write the states of pages."""
     db.executemany(
         "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?",
-        [(*_stand(segment, page, state), segment, page) for page, state in states.items()],
+        [(*stand_of(segment, page, state), segment, page) for page, state in states.items()],
     )
 
 

@@ -12,8 +12,8 @@ import apsw
 
 from kilburn.backend import Vector
 from kilburn.backends.connection import listed, row, rows, rows_of_each
+from kilburn.backends.ranked import entry_of, number_of
 from kilburn.backends.records import seal_of
-from kilburn.backends.textindex import entry_of, number_of
 from kilburn.errors import StoreError
 
 
