@@ -16,7 +16,9 @@ import anyio
 import msgspec
 
 import kilburn
+from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
+from kilburn.gateway import by_hand
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import LEAVING, Exchange
@@ -157,6 +159,8 @@ class Gateway:
         self._open: dict[str, Relay] = {}
         self._stores: list[Store] = []
         self._learners = Learners()
+        budget = Budget(settings.window)
+        self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
         self._used = 0.0
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
@@ -270,6 +274,7 @@ class Gateway:
         """Write what waits, and close everything."""
         await self.upstream.close()
         await in_thread(self._learners.close)
+        await in_thread(self.windows.close)
         for store in self._stores:
             await in_thread(store.close)
         await in_thread(self._trouble.close)
@@ -605,6 +610,7 @@ def build(settings: Settings) -> App:
     paths = [
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
+        *by_hand.routes(gateway.windows, gateway.shares),
     ]
     router = Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False)
 
