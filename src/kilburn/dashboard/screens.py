@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentKind
+from kilburn.dashboard.changes import ahead
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
 from kilburn.dashboard.reading import FARTHEST, LedgerReader
@@ -543,6 +544,12 @@ def collection(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]
     return "collection.html", collection_of(reading, query, SHOWN) | {"letters": BRIEF * 4}
 
 
+def change(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """What would leave, two prompts compared, and what a change by hand would do."""
+    session, shown = _opened(reading, query)
+    return "change.html", shown | ahead(reading, session, query)
+
+
 def search(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """One search over everything."""
     words = query.get("q", "")[:500]
@@ -570,6 +577,7 @@ SCREENS: dict[str, Screen] = {
     "/costs": costs,
     "/branches": branches,
     "/cache": cache,
+    "/change": change,
     "/memory": memory,
     "/collection": collection,
     "/search": search,
@@ -585,5 +593,6 @@ TABS = (
     ("/branches", "Branches"),
     ("/costs", "Costs"),
     ("/cache", "KV cache"),
+    ("/change", "Preview and change"),
 )
 """The screens of a session."""

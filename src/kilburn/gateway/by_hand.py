@@ -199,7 +199,7 @@ def undone(session: Session, asked: UndoRequest) -> dict[str, Any]:
 def compacted(session: Session, asked: RangeRequest) -> dict[str, Any]:
     """Put the most telling lines in place of a range, or of what is old."""
     done = compact(session, None, keep=asked.keep, pages=asked.pages)
-    return {"session": session.name, "use": session.use} | msgspec.to_builtins(done)
+    return {"session": session.name, "use": session.use, **msgspec.to_builtins(done)}
 
 
 def evicted(session: Session, asked: PagesRequest) -> dict[str, Any]:
@@ -266,12 +266,12 @@ def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
 def _looked(windows: WindowsByHand, key: Key, user: str, name: str, verb: str, query: Mapping[str, str]) -> dict[str, Any]:
     if verb == "preview":
         tokens = _number(query, "tokens", 0)
-        return {"session": name, "tokens": tokens} | msgspec.to_builtins(windows.previewed(key, user, name, tokens or 0))
+        return {"session": name, "tokens": tokens, **msgspec.to_builtins(windows.previewed(key, user, name, tokens or 0))}
     turn, until = _number(query, "turn"), _number(query, "until")
     if turn is None:
         raise SpecError("diff without turn", advice="give the number of the last message of the earlier prompt: ?turn=3")
     found = windows.compared(key, user, name, turn, until)
-    return {"session": name, "turn": turn, "until": until} | msgspec.to_builtins(found)
+    return {"session": name, "turn": turn, "until": until, **msgspec.to_builtins(found)}
 
 
 def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -> int | None:
