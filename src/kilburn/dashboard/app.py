@@ -116,6 +116,13 @@ class Guard:
         return len(hosts) == 1 and ("*" in self.hosts or name_of(hosts[0]) in self.hosts)
 
 
+def own_file(name: str) -> Response:
+    """One of our own files; whoever may not see the store may see these."""
+    if name not in STATIC:
+        return PlainTextResponse("not found\n", 404)
+    return Response(static(name), media_type=STATIC[name], headers={"cache-control": "max-age=300"})
+
+
 def query_of(request: Request) -> dict[str, str]:
     """What a query asks; what is no UTF-8 is replaced. Of a name that comes twice, the last one."""
     return dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="replace"))
@@ -145,7 +152,6 @@ def build(
     """
     reading = LedgerReader(backend, budget=budget)
     looks: dict[str, Any] = {}
-    files = {name: (static(name), kind) for name, kind in STATIC.items()}
     watchers = 0
 
     def look(root: str) -> Any:
@@ -210,10 +216,7 @@ def build(
 
     def own(request: Request) -> Response:
         # A browser asks for an icon by this name beside a text, which names none.
-        found = files.get(request.path_params.get("file", "mark.svg"))
-        if found is None:
-            return PlainTextResponse("not found\n", 404)
-        return Response(found[0], media_type=found[1], headers={"cache-control": "max-age=300"})
+        return own_file(request.path_params.get("file", "mark.svg"))
 
     async def live(request: Request) -> Response:
         nonlocal watchers

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import anyio
@@ -127,6 +127,21 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     log: Log | None = None
     contents: bool = False
     fail: str = "closed"
+
+
+class Behind(NamedTuple):
+    """What a dashboard within a gateway gets of it.
+
+    Args:
+        windows: what is looked at, and changed by hand.
+        keys: who may come in; None where no keys are needed, and everyone is `anonymous`.
+        origins: of web pages that are ours too.
+    """
+
+    windows: by_hand.WindowsByHand
+    keys: Keys | None
+    anonymous: Key
+    origins: frozenset[str]
 
 
 class Gateway:
@@ -575,8 +590,11 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-def build(settings: Settings) -> App:
+def build(settings: Settings, people: Callable[[Behind], App] | None = None) -> App:
     """The gateway as an ASGI application, behind its door.
+
+    Args:
+        people: makes what is shown to people, such as `kilburn.dashboard.behind_keys.mounted()`; None for nothing.
 
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
@@ -617,16 +635,20 @@ def build(settings: Settings) -> App:
     async def routed(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         await read.get(scope.get("path", ""), router)(scope, receive, send)
 
+    keys = None if settings.keys is None else Keys(settings.keys)
+    anonymous = Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0)
+    behind = Behind(gateway.windows, keys, anonymous, frozenset(origin.lower() for origin in settings.origins))
     return Access(
         routed,
-        keys=None if settings.keys is None else Keys(settings.keys),
-        anonymous=Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0),
+        keys=keys,
+        anonymous=anonymous,
         hosts=settings.hosts,
         origins=settings.origins,
         limits=settings.limits,
         observe=observe,
         contents=settings.contents,
         flows=_flows,
+        people=None if people is None else people(behind),
     )
 
 
