@@ -16,6 +16,7 @@ OURS = {package.name for package in PACKAGES}
 LATE = {
     "kilburn.cli",
     "kilburn.dashboard.app",
+    "kilburn.dashboard.behind_keys",
     "kilburn.dashboard.export",
     "kilburn.gateway.app",
     "kilburn.gateway.connection",

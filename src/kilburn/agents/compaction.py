@@ -8,12 +8,14 @@ summary is there. Both raise while a tool call waits for its result, as the prov
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from kilburn.effect import Outcome
 from kilburn.errors import Forgotten, LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
+from kilburn.kernel.receipts import Preview
 from kilburn.kernel.render import to_send
 from kilburn.kernel.session import Session
 from kilburn.model import Model, Request, ToolSpec, complete
@@ -66,18 +68,32 @@ def compact(
         LawBroken: a tool call has no result yet; nothing changed. UnknownAddress, Forgotten: of `pages`.
     """
     _check_no_open_call(session)
+    return _outcome(session.compact(_policy(session, pages, instructions=instructions, keep=keep, to=to), NAME, model))
+
+
+def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: str | None = None) -> Preview:
+    """What `compact` would do without a model. Nothing changes, and nothing is recorded.
+
+    Raises:
+        LawBroken: a tool call has no result yet. UnknownAddress, Forgotten: of `pages`.
+    """
+    _check_no_open_call(session, records=False)
+    return session.preview(by=_policy(session, pages, keep=keep, to=to))
+
+
+def _policy(session: Session, pages: str | None, **given: Any) -> Compact:
     chosen = session.resolve(pages) if pages is not None else None
-    among = (chosen[0], chosen[-1]) if chosen else None
-    policy = Compact(instructions=instructions, keep=keep, to=to, pages=among, idle=True)
-    return _outcome(session.compact(policy, NAME, model))
+    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **given)
 
 
-def _check_no_open_call(session: Session) -> None:
+def _check_no_open_call(session: Session, *, records: bool = True) -> None:
     with session.lock:
         waiting = session.window.waiting()
-    if waiting:
+    if not waiting:
+        return
+    if records:
         session.record(Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet")
-        raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
+    raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
 
 
 def _outcome(events: Sequence[Event]) -> Compaction:

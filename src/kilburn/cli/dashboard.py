@@ -1,4 +1,4 @@
-"""`dashboard`: the store in a browser, for reading; or one file of it."""
+"""`dashboard`: the store in a browser, for reading unless changes are asked for; or one file of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import existing
 from kilburn.cli.serve import listener_at
 from kilburn.cli.shell import Db, Force, Tenant, app
+from kilburn.dashboard.changes import OwnHands, Visit, fresh_word
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.limits import is_loopback
@@ -30,21 +31,29 @@ def dashboard(
     ] = None,
     export: Annotated[Path | None, Option(metavar="FILE.html", help="Write one file that needs nothing else, and end.")] = None,
     redact: Annotated[bool, Option("--redact/--contents", help="With --export: leave out what pages say, or show it.")] = True,
+    write: Annotated[
+        bool, Option("--write", help="Changes by hand too: compact, take back, keep, let go, accept and reject facts.")
+    ] = False,
     force: Force = False,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
     """Show in a browser what left each window, why, at which price, and the way back. The store is opened for reading.
 
-    It listens on this machine alone, and has no keys: whoever may call this machine's ports may read the store.
+    It listens on this machine alone, and has no keys: whoever may call this machine's ports may read the store, and with --write
+    change it.
 
     Examples:
 
         kilburn dashboard
 
+        kilburn dashboard --write
+
         kilburn dashboard session-1 --export session-1.html
     """
     application, exporting = _loaded()
+    if write and export is not None:
+        raise SpecError("--write with --export", advice="a file changes nothing; leave --write out")
     if name is not None and export is None:
         raise SpecError("a session without --export", advice="open the dashboard and choose it there, or give --export FILE.html")
     path = existing(db)
@@ -62,7 +71,12 @@ def dashboard(
 
     with Sqlite(path, tenant=tenant or "default", readonly=True) as backend, listener_at(host, port) as listener:
         server: uvicorn.Server
-        served = application.build(backend, hosts=(*LOOPBACK, host, *(allow_host or ())), ending=lambda: server.should_exit)
+        served = application.build(
+            backend,
+            hosts=(*LOOPBACK, host, *(allow_host or ())),
+            ending=lambda: server.should_exit,
+            visit=Visit(fresh_word(), OwnHands(path, tenant or "default")) if write else None,
+        )
         config = uvicorn.Config(
             served,
             log_level="warning",
@@ -74,7 +88,7 @@ def dashboard(
         )
         server = uvicorn.Server(config)
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        say(f"{place}/ shows {path}; nothing is written; Ctrl-C ends it")
+        say(f"{place}/ shows {path}; {'changes by hand are written' if write else 'nothing is written'}; Ctrl-C ends it")
         server.run(sockets=[listener])
 
 

@@ -94,6 +94,9 @@ def serve(
         ),
     ] = "closed",
     contents: Annotated[bool, Option("--log-contents", help="The log has what was asked, too.")] = False,
+    dashboard: Annotated[
+        bool, Option("--dashboard", help="Show its sessions at /dashboard to people who sign in with a key.")
+    ] = False,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -130,7 +133,7 @@ def serve(
         fail=fail,
         tokenizer="auto" if speaker is None else counter_for(speaker.tokenizer),
     )
-    _listen(gateway, settings, host, port)
+    _listen(gateway, settings, host, port, shows=dashboard)
 
 
 def _gateway() -> Any:
@@ -156,22 +159,30 @@ def _speaker(upstream: str | None, model: str | None) -> Any:
     return speaker
 
 
-def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
+def _listen(gateway: Any, settings: Any, host: str, port: int, *, shows: bool) -> None:
     import uvicorn
 
     from kilburn.gateway.connection import uvicorn_options
 
-    config = uvicorn.Config(gateway.build(settings), log_level="warning", **uvicorn_options(settings.limits))
+    people = None
+    if shows:
+        from kilburn.dashboard.behind_keys import mounted
+
+        people = mounted(lambda: server.should_exit)
+    config = uvicorn.Config(gateway.build(settings, people), log_level="warning", **uvicorn_options(settings.limits))
+    server = uvicorn.Server(config)
     with listener_at(host, port) as listener:
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")
+        if shows:
+            say(f"{place}/dashboard shows its sessions{'' if settings.keys is None else ' to whoever has a key'}")
         if settings.model is not None and not takes_tools(settings.model):
             say(f"{settings.model.name} takes no tools: what has left the window is searched for the user's words")
         try:
             usual_embedder()
         except KilburnError as error:
             say(f"searches are by words alone, not by meaning: {error.what}: {error.advice}")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def listener_at(host: str, port: int) -> socket.socket:

@@ -14,19 +14,15 @@ import msgspec
 import typer
 from typer import Argument, Option
 
+from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.sqlite import Sqlite
-from kilburn.budget import Budget
 from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why, app
 from kilburn.effect import Outcome
-from kilburn.errors import PinsExceedWindow, SpecError
-from kilburn.kernel.ledger import counter_of
-from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.shipments import shipments
-from kilburn.kernel.store import Store
 from kilburn.terminal import emit, line, tell
 
 window = typer.Typer(
@@ -37,9 +33,6 @@ window = typer.Typer(
 app.add_typer(window, name="window")
 
 Address = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)]
-
-WINDOW = 8000
-"""Tokens, as for `kilburn chat`, where no prompt says how many."""
 
 SHOWN = 6
 """Addresses of a line; --json has all of them."""
@@ -67,15 +60,10 @@ def preview(
     """
     with where.reading() as store:
         known = session(store, name)
-        size = size or window_of(known) or WINDOW
-        policy = policy or _policy_of(known.receipts())
-        ruler, number = counter_of(store.backend, known.number), known.number
-    backend = Sqlite(existing(where.db), tenant=where.tenant or "default", readonly=True)
-    with Store(backend, Budget(size), policy, tokenizer=ruler, foreign=False) as store:
-        opened = store.session(name)
-        if opened.number != number:
-            raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
-        found = opened.preview(tokens)
+        size = size or window_of(known) or by_hand.WINDOW
+        policy = policy or by_hand.decider(known.receipts())
+    with Sqlite(existing(where.db), tenant=where.tenant or "default", readonly=True) as backend:
+        found = by_hand.opened(backend, name, window=size, policy=policy).preview(tokens)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
         return
@@ -90,12 +78,6 @@ def preview(
         return
     asks = f"; a model would be asked {many(found.asks, 'time')}" if found.asks else ""
     tell(f"{said}, {count(found.after)} then; a provider would process {count(found.again)} of them again{asks}")
-
-
-def _policy_of(found: Sequence[Receipt]) -> str:
-    """Who decided last."""
-    named = (one.policy for one in reversed(found) if one.policy not in ("kernel", "user") and " " not in one.policy)
-    return next(named, "hybrid")
 
 
 @window.command("diff")
@@ -192,7 +174,7 @@ def undo(
     """
     with where.writing() as store:
         opened = session(store, name)
-        receipt, use = opened.undo(size or window_of(opened)), opened.use
+        receipt, use = by_hand.undo(opened, size), opened.use
     _changed(name, where.json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
 
 
@@ -258,14 +240,7 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     """
     with where.writing() as store:
         opened = session(store, name)
-        size = window_of(opened)
-        held = sum(map(opened.window.cost, opened.window.pins.union(opened.resolve(address))))
-        if size is not None and held > size:
-            raise PinsExceedWindow(
-                f"all pins would take {held:,} tokens, and the window of the last prompt has {size:,}",
-                advice="unpin others, or pin fewer",
-            )
-        opened.pin(address)
+        by_hand.keep(opened, address)
         use = opened.use
     _changed(name, where.json, "kept", [address], use)
 

@@ -1,4 +1,5 @@
-"""The dashboard as an ASGI application. It only reads: it knows GET and HEAD, and its store is open for reading.
+"""The dashboard as an ASGI application. Its store is open for reading, and GET and HEAD change nothing; what a person changes by
+hand comes in a form by POST, where the visit has hands (see `changes`).
 
 A page that another site wrote cannot use it: its own names alone may stand in the Host header, requests from other sites are
 refused, and no page of it can be framed. What stands in a store is data: no script of it runs, because only our own file may.
@@ -13,6 +14,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from kilburn.backend import Backend
+from kilburn.budget import Budget
+from kilburn.dashboard.changes import LARGEST, SENDING, Visit, done, form_of, is_of_this_visit, is_ours, said_of
 from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
@@ -23,8 +26,8 @@ from kilburn.kernel.replay import SENSELESS
 try:
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "starlette", "dashboard") from error
@@ -44,7 +47,8 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # Other sites are told nothing. With "no-referrer" a browser would say of our own forms that they are from nowhere.
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -65,11 +69,16 @@ class Guard:
 
     Args:
         hosts: the names that a Host header may give, without port.
+        origins: of pages that are ours, besides those of the name that a request is sent to.
+        visit: who looks, where the scope does not say it.
     """
 
-    def __init__(self, app: App, hosts: Iterable[str] = LOOPBACK) -> None:
-        self.app = app
+    def __init__(
+        self, app: App, hosts: Iterable[str] = LOOPBACK, origins: Iterable[str] = (), visit: Visit | None = None
+    ) -> None:
+        self.app, self.visit = app, visit or Visit()
         self.hosts = frozenset(host.lower() for host in hosts)
+        self.origins = frozenset(origin.lower() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
         """Answer one request."""
@@ -85,16 +94,21 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
-        refused = self._refused(scope)
-        return await (refused or self.app)(scope, receive, sending)
+        state = scope.get("state", {})
+        visit = state.get("visit", self.visit)
+        refused = self._refused(scope, visit)
+        return await (refused or self.app)({**scope, "state": {**state, "visit": visit}}, receive, sending)
 
-    def _refused(self, scope: Scope) -> Response | None:
+    def _refused(self, scope: Scope, visit: Visit) -> Response | None:
         """What answers a request that may not come in."""
         headers = by_name(scope["headers"])
-        if scope["method"] not in ("GET", "HEAD"):
+        posts = scope["method"] == "POST" and visit.hands is not None
+        if scope["method"] not in ("GET", "HEAD") and not posts:
             return PlainTextResponse("the dashboard only reads\n", 405, headers={"allow": "GET, HEAD"})
         if not self._is_ours(headers.get(b"host", [])):
             return PlainTextResponse("this name is not the dashboard's: see kilburn dashboard --allow-host\n", 421)
+        if posts and not is_ours(headers, self.origins):
+            return PlainTextResponse("a change is made from a page of this dashboard alone\n", 403)
         site, mode = (headers.get(name, [b""])[0] for name in (b"sec-fetch-site", b"sec-fetch-mode"))
         if site in (b"cross-site", b"same-site") and mode != b"navigate":
             return PlainTextResponse("requests of other sites are refused\n", 403)
@@ -104,6 +118,13 @@ class Guard:
 
     def _is_ours(self, hosts: list[bytes]) -> bool:
         return len(hosts) == 1 and ("*" in self.hosts or name_of(hosts[0]) in self.hosts)
+
+
+def own_file(name: str) -> Response:
+    """One of our own files; whoever may not see the store may see these."""
+    if name not in STATIC:
+        return PlainTextResponse("not found\n", 404)
+    return Response(static(name), media_type=STATIC[name], headers={"cache-control": "max-age=300"})
 
 
 def query_of(request: Request) -> dict[str, str]:
@@ -117,6 +138,10 @@ def build(
     hosts: Iterable[str] = LOOPBACK,
     every: float = EVERY,
     ending: Callable[[], bool] = lambda: False,
+    visit: Visit | None = None,
+    origins: Iterable[str] = (),
+    budget: Callable[[str], Budget | None] = lambda name: None,
+    rest: Callable[[], float] = lambda: 0.0,
 ) -> App:
     """The application over a store.
 
@@ -125,10 +150,12 @@ def build(
         hosts: the names under which it may be called; "*" for any.
         every: seconds between two looks whether something has changed.
         ending: whether the server is about to end: a browser that is kept up to date never hangs up by itself.
+        visit, origins: see `Guard`.
+        budget: see `LedgerReader`.
+        rest: seconds between two such looks at least, which may change.
     """
-    reading = LedgerReader(backend)
+    reading = LedgerReader(backend, budget=budget)
     looks: dict[str, Any] = {}
-    files = {name: (static(name), kind) for name, kind in STATIC.items()}
     watchers = 0
 
     def look(root: str) -> Any:
@@ -141,18 +168,47 @@ def build(
         root = request.scope.get("root_path", "")
         path = request.scope["path"].removeprefix(root) or "/"
         query = query_of(request)
-        about: dict[str, Any] = {"store": StoreName(backend), "path": path, "query": query}
+        about = about_of(request, path, query)
         try:
             template, shown = SCREENS[path](reading, query)
             return HTMLResponse(rendered(look(root), template, about | shown))
         except KilburnError as error:
-            status = 404 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 500
-            return HTMLResponse(rendered(look(root), "problem.html", about | {"error": error, "status": status}), status)
+            return trouble(request, about, error)
         except SENSELESS:
             # Nothing checks what the writer of a ledger put into an event.
             log.exception("%s could not be shown", path)
             odd = StoreCorrupt("the ledger says something that this screen cannot read", advice="run kilburn fsck")
-            return HTMLResponse(rendered(look(root), "problem.html", about | {"error": odd, "status": 500}), 500)
+            return trouble(request, about, odd)
+
+    def about_of(request: Request, path: str, query: dict[str, str]) -> dict[str, Any]:
+        visit: Visit = request.state.visit
+        about: dict[str, Any] = {"store": StoreName(backend), "path": path, "query": query, "said": said_of(query)}
+        return about | {"word": visit.word if visit.hands is not None else "", "visitor": visit.name, "visit": visit}
+
+    def trouble(request: Request, about: dict[str, Any], error: KilburnError, status: int = 0) -> Response:
+        status = status or (404 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 500)
+        root = request.scope.get("root_path", "")
+        return HTMLResponse(rendered(look(root), "problem.html", about | {"error": error, "status": status}), status)
+
+    async def change(request: Request) -> Response:
+        """Do what a form asks for, and lead back to the screen."""
+        body = await body_of(request)
+        return await run_in_threadpool(changed, request, body)
+
+    def changed(request: Request, body: bytes | None) -> Response:
+        visit: Visit = request.state.visit
+        about = about_of(request, "", {})
+        try:
+            if body is None or visit.hands is None:
+                raise SpecError("the form is too long, or came too slowly", advice="go back, and send it again")
+            given = form_of(body)
+            if not is_of_this_visit(given, visit):
+                old = SpecError("this form is of an earlier visit", advice="go back, load the page again, and send it again")
+                return trouble(request, about, old, 403)
+            to = done(request.path_params["verb"], given, visit.hands, SCREENS)
+        except KilburnError as error:
+            return trouble(request, about, error, 0 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 409)
+        return RedirectResponse(request.scope.get("root_path", "") + to, 303)
 
     def text(request: Request) -> Response:
         """The exact text of a page; a browser shows it as text, whatever it says."""
@@ -169,10 +225,7 @@ def build(
 
     def own(request: Request) -> Response:
         # A browser asks for an icon by this name beside a text, which names none.
-        found = files.get(request.path_params.get("file", "mark.svg"))
-        if found is None:
-            return PlainTextResponse("not found\n", 404)
-        return Response(found[0], media_type=found[1], headers={"cache-control": "max-age=300"})
+        return own_file(request.path_params.get("file", "mark.svg"))
 
     async def live(request: Request) -> Response:
         nonlocal watchers
@@ -191,7 +244,7 @@ def build(
                     if now != before:
                         before = now
                         yield f"data: {now}\n\n"
-                    await asyncio.sleep(every)
+                    await asyncio.sleep(max(every, rest()))
             finally:
                 watchers -= 1
 
@@ -209,9 +262,8 @@ def build(
             return type(error).__name__
 
     def nothing(request: Request, error: Exception) -> Response:
-        about = {"store": StoreName(backend), "path": "", "query": {}, "status": 404}
         gone = SpecError("the dashboard has no such screen", advice="begin with the list of sessions")
-        return HTMLResponse(rendered(look(request.scope.get("root_path", "")), "problem.html", about | {"error": gone}), 404)
+        return trouble(request, about_of(request, "", {}), gone)
 
     routes = [Route(path, screen, methods=["GET"]) for path in SCREENS]
     routes += [
@@ -219,10 +271,27 @@ def build(
         Route("/own/{file}", own, methods=["GET"]),
         Route("/favicon.ico", own, methods=["GET"]),
         Route("/live", live, methods=["GET"]),
+        Route("/do/{verb}", change, methods=["POST"]),
     ]
     inner = Starlette(routes=routes, exception_handlers={404: nothing})
     inner.router.redirect_slashes = False
-    return Guard(inner, hosts)
+    return Guard(inner, hosts, origins, visit)
+
+
+async def body_of(request: Request) -> bytes | None:
+    """The body of a form; None where it is too long, too slow, or of another type."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        return None
+    body = bytearray()
+    try:
+        async with asyncio.timeout(SENDING):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LARGEST:
+                    return None
+    except (TimeoutError, ClientDisconnect):
+        return None
+    return bytes(body)
 
 
 class StoreName:

@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -35,6 +36,7 @@ STATIC = {
 """Our own files, which the pages name, and their types."""
 
 
+@cache
 def static(name: str) -> str:
     """The text of one of our own files."""
     return (HERE / "static" / name).read_text(encoding="utf-8")

@@ -91,10 +91,17 @@ class LedgerReader:
     Args:
         backend: opened for reading.
         effort: see `EFFORT`.
+        budget: what the window of a session may hold, where its agent runs in this process; else None.
     """
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = time.time, effort: int = EFFORT) -> None:
-        self.backend, self.clock, self._effort = backend, clock, effort
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Callable[[], float] = time.time,
+        effort: int = EFFORT,
+        budget: Callable[[str], Budget | None] = lambda name: None,
+    ) -> None:
+        self.backend, self.clock, self._effort, self.budget = backend, clock, effort, budget
         self._lock = threading.Lock()
         self._marks = Marks(backend)
         self.later = Errands()

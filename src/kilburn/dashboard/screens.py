@@ -14,6 +14,7 @@ import msgspec
 
 from kilburn.backend import SegmentKind
 from kilburn.dashboard.calls import calls_in, code_in, run_of, tree_of
+from kilburn.dashboard.changes import ahead
 from kilburn.dashboard.kv import held_of, lines_of, removed_files
 from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
@@ -543,6 +544,12 @@ def collection(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]
     return "collection.html", collection_of(reading, query, SHOWN) | {"letters": BRIEF * 4}
 
 
+def change(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
+    """What would leave, two prompts compared, and what a change by hand would do."""
+    session, shown = _opened(reading, query)
+    return "change.html", shown | ahead(reading, session, query)
+
+
 def search(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """One search over everything."""
     words = query.get("q", "")[:500]
@@ -571,6 +578,7 @@ SCREENS: dict[str, Screen] = {
     "/branches": branches,
     "/calls": calls,
     "/cache": cache,
+    "/change": change,
     "/memory": memory,
     "/collection": collection,
     "/search": search,
@@ -586,5 +594,6 @@ TABS = (
     ("/branches", "Branches"),
     ("/prices", "Prices"),
     ("/cache", "KV cache"),
+    ("/change", "Preview and change"),
 )
 """The screens of a session."""

@@ -58,6 +58,13 @@ FIGURES = ("/metrics", "/sessions")
 """What a key with `figures` opens."""
 
 
+PEOPLE = "/dashboard"
+"""Where people look with a browser, which has no key to send: what answers there asks for one itself."""
+
+VISITORS = 96
+"""Requests of people that are answered at once. They take nothing of what clients may."""
+
+
 class Access:
     """Lets requests through to an application, or refuses them.
 
@@ -71,6 +78,7 @@ class Access:
         observe: called with every exchange when it is over.
         contents: whether bodies are kept for the log.
         flows: whether the body of a request goes on piece by piece, and is not read whole; `scope["state"]["flows"]` says so.
+        people: what answers below `PEOPLE`; None where nothing is shown to people.
     """
 
     def __init__(
@@ -85,8 +93,10 @@ class Access:
         observe: Callable[[Exchange], None] = lambda exchange: None,
         contents: bool = False,
         flows: Callable[[Scope], bool] = lambda scope: False,
+        people: App | None = None,
     ) -> None:
-        self.flows = flows
+        self.flows, self.people = flows, people
+        self._visitors = 0
         self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or RequestBounds(), observe, contents
         self.anonymous = anonymous or Key()
         self.hosts = frozenset(host.lower() for host in hosts)
@@ -135,8 +145,12 @@ class Access:
         try:
             try:
                 self._check_framing(scope, given)
-                self._check_caller(given)
-                await self._inner(scope, receiving, sending)
+                if self.people is not None and f"{scope['path']}/".startswith(f"{PEOPLE}/"):
+                    self._check_host(given)
+                    await self._visited(self.people, scope, receiving, sending)
+                else:
+                    self._check_caller(given)
+                    await self._inner(scope, receiving, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
                 problem = self._problem_of(error, exchange)
                 if exchange.status:
@@ -173,13 +187,27 @@ class Access:
 
     def _check_caller(self, given: Given) -> None:
         """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
+        self._check_host(given)
+        if any(origin.decode("latin-1").lower() not in self.origins for origin in given.get(b"origin", ())):
+            raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
+
+    def _check_host(self, given: Given) -> None:
         hosts = given.get(b"host", [])
         if len(hosts) != 1:
             raise Problem(400, "invalid_host", "a request has exactly one Host header")
         if "*" not in self.hosts and name_of(hosts[0]) not in self.hosts:
             raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
-        if any(origin.decode("latin-1").lower() not in self.origins for origin in given.get(b"origin", ())):
-            raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
+
+    async def _visited(self, people: App, scope: Scope, receive: Receive, send: Send) -> None:
+        """What a person asks for with a browser. It is let in, and told where it comes from, by what answers."""
+        self._check_headers(scope["headers"], scope["state"].pop("given"))
+        if self._visitors >= VISITORS:
+            raise Problem(503, "overloaded", "the dashboard is answering as many requests as it may", retry_after=5)
+        self._visitors += 1
+        try:
+            await people(scope, receive, send)
+        finally:
+            self._visitors -= 1
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import anyio
@@ -18,8 +18,9 @@ import msgspec
 
 import kilburn
 from kilburn import tracing
+from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
-from kilburn.gateway import spans
+from kilburn.gateway import by_hand, spans
 from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import LEAVING, Exchange
@@ -129,6 +130,21 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     fail: str = "closed"
 
 
+class Behind(NamedTuple):
+    """What a dashboard within a gateway gets of it.
+
+    Args:
+        windows: what is looked at, and changed by hand.
+        keys: who may come in; None where no keys are needed, and everyone is `anonymous`.
+        origins: of web pages that are ours too.
+    """
+
+    windows: by_hand.WindowsByHand
+    keys: Keys | None
+    anonymous: Key
+    origins: frozenset[str]
+
+
 class Gateway:
     """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
 
@@ -159,6 +175,8 @@ class Gateway:
         self._open: dict[str, Relay] = {}
         self._stores: list[Store] = []
         self._learners = Learners()
+        budget = Budget(settings.window)
+        self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
         self._used = 0.0
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
@@ -288,6 +306,7 @@ class Gateway:
         """Write what waits, and close everything."""
         await self.upstream.close()
         await in_thread(self._learners.close)
+        await in_thread(self.windows.close)
         for store in self._stores:
             await in_thread(store.close)
         await in_thread(self._trouble.close)
@@ -595,8 +614,11 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-def build(settings: Settings) -> App:
+def build(settings: Settings, people: Callable[[Behind], App] | None = None) -> App:
     """The gateway as an ASGI application, behind its door.
+
+    Args:
+        people: makes what is shown to people, such as `kilburn.dashboard.behind_keys.mounted()`; None for nothing.
 
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
@@ -632,22 +654,27 @@ def build(settings: Settings) -> App:
     paths = [
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
+        *by_hand.routes(gateway.windows, gateway.shares),
     ]
     router = Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False)
 
     async def routed(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         await read.get(scope.get("path", ""), router)(scope, receive, send)
 
+    keys = None if settings.keys is None else Keys(settings.keys)
+    anonymous = Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0)
+    behind = Behind(gateway.windows, keys, anonymous, frozenset(origin.lower() for origin in settings.origins))
     return Access(
         routed,
-        keys=None if settings.keys is None else Keys(settings.keys),
-        anonymous=Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0),
+        keys=keys,
+        anonymous=anonymous,
         hosts=settings.hosts,
         origins=settings.origins,
         limits=settings.limits,
         observe=observe,
         contents=settings.contents,
         flows=_flows,
+        people=None if people is None else people(behind),
     )
 
 

@@ -418,6 +418,13 @@ class Histories:
         self._remember(conversation)
         conversation.busy = False
 
+    def served(self, name: str) -> Session | None:
+        """The session of that name, if it is in memory. Whoever changes it by hand changes the one that requests go on with, so
+        none of them has to read it again."""
+        with self._lock:
+            known = self._sessions.get(name)
+            return None if known is None else known.session
+
     def lose(self, conversation: Conversation) -> None:
         """Drop what memory holds of a session. The next request reads the session from the store."""
         with self._lock:

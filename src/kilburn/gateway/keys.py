@@ -215,6 +215,12 @@ class Keys:
         same = hmac.compare_digest(hashlib.sha256(presented).hexdigest(), key.digest if key is not None else "0" * 64)
         return key if key is not None and same and not key.revoked else None
 
+    def valid(self, key: Key) -> Key | None:
+        """A key that was found earlier, with the options that it has now; None if it was revoked since, or is another one's."""
+        self._refresh()
+        known = self._known.get(key.name)
+        return known if known is not None and known.digest == key.digest and not known.revoked else None
+
     def _refresh(self) -> None:
         try:
             now = os.stat(self.path)

@@ -141,15 +141,19 @@ class Bucket:
         self._most = max(1.0, rate / 4)
         self._left, self._at = self._most, time.monotonic()
 
-    def take(self) -> float:
-        """Take one; returns 0, or the seconds after which there is one again."""
+    def wait(self) -> float:
+        """Seconds after which there is one; 0 if there is."""
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self.rate / 60)
         self._at = now
-        if self._left < 1:
-            return (1 - self._left) * 60 / self.rate
-        self._left -= 1
-        return 0.0
+        return max(0.0, 1 - self._left) * 60 / self.rate
+
+    def take(self) -> float:
+        """Take one; returns 0, or the seconds after which there is one again."""
+        wait = self.wait()
+        if not wait:
+            self._left -= 1
+        return wait
 
     def give(self) -> None:
         """Put one back: its request was refused for somebody else's sake."""

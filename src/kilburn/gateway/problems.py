@@ -9,8 +9,10 @@ import msgspec
 from kilburn.errors import (
     EmptyPrompt,
     Forgotten,
+    InvalidBudget,
     KernelError,
     KilburnError,
+    LawBroken,
     ModelError,
     SpecError,
     StoreBusy,
@@ -19,6 +21,7 @@ from kilburn.errors import (
     StoreFull,
     StoreReadOnly,
     StoreStale,
+    UnknownAddress,
     WireError,
 )
 
@@ -93,6 +96,26 @@ def words_of(error: KilburnError) -> str:
     if isinstance(error, StoreError):
         return next(words for kind, (_, words) in STORE.items() if isinstance(error, kind))
     return _FILE.sub("…", f"{error.what}: {error.advice}" if error.advice else error.what)
+
+
+def problem_of(error: KilburnError) -> Problem:
+    """The refusal of a change by hand, or of a look."""
+    match error:
+        case StoreStale():
+            status, code = 409, "store_changed"
+        case StoreError():
+            status, code = 503, next(reason for kind, (reason, _) in STORE.items() if isinstance(error, kind)).replace("-", "_")
+        case UnknownAddress():
+            status, code = 404, "unknown_address"
+        case Forgotten():
+            status, code = 410, "forgotten"
+        case InvalidBudget() | SpecError():
+            status, code = 400, "invalid_request"
+        case LawBroken():
+            status, code = 409, "law_broken"
+        case _:
+            status, code = 409, "not_possible"
+    return Problem(status, code, words_of(error))
 
 
 def is_anthropic(path: str) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.limits import Bucket, RequestBounds
@@ -149,6 +150,19 @@ def sees(key: Key, user: str) -> Callable[[str], bool]:
         own = f"/{_quoted(key.user)}/"
         return lambda known: known == key.user or known.startswith(own)
     return lambda known: not known or (known.startswith("/") and known.count("/") == 1)
+
+
+def shows(key: Key, user: str = "") -> Callable[[SegmentInfo], bool]:
+    """What of a tenant a client may look at: the sessions that `sees` tells it of, and the memory, documents and notes of the
+    same users and of all users. What the gateway keeps for itself is nobody's."""
+    mine = sees(key, user)
+
+    def shown(info: SegmentInfo) -> bool:
+        if info.kind is SegmentKind.SESSION:
+            return not info.name.startswith("@") and mine(info.user)
+        return not info.user or mine(info.user)
+
+    return shown
 
 
 def logged(user: str) -> str:

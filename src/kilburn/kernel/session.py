@@ -766,9 +766,12 @@ class Session(Segment):
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
 
-    def preview(self, tokens: int = 0) -> Preview:
+    def preview(self, tokens: int = 0, by: Policy | None = None) -> Preview:
         """What would leave the window if a message of so many tokens came now, and at which price. Nothing changes, nothing is
         recorded, and no model is asked.
+
+        Args:
+            by: a policy that is asked once, now, in place of the session's own: what `compact` would do with it.
 
         Raises:
             PinsExceedWindow: pins leave no room for that. InvalidBudget: the window never has such room.
@@ -778,7 +781,7 @@ class Session(Segment):
             if tokens >= capacity:
                 raise InvalidBudget(f"{tokens:,} tokens never fit a window of {capacity:,}", advice="ask about fewer")
             before, waiting = snapshot(self.window), len(pending.events)
-            planner = Planner(kernel, self._planner.policy, self._planner.name)
+            planner = Planner(kernel, by or self._planner.policy, self._planner.name if by is None else type(by).__name__.lower())
             asked = 0
 
             def count(ask: Ask) -> Answer:
@@ -789,7 +792,7 @@ class Session(Segment):
             try:
                 with kernel.batch(undone=True):
                     kernel.rebudget(msgspec.structs.replace(self.budget, overhead=self.budget.overhead + tokens))
-                    run(planner.settle(Cause.PRESSURE, tuple), count)
+                    run(planner.settle(Cause.PRESSURE if by is None else Cause.IDLE, tuple), count)
                     found = list(receipts(pending.events[waiting:], before.use))
                     changed = difference(before, snapshot(self.window))
             finally:

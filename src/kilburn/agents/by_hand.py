@@ -1,0 +1,81 @@
+"""What a person does to a session's window by hand, in the command line, the gateway and the dashboard alike.
+
+A session's window belongs to the agent that works in it. So a session is opened for this with a very large window, and nothing
+moves but what is asked for. What must fit is measured by the window that the agent's last prompt had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kilburn.backend import Backend
+from kilburn.budget import Budget
+from kilburn.errors import PinsExceedWindow, SpecError
+from kilburn.kernel.ledger import counter_of
+from kilburn.kernel.receipts import Receipt
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
+
+WIDE = 1 << 40
+"""Tokens: a window that is always large enough."""
+
+WINDOW = 8000
+"""Tokens of a window where no prompt says how many."""
+
+POLICY = "hybrid"
+"""Who decides where nothing has been compacted yet."""
+
+
+def opened(backend: Backend, name: str, *, window: int = WIDE, budget: Budget | None = None, policy: Any = "fifo") -> Session:
+    """A session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a preview.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    info = backend.segment(name, time=0.0, create=False)
+    if info is None:
+        raise SpecError(f"no session {name[:80]!r}", advice="see `kilburn ps`")
+    ruler = counter_of(backend, info.number)
+    found = Store(backend, budget or Budget(window), policy, tokenizer=ruler, foreign=False).session(name)
+    if found.number != info.number:
+        raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
+    return found
+
+
+def decider(found: Sequence[Receipt]) -> str:
+    """Who decided last at a window."""
+    named = (one.policy for one in reversed(found) if one.policy not in ("kernel", "user") and " " not in one.policy)
+    return next(named, POLICY)
+
+
+def undo(session: Session, tokens: int | None = None) -> Receipt:
+    """Take the newest compaction back, if that fits.
+
+    Args:
+        tokens: that the prompt may take then; None for what the last one might take.
+
+    Raises:
+        KernelError, LawBroken: see `Session.undo`.
+    """
+    return session.undo(tokens or _room(session))
+
+
+def keep(session: Session, address: str) -> None:
+    """Pin pages, if all pins together fit the window of the last prompt.
+
+    Raises:
+        PinsExceedWindow: they do not. UnknownAddress, Forgotten.
+    """
+    room = _room(session)
+    held = sum(map(session.window.cost, session.window.pins.union(session.resolve(address))))
+    if room is not None and held > room:
+        raise PinsExceedWindow(
+            f"all pins would take {held:,} tokens, and the window of the last prompt has {room:,}",
+            advice="unpin others, or pin fewer",
+        )
+    session.pin(address)
+
+
+def _room(session: Session) -> int | None:
+    return min(session.shipped, session.capacity) if session.shipped is not None else None

@@ -1,0 +1,118 @@
+"""A store as one client may look at it: for reading alone, and without what belongs to others.
+
+It stands before every backend, so whoever reads through it needs no check of its own: what may not be seen is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.backend import Backend, Passage, Scope, SegmentInfo, SegmentKind
+from kilburn.errors import SpecError, StoreReadOnly
+
+
+def _as_it_is(name: str) -> Any:
+    def ask(self: LookingBackend, *given: Any, **more: Any) -> Any:
+        return getattr(self.whole, name)(*given, **more)
+
+    return ask
+
+
+def _of_a_segment(name: str) -> Any:
+    """What names a segment by its number first."""
+
+    def ask(self: LookingBackend, segment: int, *given: Any, **more: Any) -> Any:
+        if not self.has(segment):
+            raise SpecError("there is no such session", advice="see the list of sessions")
+        return getattr(self.whole, name)(segment, *given, **more)
+
+    return ask
+
+
+def _of_keys(name: str) -> Any:
+    """What names pages, each with the number of its segment."""
+
+    def ask(self: LookingBackend, keys: Iterable[tuple[int, int]]) -> Any:
+        return getattr(self.whole, name)([key for key in keys if self.has(key[0])])
+
+    return ask
+
+
+def _refused(self: LookingBackend, *given: Any, **more: Any) -> Any:
+    raise StoreReadOnly("nothing is written by looking", advice="use a verb that changes something")
+
+
+class LookingBackend:
+    """A backend for reading.
+
+    Args:
+        shows: whether a segment may be seen.
+    """
+
+    readonly = True
+
+    calls, forgotten, checkpoint = map(_of_a_segment, ("calls", "forgotten", "checkpoint"))
+    events, pages, newest, naming = map(_of_a_segment, ("events", "pages", "newest", "naming"))
+    read, skim, entries = map(_of_keys, ("read", "skim", "entries"))
+    texts, embedders = map(_as_it_is, ("texts", "embedders"))
+    begin = commit = erase = keep_vectors = drop_vectors = keep_history = together = erasing = _refused
+    unembedded = vectors = said_by = unkept = sync = _refused
+
+    def __init__(self, whole: Backend, shows: Callable[[SegmentInfo], bool] = lambda info: True) -> None:
+        self.whole, self._shows = whole, shows
+        self.tenant = whole.tenant
+        self.path = str(getattr(whole, "path", ""))
+        self._known: dict[int, bool] = {}
+        """By its number, which is given once: whose a segment is does not change."""
+
+    def has(self, number: int) -> bool:
+        """Whether a segment may be seen."""
+        if number not in self._known:
+            self._known |= {info.number: self._shows(info) for info in self.whole.segments() if info.number}
+        return self._known.get(number, False)
+
+    def segment(
+        self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
+    ) -> SegmentInfo | None:
+        """The segment of that name, if it may be seen; none is made.
+
+        Raises:
+            StoreReadOnly: it would be made.
+        """
+        found = self.whole.segment(name, time=0.0, create=False)
+        found = found if found is not None and self._shows(found) else None
+        if found is None and create:
+            raise StoreReadOnly(f"no {kind} {name!r} here, and nothing is made by looking", advice="see the list")
+        return found
+
+    def segments(self, under: str = "") -> Sequence[SegmentInfo]:
+        """Those that may be seen."""
+        return [info for info in self.whole.segments(under) if self._shows(info)]
+
+    def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
+        """Those that may be seen."""
+        found = self.whole.scope(kinds, user)
+        infos = {number: info for number, info in found.infos.items() if self._shows(info)}
+        damaged = [info for info in found.damaged if self._shows(info)]
+        return msgspec.structs.replace(
+            found, infos=infos, damaged=damaged, everything=found.everything and len(infos) == len(found.infos)
+        )
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> Any:
+        """In those that may be seen."""
+        among = [info.number for info in self.segments()] if segments is None else [one for one in segments if self.has(one)]
+        return self.whole.search(query, segments=among, limit=limit)
+
+    def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """Of those that may be seen."""
+        return [key for key in self.whole.citing(segment, pages) if self.has(key[0])]
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """Of those that may be seen."""
+        return {number: one for number, one in self.whole.passages(entries).items() if self.has(one.segment)}
+
+    def close(self) -> None:
+        """The backend is its owner's."""
