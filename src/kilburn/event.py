@@ -83,6 +83,9 @@ class Data(TypedDict, total=False):
     """What waits with a proposed page: by which page, which pages, until when."""
     mark: float
     """Importance, from 0 to 1."""
+    standing: Sequence[Sequence[int]]
+    """What the user said that is to stay, where that changes: the pages, each with the ends of its sentences; see
+    `kilburn.kernel.standing`."""
 
     # Prompts and what they cost
     missed: Sequence[int]

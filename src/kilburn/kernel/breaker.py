@@ -1,4 +1,4 @@
-"""Stops asking a model that does not answer, so that not every turn waits for it.
+"""Stops asking a model that does not answer, or whose answers free nothing, so that not every turn waits for it and pays.
 
 It counts turns, not seconds, so that the same session always behaves in the same way.
 """
@@ -13,12 +13,19 @@ FAILURES = 3
 REST = 8
 """Turns for which it stays open at first; doubled each time the next question fails too."""
 
+VAIN = 2
+"""Turns after a compaction that asked a model and freed nothing, until a model is asked again; doubled each time the next one
+frees nothing either."""
+
+MOST = 6
+"""Doublings at most."""
+
 
 class Breaker:
     """Opens after some failures in a row, lets one question through after a rest."""
 
     def __init__(self) -> None:
-        self._failed = 0
+        self._failed = self._vain = 0
         self._until = 0
 
     def is_open(self, turn: int) -> bool:
@@ -32,4 +39,12 @@ class Breaker:
             return
         self._failed += 1
         if self._failed >= FAILURES:
-            self._until = turn + REST * 2 ** min(self._failed - FAILURES, 6)
+            self._until = max(self._until, turn + REST * 2 ** min(self._failed - FAILURES, MOST))
+
+    def note_freed(self, freed: int, turn: int) -> None:
+        """Count what a compaction freed for which a model was asked."""
+        if freed > 0:
+            self._vain = 0
+            return
+        self._until = max(self._until, turn + VAIN * 2 ** min(self._vain, MOST))
+        self._vain += 1

@@ -14,6 +14,7 @@ import msgspec
 from kilburn.backend import State
 from kilburn.kernel.gaps import Gap
 from kilburn.kernel.ledger import Ledger, Stats, Usage
+from kilburn.kernel.standing import packed, unpacked
 from kilburn.kernel.window import IN, WindowState
 from kilburn.page import Place, expanded, stretches
 from kilburn.policy import Use
@@ -62,6 +63,7 @@ class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     stats: Stats
     filled: float
     evicted: dict[int, int]
+    standing: list[list[int]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,6 +102,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
             tokenizer=usage.tokenizer,
             **usage.calibrated.state(),
             **ledger.state(window.turn),
+            standing=packed(window.standing),
         )
     )
 
@@ -137,6 +140,7 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         return False
     window.last, window.last_derived, window.turn = found.last, found.last_derived, found.turn
     window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
+    window.standing = unpacked(found.standing)
     window.pages.settle(found.last_derived, found.last)
     window.costs = dict(enumerate(found.costs, 1)) | found.others
     window.groups = {group: members for group, *members in found.groups}

@@ -26,22 +26,10 @@ from kilburn.policy import Cause, Policy, View
 
 log = logging.getLogger("kilburn")
 
-EFFECTS = 1000
-"""Effects that one plan may yield."""
-
-SECONDS = 30.0
-"""Seconds that one plan may compute in all, without the time for which a model is asked. It is checked when the plan yields;
-a plan that never yields cannot be stopped."""
-
-MOVES = 10_000
-"""Moves that one plan may return."""
-
-FAILURES = 1000
-"""Distinct failures of policies that are remembered, so that each is told once."""
-
-_told: set[tuple[str, str, str, int]] = set()
-
-SPARED = Answer(outcome=Outcome.FAILED, detail="the model failed too often; it is asked again some turns later")
+SPARED = Answer(
+    outcome=Outcome.FAILED,
+    detail="the model failed too often, or freed nothing the last time; it is asked again some turns later",
+)
 
 FOUND = 200
 """Tokens of a passage that a search finds, roughly."""
@@ -54,6 +42,7 @@ class _Course(PlanCourse, kw_only=True):
     broke: Outcome | None = None
     why: str = ""
     waits: bool = True
+    heard: bool = False
     overtaken: bool = False
 
 
@@ -99,6 +88,8 @@ class Consultation:
         if moves:
             self._carry(moves, course)
         outcome = self._outcome(course, view, before)
+        if course.heard:
+            self._breaker.note_freed(before - self.kernel.use, self.kernel.window.turn)
         if outcome:
             self._note(course, outcome, before - self.kernel.use)
         return True
@@ -184,6 +175,7 @@ class Consultation:
         course.asked.append(answer.outcome)
         if answer.outcome == Outcome.NO_MODEL:
             return  # there is no model to ask
+        course.heard = True
         self.kernel.record(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
         )

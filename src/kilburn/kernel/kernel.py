@@ -8,7 +8,7 @@ before the batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Unpack
 
@@ -47,6 +47,7 @@ from kilburn.kernel.laws import (
     check_load,
     check_paired,
     check_retire,
+    check_standing,
     check_undo,
     partners_of,
 )
@@ -54,8 +55,9 @@ from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.window import PATIENCE, PENDING, WindowState
-from kilburn.message import Kind, Message
+from kilburn.kernel.standing import packed, standing_with
+from kilburn.kernel.window import GONE, PATIENCE, PENDING, WindowState
+from kilburn.message import Kind, Message, Role
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
@@ -315,7 +317,9 @@ class Kernel:
         pages, texts = pages_of(messages, self.window, self.counter, said, cited)
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
-        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers})
+        told = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
+        data = self._standing(told, pinned) if told else {}
+        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers}, **data)
         for number, why in pinned.items():
             self.record(Act.PIN, [number], why=why)
         self.check_pins()
@@ -323,6 +327,13 @@ class Kernel:
             if page.answers and self.window.stands_itself(page.answers) is None:
                 self._join(page)
         return numbers[0], numbers[-1]
+
+    def _standing(self, told: Sequence[tuple[Page, str]], pinned: Collection[int]) -> Data:
+        """What is to stay of what the user said, where that changes with these pages."""
+        window = self.window
+        gone = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
+        stays = standing_with(told, window.standing, window.pages, self.capacity, gone)
+        return {} if stays == window.standing else {"standing": packed(stays)}
 
     def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:
         """The pages of other segments that messages were recalled from; those that are not there are left out."""
@@ -435,7 +446,12 @@ class Kernel:
         # A person may forget or retire the request; the kernel evicts it last.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)
+        if policy not in ("kernel", "user"):
+            check_standing(window, move, change)
         data: Data = {"to": _by_place(change.at)}
+        if policy == "user" and (gone := {page for page in window.standing if _leaves(change, window.stands_itself(page))}):
+            # A person lets go of it.
+            data["standing"] = packed({page: said for page, said in window.standing.items() if page not in gone})
         made, texts = self._derived(move, change) if isinstance(move, Fold | Bring) else (None, {})
         if made is not None:
             data["fold"] = made.id
@@ -750,6 +766,10 @@ class Kernel:
         except StoreError:
             return False
         return True
+
+
+def _leaves(change: LegalMove, page: int | None) -> bool:
+    return page is not None and change.at.get(page, Place.IN) != Place.IN
 
 
 def _by_place(at: dict[int, Place]) -> dict[str, list[int]]:

@@ -21,6 +21,7 @@ from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.standing import FRAME, shows
 from kilburn.kernel.window import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
@@ -32,6 +33,8 @@ log = logging.getLogger("kilburn")
 
 ROUNDS = 4
 """Times a policy is asked for one admission, at most."""
+
+STAYS = "the user said that it is to stay"
 
 FALLBACK = "oldest"
 """The policy that is asked where the session's own frees too little."""
@@ -82,6 +85,8 @@ class Planner:
             if not (yield from self._consult(Cause.PRESSURE, wanted, waits=waits)):
                 wanted, before = self._begin(cause, change), -1
             rounds += 1
+        if window.standing:
+            self._hold_standing()
         if kernel.excess:
             self.enforce(eases=eases)
         return wanted
@@ -186,7 +191,8 @@ class Planner:
         While that message is the latest of all, it may be shortened.
         """
         window = self.kernel.window
-        pins = window.pins.union(page for page in window.held() if window.pages[page].message != window.turn)
+        older = (page for page in (*window.held(), *window.unread()) if window.pages[page].message != window.turn)
+        pins = window.pins.union(older, window.kept())
         return frozenset(pins.union(*(window.stand_ins.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
@@ -252,6 +258,29 @@ class Planner:
                 if fits and window.cost(page) > share and (not self._shorten(window.pages[page], share) or kernel.excess):
                     kernel.undo(point)
 
+    def _hold_standing(self) -> None:
+        """Keep what the user said that is to stay (`kilburn.kernel.standing`) in the window: what had to leave comes back when
+        there is room. Of a long message an excerpt comes back; it is put in the place of the whole one only if the policy has
+        not made room."""
+        kernel, window = self.kernel, self.kernel.window
+        for page, sentences in window.standing.items():
+            if page in window.request or window.at(page) in GONE:
+                continue
+            standing = window.stands(page)
+            whole = standing == page
+            shown = standing is not None and shows(window.pages[standing], page, sentences)
+            needed = FRAME if sentences else window.cost(page)
+            if whole and sentences and kernel.excess:
+                point, before = kernel.savepoint(), kernel.use
+                if self._try(Fold((page,), keep=sentences, why=STAYS)) and kernel.use >= before:
+                    kernel.undo(point)
+            elif not shown and kernel.use + needed <= kernel.capacity:
+                point = kernel.savepoint()
+                there = self._try(Load((page,), why=STAYS))
+                there = there and (not sentences or self._try(Fold((page,), keep=sentences, why=STAYS)))
+                if not there or kernel.excess:
+                    kernel.undo(point)
+
     def _share(self) -> int:
         """Tokens that the user's latest message may take: a quarter of the capacity, and half of what pins leave."""
         return max(0, min(self.kernel.capacity // 4, self._room() // 2))
@@ -307,11 +336,13 @@ class Planner:
         """
         kernel, window = self.kernel, self.kernel.window
         # If not even an excerpt of the latest message fits its share, it is treated like any other page.
-        stays = self._fixed() if sum(map(window.cost, window.held())) <= 2 * self._share() else frozenset(window.pins)
+        small = sum(map(window.cost, window.held())) <= 2 * self._share()
+        stays = self._fixed() if small else window.pins.union(window.kept(), window.unread())
         loop = window.loop(LEAST)
         if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
         self._make_room(stays)
+        self._crowd_out(stays - set(window.unread()))
         point = kernel.savepoint()
         self._crowd_out(frozenset(window.pins))
         if kernel.excess:

@@ -23,8 +23,9 @@ from kilburn.kernel.gaps import Gap, Gaps, Key
 from kilburn.kernel.pages import Calls, PagesById
 from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
+from kilburn.kernel.standing import shows, unpacked
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, Place, tombstone_of
+from kilburn.page import Page, Place, Span, tombstone_of
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 
@@ -100,6 +101,8 @@ class WindowState:
         self.last = self.last_derived = self.turn = 0
         self.said = 0
         self.request: list[int] = []
+        # What the user said that is to stay, oldest first: pages, each with its sentences, or none for the whole page.
+        self.standing: Mapping[int, tuple[Span, ...]] = {}
         self.seen = 0
         self._order: list[Key] = []
         # Results that stand as a handle in place, with what the handle costs.
@@ -259,6 +262,27 @@ class WindowState:
         """The pages that stand for the user's latest message, which stays until the next one."""
         return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
 
+    def kept(self) -> list[int]:
+        """The pages that show what the user said that is to stay (see `kilburn.kernel.standing`). Of a long message that is an
+        excerpt; the whole message may leave."""
+        found = []
+        for page, sentences in self.standing.items():
+            standing = self.stands_itself(page)
+            if standing is not None and (standing < 0 or not sentences) and shows(self.pages[standing], page, sentences):
+                found.append(standing)
+        return found
+
+    def unread(self) -> list[int]:
+        """Results of sub-agents, and of memory's tools, that came since the assistant's last words: nobody has read them."""
+        found = []
+        for key in reversed(self._order):
+            page = self.pages[key[2]]
+            if page.role is Role.ASSISTANT and page.message:
+                break
+            if page.answers and page.cites and page.id not in self.stubs:
+                found.append(page.id)
+        return found
+
     def newest(self) -> range:
         """The originals of the message that was admitted last."""
         first = self.last
@@ -325,6 +349,9 @@ class WindowState:
         Raises:
             StoreCorrupt: a page that came with it is not among `pages`.
         """
+        if "standing" in event.data:
+            self._journal.append(partial(setattr, self, "standing", self.standing))
+            self.standing = unpacked(event.data["standing"])
         match event.act:
             case Act.ADMIT:
                 state = State(at=Place(event.data["at"])) if "at" in event.data else IN
