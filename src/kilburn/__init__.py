@@ -14,13 +14,16 @@ everything else, exactly, below it.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from os import fsencode
-from typing import Any
+from os.path import abspath
+from typing import TYPE_CHECKING, Any
 
 from kilburn import tracing
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError, SpecError
+from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreReadOnly
 from kilburn.kernel.session import HitRateWarning, Session
 from kilburn.kernel.store import Store
 from kilburn.message import Message, Part, Role
@@ -28,7 +31,10 @@ from kilburn.search.choice import vectors_for
 from kilburn.submodules import attach
 from kilburn.tokens.choice import counter_named
 
-__all__ = ["Budget", "HitRateWarning", "KilburnError", "Message", "Part", "Role", "Session", "Store", "open"]
+if TYPE_CHECKING:
+    from kilburn.kernel.copying import Copied
+
+__all__ = ["Budget", "HitRateWarning", "KilburnError", "Message", "Part", "Role", "Session", "Store", "copy", "open"]
 
 __version__ = "0.1.0"
 
@@ -76,12 +82,7 @@ def open(
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
         MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
-    try:
-        sound = b"\0" not in fsencode(path)
-    except (TypeError, UnicodeEncodeError):
-        sound = False
-    if not sound:
-        raise SpecError(f"path={path!a}"[:200], advice='give the path of a file, or ":memory:"')
+    _check_path(path)
     budget = Budget(window, reserve)
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
@@ -99,5 +100,62 @@ def open(
     return store
 
 
+def _check_path(path: str) -> None:
+    try:
+        sound = b"\0" not in fsencode(path)
+    except (TypeError, UnicodeEncodeError):
+        sound = False
+    if not sound:
+        raise SpecError(f"path={path!a}"[:200], advice='give the path of a file, or ":memory:"')
+
+
+def copy(
+    source: str,
+    target: str,
+    *,
+    tenant: str = "default",
+    to: str | None = None,
+    note: bool = True,
+    told: Callable[[int, int, str], object] = lambda done, total, words: None,
+) -> Copied:
+    """Copy all of a tenant into another store, and compare both byte for byte: sessions with their branches, memories, documents,
+    notes, ledgers with their times, vectors, what is forgotten, pins and settings. Every address stays what it was.
+
+    A call that was killed goes on where it stopped when it is called again, and nobody can write to the destination until then.
+    One that was complete brings the destination up to date. What is forgotten in the source is forgotten there too.
+
+    Args:
+        source, target: paths of files; the target is made where there is none.
+        tenant: whose store it is. to: the tenant in the target; the same where left out.
+        note: whether the source keeps a note, so that a receipt of `forget` names this copy.
+        told: is told how many pages and events are done, of how many, and what is in hand.
+
+    Raises:
+        SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy.
+        StoreReadOnly, StoreBusy, StoreFull, StoreCorrupt.
+    """
+    from kilburn.forgetting.erasure import remember_copy
+    from kilburn.kernel.copying import copy as copied
+
+    for path in (source, target):
+        _check_path(path)
+    places = [f"{abspath(path)}#{name}" for path, name in ((source, tenant), (target, to or tenant))]
+    if places[0] == places[1] or ":memory:" in (source, target):
+        raise SpecError(f"a copy of {source} into {target}", advice="give two files, or another tenant with `to`")
+
+    def remember() -> None:
+        if not note:
+            return
+        try:
+            with Sqlite(source, tenant=tenant) as written:
+                remember_copy(written, places[1], time.time())
+        except (StoreReadOnly, StoreBusy) as error:
+            told(0, 0, f"the source keeps no note of this copy: {error.what}")
+
+    with Sqlite(source, tenant=tenant, readonly=True) as read, Sqlite(target, tenant=to or tenant, synchronous="NORMAL") as made:
+        return copied(read, made, places[0], told, remember)
+
+
 tracing.watch_models()
+
 attach(__name__)

@@ -23,6 +23,10 @@ LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
 
 
+COPYING = "copying"
+"""The setting of a store that a copy is being made into: nobody works with half a store."""
+
+
 def check_name(name: Any, what: str) -> str:
     """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
 
@@ -170,6 +174,8 @@ class Batch(msgspec.Struct, kw_only=True):
         inherited: pages of other segments that are forgotten here: no event of this one may quote them any more.
         said: what the session has said with the new pages, kept as by `keep_history`; but only if the digests before are kept up
             to the last page before them.
+        copied: whether it comes from another store (`kernel.copying`): pages without a digest are forgotten ones, and what pages
+            cite may come later. again: with it, events that take the place of those with their numbers.
         wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
 
@@ -186,6 +192,8 @@ class Batch(msgspec.Struct, kw_only=True):
     inherited: Sequence[Page] = ()
     checkpoint: bytes | None = None
     said: Digests | None = None
+    copied: bool = False
+    again: Sequence[Event] = ()
     wait: bool = True
 
     def check_continues(self, segment: int, head: int) -> None:
@@ -424,6 +432,18 @@ class Backend(Protocol):
 
     def drop_vectors(self, embedder: str) -> None:
         """Remove all vectors of this embedder.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def settings(self) -> dict[str, str]:
+        """What is kept for the tenant as a whole, by its name."""
+        ...
+
+    def keep_setting(self, name: str, value: str | None) -> None:
+        """Keep a setting of the tenant in place of the one of that name; None removes it.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.

@@ -5,7 +5,13 @@ from __future__ import annotations
 import apsw
 
 
+def take_back_format_8(db: apsw.Connection) -> None:
+    db.execute("DROP TRIGGER content_gone; DROP TRIGGER content_warm; DROP TABLE stray; DROP TABLE setting")
+    db.execute("PRAGMA user_version = 7")
+
+
 def take_back_format_7(db: apsw.Connection) -> None:
+    take_back_format_8(db)
     db.execute("PRAGMA user_version = 6")
 
 

@@ -166,7 +166,7 @@ def test_a_file_of_the_third_format_is_read_as_it_is_and_migrated_when_it_is_wri
         backend.commit(MEMORY, cited_batch(0, -1, "a fact", cites=((TALK, 1),), depth=1))
         assert backend.findings() == []
     with apsw.Connection(str(path)) as db:
-        assert db.pragma("user_version") == len(MIGRATIONS) == 7
+        assert db.pragma("user_version") == len(MIGRATIONS) == 8
         with pytest.raises(apsw.SQLError, match="needs_a_kilburn_of_format_5"):
             db.execute("UPDATE process SET head = head + 1")
     db.close()

@@ -254,7 +254,7 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
     with kilburn.open(str(old), window=900, policy="fifo", tokenizer="chars/4") as store:
         assert [info.name for info in store.sessions()] == list(names)
     db = apsw.Connection(str(old))
-    assert db.pragma("user_version") == len(MIGRATIONS) == 7
+    assert db.pragma("user_version") == len(MIGRATIONS) == 8
     db.close()
     assert [read(old, name) for name in names] == wanted
     assert command("fsck", "--db", old).status == 0

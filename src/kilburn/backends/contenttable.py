@@ -59,8 +59,10 @@ class ContentTable:
         """
         whole = {page.extra for page in batch.pages if page.extra}
         whole.update(page.digest for page in batch.pages if page.kind is not Kind.EXCERPT or page.digest not in batch.pieces)
+        if batch.copied:
+            whole.discard("")  # of a page that was forgotten
         found = self._add({digest: key_of(digest) for digest in whole}, batch.texts, {})
-        others = {page.digest: key_of(page.digest) for page in batch.pages if page.digest not in whole}
+        others = {page.digest: key_of(page.digest) for page in batch.pages if page.digest and page.digest not in whole}
         return found | self._add(others, batch.texts, batch.pieces) if others else found
 
     def _add(self, keys: Mapping[str, bytes], texts: Mapping[str, str], pieces: Mapping[str, Pieces]) -> dict[str, int]:

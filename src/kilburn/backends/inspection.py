@@ -115,6 +115,9 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
     for number, name, seal in rows(db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
         if not sealed.intact(seal, "tenant", number, name):
             yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
+    for name, value, seal in rows(db, "SELECT name, value, seal FROM setting WHERE tenant = ?", tenant):
+        if seal != seal_of("setting", tenant, name, value):
+            yield Finding(kind="session", what=f"the setting {name!r} is not what was written; set it again")
 
 
 def _strays(db: apsw.Connection) -> Iterator[Finding]:

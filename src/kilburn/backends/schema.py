@@ -274,6 +274,33 @@ CREATE TRIGGER page_forgotten AFTER UPDATE OF content ON page WHEN NEW.content I
 END;
 """
 
+KEEPING = """
+-- What is kept for a tenant as a whole.
+CREATE TABLE setting(
+    tenant INTEGER NOT NULL REFERENCES tenant(id),
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    seal BLOB NOT NULL,
+    PRIMARY KEY(tenant, name)
+) STRICT, WITHOUT ROWID;
+
+-- Objects in a cold place that are no text's: one that is being written, or one that is to be deleted (going).
+CREATE TABLE stray(
+    tenant INTEGER NOT NULL,
+    name BLOB NOT NULL,
+    going INTEGER NOT NULL,
+    PRIMARY KEY(tenant, name)
+) STRICT, WITHOUT ROWID;
+
+-- Whoever removes a text that is cold, or takes it back, leaves its object to be deleted; an older Kilburn too.
+CREATE TRIGGER content_gone AFTER DELETE ON content WHEN OLD.codec = 3 BEGIN
+    INSERT INTO stray(tenant, name, going) VALUES(OLD.tenant, OLD.data, 1) ON CONFLICT DO UPDATE SET going = 1;
+END;
+CREATE TRIGGER content_warm AFTER UPDATE OF codec ON content WHEN OLD.codec = 3 AND NEW.codec <> 3 BEGIN
+    INSERT INTO stray(tenant, name, going) VALUES(OLD.tenant, OLD.data, 1) ON CONFLICT DO UPDATE SET going = 1;
+END;
+"""
+
 UNSEALED = """
 CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
 CREATE TEMP VIEW process AS
@@ -301,6 +328,11 @@ CREATE TEMP VIEW embedded AS SELECT 0 AS embedder, 0 AS process, 0 AS done WHERE
 UNINDEXED = """
 CREATE TEMP VIEW checkpoint AS SELECT 0 AS process, 0 AS head, 0 AS size, 0 AS codec, x'' AS data, x'' AS seal WHERE 0;
 CREATE TEMP VIEW mention AS SELECT 0 AS process, 0 AS node, 0 AS event WHERE 0;
+"""
+
+UNKEPT = """
+CREATE TEMP VIEW setting AS SELECT 0 AS tenant, '' AS name, '' AS value, x'' AS seal WHERE 0;
+CREATE TEMP VIEW stray AS SELECT 0 AS tenant, x'' AS name, 0 AS going WHERE 0;
 """
 
 UNRECOGNISED = """
@@ -358,6 +390,11 @@ def _noting(db: apsw.Connection) -> None:
     """Notes may be here from now on. They need no table, but an older Kilburn does not know this kind of segment."""
 
 
+def _keeping(db: apsw.Connection) -> None:
+    """Add the settings of a tenant, and what says of which cold objects no text is left."""
+    db.execute(KEEPING)
+
+
 def _decoded(decode: Callable[[bytes], T], record: bytes) -> T | None:
     """A record that is read, or None: what is damaged stays as it is, and `fsck` reports it."""
     try:
@@ -379,6 +416,8 @@ def as_current(db: apsw.Connection, version: int) -> None:
         db.execute(UNINDEXED if version >= REMEMBERING else EMPTY + UNINDEXED)
     if version < RECOGNISING:
         db.execute(UNRECOGNISED)
+    if version < KEPT:
+        db.execute(UNKEPT)
 
 
 SEALED = 2
@@ -393,6 +432,9 @@ RECOGNISING = 6
 REMEMBERING = 4
 """The first format with long-term memory."""
 
+KEPT = 8
+"""The first format with settings."""
+
 MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     _first,
     _sealed,
@@ -401,6 +443,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     _flat,
     _recognising,
     _noting,
+    _keeping,
 )
 
 

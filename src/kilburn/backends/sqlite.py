@@ -709,6 +709,25 @@ class Sqlite:
         with self._reading("reading"):
             return histories.unkept(self._db, self._number, root, user, limit)
 
+    def settings(self) -> dict[str, str]:
+        """What is kept for the tenant as a whole, by its name. A damaged one is left out; `fsck` reports it."""
+        with self._reading("reading"):
+            select = "SELECT name, value, seal FROM setting WHERE tenant = ? ORDER BY name"
+            found = rows(self._db, select, self._number)
+        return {name: value for name, value, seal in found if seal == seal_of("setting", self._number, name, value)}
+
+    def keep_setting(self, name: str, value: str | None) -> None:
+        """See `Backend`."""
+        with self._writing("writing", to=()):
+            if value is None:
+                self._db.execute("DELETE FROM setting WHERE tenant = ? AND name = ?", (self._number, name))
+                return
+            insert = (
+                "INSERT INTO setting(tenant, name, value, seal) VALUES(?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET value = excluded.value, seal = excluded.seal"
+            )
+            self._db.execute(insert, (self._number, name, value, seal_of("setting", self._number, name, value)))
+
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
         with self._reading("checking"):

@@ -56,8 +56,8 @@ class Transaction:
             above = self._sealed.segment(self._tenant, batch.above[0])
             batch.check_above(above.head if above is not None else 0)
         # An append into a window with room only adds: the other steps are for batches that have something for them.
-        citing = [page for page in batch.pages if page.cites or page.sources]
-        if citing:
+        citing = [page for page in batch.pages if page.digest and (page.cites or page.sources)]
+        if citing and not batch.copied:
             citations.check_cited(self._db, self._tenant, citing)
         if batch.erase:
             citations.check_uncited(self._db, self._segment, batch.erase)
@@ -71,6 +71,8 @@ class Transaction:
         if moved := batch.states.keys() - {page.id for page in batch.pages}:
             self._set_states(batch, moved)
         self._add_events(batch)
+        if batch.again:
+            self._replace_events(batch)
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
@@ -94,7 +96,7 @@ class Transaction:
         made = []
         for page in batch.pages:
             state = batch.states.get(page.id) or State()
-            content, extra = known[page.digest], known[page.extra] if page.extra else None
+            content, extra = known[page.digest] if page.digest else None, known[page.extra] if page.extra else None
             call = page.call if page.kind is Kind.CALL else None
             stand = stand_of(self._segment, page.id, state)
             made.append((self._segment, page.id, content, extra, call, *stand, *self._sealed_record(page)))
@@ -159,6 +161,18 @@ class Transaction:
         quoting = {page.id: page for page in batch.pages if page.sources}
         named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
         mentions.add(self._db, self._segment, named)
+
+    def _replace_events(self, batch: Batch) -> None:
+        """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
+        of. What they name stays the same."""
+        before = self._db.total_changes()
+        made = [sealed_event(self._segment, event) for event in batch.again]
+        self._db.executemany(
+            "UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ? AND act = ?",
+            [(body, seal, segment, number, act) for segment, number, act, body, seal in made],
+        )
+        if self._db.total_changes() - before != len(made):
+            raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
         """Keep the parent's last one before the fork: this segment is read from it."""

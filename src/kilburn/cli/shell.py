@@ -77,6 +77,7 @@ VERBS = {
     "top": "Watch the levels live.",
     "metrics": "A Grafana board, and alerts, for a gateway's /metrics.",
     "dashboard": "Show in a browser what left each window, and the way back.",
+    "copy": "Copy everything of a store into another, and compare both.",
     "export": "Write sessions as JSONL, every message as it was appended.",
     "import": "Import sessions into a store: all of a file, or nothing.",
     "memories": "What is remembered for long.",
@@ -205,6 +206,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import dashboard
 
             return dashboard
+        case "copy":
+            from kilburn.cli import copy
+
+            return copy
         case "export" | "import":
             from kilburn.cli import transfer
 

@@ -117,6 +117,9 @@ def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
     told = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
     exports = [export for number in sorted(touched) for export in _exports(backend, number, names[number], touched[number])]
+    made = {info.name: info.created for info in backend.segments()}
+    for to, time in copied_to(backend).items():
+        exports += [Export(session=names[number], to=to, time=time) for number in sorted(touched) if made[names[number]] <= time]
     return msgspec.structs.replace(
         receipt,
         pages={names[number]: ranges(some) for number, some in sorted(pages.items())},
@@ -183,6 +186,22 @@ def _exports(backend: Backend, number: int, name: str, pages: list[int]) -> Iter
     for event in backend.events(number, act=Act.NOTE):
         if "export" in event.data and 0 < first <= int(event.data.get("last", 0)):
             yield Export(session=name, to=str(event.data["export"]), time=event.time)
+
+
+def remember_copy(source: Backend, to: str, time: float) -> None:
+    """Note in a store that a copy of it is made, so that forgetting can name it.
+
+    Raises:
+        StoreReadOnly, StoreBusy, StoreFull.
+    """
+    kept = copied_to(source)
+    kept[to] = time
+    source.keep_setting("copies", msgspec.json.encode(kept).decode())
+
+
+def copied_to(source: Backend) -> dict[str, float]:
+    """The copies of a store that were made by `kilburn copy`: where each is, and when it was last brought up to date."""
+    return msgspec.json.decode(source.settings().get("copies", "{}"), type=dict[str, float])
 
 
 def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], whole: Iterable[int], why: str) -> None:

@@ -184,11 +184,11 @@ def _inherited(
 
 def _pages_of(backend: Backend, info: SegmentInfo, events: Iterable[Event]) -> dict[int, Page]:
     """The pages that came with some events, in one query; others are read when they are needed."""
-    named = {page for event in events for page in _made_by(event)}
+    named = {page for event in events for page in made_by(event)}
     return {page: row[0] for (_, page), row in backend.read((info.number, page) for page in named).items()}
 
 
-def _made_by(event: Event) -> Iterable[int]:
+def made_by(event: Event) -> Iterable[int]:
     """The pages that came with an event."""
     if event.act is Act.ADMIT:
         return event.pages

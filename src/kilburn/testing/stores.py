@@ -698,6 +698,47 @@ def check_vectors(backend: Backend) -> None:
     backend.keep_vectors("hash", [(waiting[2][0], b"of another length")])
 
 
+def check_settings(backend: Backend) -> None:
+    """A setting is what was last kept, until it is removed."""
+    assert backend.settings() == {}
+    backend.keep_setting("one", "1")
+    backend.keep_setting("two", "Zwei \u00e9")
+    backend.keep_setting("one", "again")
+    assert backend.settings() == {"one": "again", "two": "Zwei \u00e9"}
+    backend.keep_setting("one", None)
+    backend.keep_setting("none", None)
+    assert backend.settings() == {"two": "Zwei \u00e9"}
+    try:
+        with backend.together():
+            backend.keep_setting("three", "3")
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    assert backend.settings() == {"two": "Zwei \u00e9"}
+
+
+def check_copied(backend: Backend) -> None:
+    """A batch of a copy may bring forgotten pages, and cite what comes later; it may say an event again, as it is now."""
+    one, two = start(backend, "one"), start(backend, "two")
+    gone = msgspec.structs.replace(page_of(1, "gone", label="gone"), digest="", label="")
+    raises(StoreError, lambda: backend.commit(one, Batch(head=0, pages=[gone])))
+    batch = cited_batch(0, 2, "cites what comes", cites=((two, 1),))
+    raises(StoreError, lambda: backend.commit(one, batch))
+    batch.copied, batch.pages = True, [gone, *batch.pages]
+    batch.states = {1: State(at=Place.DROPPED)}
+    backend.commit(one, batch)
+    backend.commit(two, batch_of(0, {1: "what is cited"}))
+    assert backend.citing(two, [1]) == [(one, 2)]
+    assert backend.forgotten(one) == [1]
+    assert found(backend, "gone") == set()
+    (event,) = backend.events(one)
+    again = msgspec.structs.replace(event, why="as it is now")
+    backend.commit(one, Batch(head=1, again=[again], copied=True))
+    assert list(backend.events(one)) == [again]
+    lost = msgspec.structs.replace(event, number=2)
+    raises(StoreError, lambda: backend.commit(one, Batch(head=1, again=[lost], copied=True)))
+
+
 def check_threads(backend: Backend) -> None:
     """Several threads may use one object; of two with the same head one is refused."""
     segment = start(backend)
@@ -756,6 +797,8 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_search_within,
     check_entries,
     check_vectors,
+    check_settings,
+    check_copied,
     check_threads,
     check_close,
 )

@@ -1,0 +1,61 @@
+"""`copy`: everything of a store into another one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from typer import Argument, Option
+
+import kilburn
+from kilburn.cli.access import existing
+from kilburn.cli.screen import count, many, progress
+from kilburn.cli.shell import Json, Tenant, app
+from kilburn.terminal import emit, line, say, tell
+
+
+@app.command("copy")
+def copy_store(
+    source: Annotated[str, Argument(metavar="SRC", help="The store's file.", show_default=False)],
+    target: Annotated[str, Argument(metavar="DST", help="The file to copy it to; made where there is none.", show_default=False)],
+    to: Annotated[str | None, Option("--to-tenant", metavar="NAME", help="The partition in DST; else the same.")] = None,
+    note: Annotated[bool, Option("--note/--no-note", help="Note it in SRC, so that `forget` names this copy.")] = True,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Copy everything of a store into another, and compare both byte for byte: sessions, branches, memories, documents, notes,
+    ledgers, vectors, what is forgotten, pins and settings. Every address stays what it was.
+
+    Killed at any moment, it goes on where it stopped when it is run again; until it is complete, nothing else writes to DST. Run
+    after that, it brings DST up to date, and what was forgotten in SRC is forgotten there. It refuses a DST that has other things
+    under the same names.
+
+    Example:
+
+        kilburn copy agent.db moved.db
+    """
+    with progress("copying", unit="pages and events") as done:
+
+        def told(now: int, total: int, words: str) -> None:
+            if total:
+                done(now, total, words)
+            else:
+                say(f"kilburn: {line(words)}")
+
+        made = kilburn.copy(existing(source), target, tenant=tenant or "default", to=to, note=note, told=told)
+    for name, why in made.left:
+        say(line(f"kilburn: not copied: {name}: {why}"))
+    if json:
+        emit({"source": source, "target": target} | msgspec.to_builtins(made))
+    else:
+        kinds = ", ".join(f"{count(number)} {kind}" for kind, number in made.kinds.items())
+        tell(
+            line(
+                f"{target}: {kinds or 'nothing'}; {many(made.pages, 'page')}, {many(made.events, 'event')} and "
+                f"{many(made.vectors, 'vector')}, the same as in {source}"
+            )
+        )
+        tell(f"written now: {count(made.new)}; sha256 {made.digest}")
+    if made.left:
+        raise typer.Exit(1)

@@ -1,0 +1,108 @@
+"""A store with one of everything, and what a reader sees of a store."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import kilburn
+from kernel.talk import assistant, call_of, tool, user
+from kilburn.backend import Backend
+from kilburn.backends.sqlite import Sqlite
+from kilburn.event import Act
+from kilburn.kernel.store import Store
+from kilburn.message import Kind
+from kilburn.move import Add, Retire
+from kilburn.page import Claim
+
+EMBEDDER = "hand-made"
+
+
+def opened(path: Path, tenant: str = "default", **more: Any) -> Store:
+    return kilburn.open(str(path), window=600, policy="hybrid", tokenizer="chars/4", embedder=None, tenant=tenant, **more)
+
+
+def fill(path: Path, tenant: str = "default") -> None:
+    """Sessions with folds, branches that returned and that did not, memories, a document, notes; pages and whole sessions that
+    were forgotten; pins, marks, vectors, settings."""
+    with opened(path, tenant) as store:
+        gone = store.session("gone")
+        gone.append(user("canarygone and its secrets"))
+        work = store.session("work", user="ana")
+        work.append({"role": "system", "content": "You fix bugs."}, user("Fix the parser."))
+        for number in range(14):
+            work.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", f"line {number}\n" * 20))
+        work.append(assistant(None, call_of("x")))
+        branch = work.fork("look into the lexer", call="x")
+        for number in range(6):
+            branch.append(assistant(None, call_of(f"b{number}")), tool(f"b{number}", f"deep {number}\n" * 20))
+        nested = branch.fork("deeper")
+        nested.append(assistant("nothing there"))
+        branch.exit("the lexer is sound")
+        work.append(user("and now?"), assistant("canarypage said once"), user("go on"))
+        open_branch = work.fork("still open")
+        open_branch.append(assistant("thinking"))
+        work.pin("p4")
+        work.rate("p5", 0.7)
+        memory, shared = store.memory("ana"), store.memory()
+        claim = Claim(subject="Ana", relation="lives in", object="Porto")
+        memory.apply(
+            Add(text="Ana", kind=Kind.ENTITY),
+            Add(text="Ana lives in Porto", claim=claim, cites=((work.number, 2),), refers=(0,)),
+            policy="learner",
+        )
+        memory.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
+        memory.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
+        shared.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
+        store.notes("ana").write("plans/today", "fix it")
+        store.notes("ana").write("plans/today", "fix it now")
+        document = store.document("handbook")
+        document.add("Chapter one. The brig Hesper.")
+        forked = store.session("copy~2")
+        forked.record(Act.NOTE, policy="gateway", forked=work.number, continues=[work.number, gone.number], known=2)
+        forked.append(user("from a client"))
+        store.forget(session="gone")
+        store.forget(session="work", address=next(page.address for page, _ in work.pages() if "canarypage" in page.label))
+        waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
+        store.backend.keep_vectors(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
+        store.backend.keep_setting("retention", '{"archive": 30}')
+
+
+def seen(backend: Backend) -> dict[str, Any]:
+    """All that a reader sees of a tenant, with names in place of numbers."""
+    infos = list(backend.segments())
+    names = {info.number: info.name if info.kind != "forgotten" else "forgotten" for info in infos}
+    found: dict[str, Any] = {"settings": {k: v for k, v in backend.settings().items() if not k.startswith(("copi", "copying"))}}
+    for info in infos:
+        if info.kind == "forgotten":
+            continue
+        pages = []
+        for page, state in backend.pages(info.number):
+            texts = [backend.texts([digest])[digest] if digest else "" for digest in (page.digest, page.extra)]
+            cites = [(names[number], cited) for number, cited in page.cites]
+            pages.append((repr(page).replace(repr(page.cites), ""), cites, texts, state))
+        events = [
+            (event.number, event.act, event.time, event.turn, event.pages, event.why, event.policy, event.cause, event.tokens)
+            for event in backend.events(info.number)
+        ]
+        data = [
+            {k: v for k, v in event.data.items() if k not in ("forked", "learned", "continues")}
+            for event in backend.events(info.number)
+        ]
+        found[info.name] = (info.kind, info.user, info.created, info.used, info.head, info.tokens, pages, events, data)
+    found["forgotten"] = {name: backend.forgotten(number) for number, name in names.items() if name != "forgotten"}
+    vectors = list(itertools.chain.from_iterable(backend.vectors(each) for each in backend.embedders()))
+    passages = backend.passages(vector.entry for vector in vectors)
+    found["vectors"] = sorted(
+        (names[passages[vector.entry].segment], passages[vector.entry].page, passages[vector.entry].span, vector.data)
+        for vector in vectors
+    )
+    return found
+
+
+def look(path: Path, tenant: str = "default") -> dict[str, Any]:
+    """`seen` of a file, which is sound."""
+    with Sqlite(path, tenant=tenant) as backend:
+        assert backend.findings() == []
+        return seen(backend)

@@ -1,0 +1,316 @@
+"""A copy has everything under the same addresses, whatever killed it in between, and nothing that was forgotten."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+import kilburn
+from cli.terminal import kilburn as command
+from kernel.copied import fill, look, opened
+from kernel.talk import user
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
+from kilburn.errors import KilburnError, SpecError, StoreError
+from kilburn.kernel.store import Store
+
+KILLED = """
+import os, signal, sys
+from kilburn.backends.sqlite import Sqlite
+from kilburn.kernel.copying import copy
+
+source, target, fresh = sys.argv[1], sys.argv[2], sys.argv[3] == "fresh"
+
+class Killing(Sqlite):
+    left = 0
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def killing(name):
+    def verb(self, *given, **more):
+        writes = more.get("create", True)
+        if writes:
+            self.step()
+        made = getattr(Sqlite, name)(self, *given, **more)
+        if writes:
+            self.step()
+        return made
+    return verb
+
+for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
+    setattr(Killing, name, killing(name))
+
+kills = 0
+while True:
+    if os.fork() == 0:
+        with Sqlite(source, readonly=True) as ours, Killing(target) as theirs:
+            theirs.left = kills + 1 if fresh else 30 + kills % 5
+            copy(ours, theirs, "source")
+        os._exit(0)
+    if os.wait()[1] == 0:
+        print(kills)
+        break
+    kills += 1
+    if fresh:
+        # From the beginning, so that each kill is at another step; what is left must be fit to go on from.
+        if os.fork() == 0:
+            with Sqlite(source, readonly=True) as ours, Sqlite(target) as theirs:
+                copy(ours, theirs, "source")
+                assert not theirs.findings()
+            os._exit(0)
+        assert os.wait()[1] == 0
+        for end in ("", "-wal", "-shm"):
+            if os.path.exists(target + end):
+                os.unlink(target + end)
+"""
+"""Copies, and kills itself before and after each verb that writes."""
+
+
+def test_everything_is_copied(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    made = kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+    assert made.kinds == {"forgotten": 1, "session": 5, "memory": 2, "notes": 1, "document": 1}
+    assert made.settings == 1
+    assert made.vectors > 5
+    with opened(tmp_path / "a.db") as ours, opened(tmp_path / "b.db") as theirs:
+        for name in ("work", "work/b1", "work/b1/b1", "work/b2"):
+            before, after = ours.session(name), theirs.session(name)
+            assert after.render() == before.render()
+            assert after.window.states == before.window.states
+            assert [each.why for each in after.receipts()] == [each.why for each in before.receipts()]
+        branch = theirs.session("work").branches.open("b1")
+        assert branch.recall("p4") == ours.session("work").recall("p4")
+        assert theirs.memory("ana").recall("f2") == ours.memory("ana").recall("f2")
+        assert theirs.notes("ana").read("plans/today").text == "fix it now"
+        for query in ("parser", "Porto", "Hesper", "deep 3"):
+            assert [(hit.session, hit.address) for hit in theirs.search(query)] == [
+                (hit.session, hit.address) for hit in ours.search(query)
+            ]
+        theirs.session("work").append(user("it goes on"))
+    for path in tmp_path.glob("b.db*"):
+        assert b"canary" not in path.read_bytes()
+
+
+def test_a_second_copy_writes_nothing(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    first = kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    before = (tmp_path / "a.db").read_bytes(), look(tmp_path / "b.db")
+    again = kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert first.new > 100
+    assert again.new == 0
+    assert (again.digest, again.pages, again.events) == (first.digest, first.pages, first.events)
+    assert look(tmp_path / "b.db") == before[1]
+
+
+def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    with opened(tmp_path / "b.db", "somebody") as store:
+        for number in range(3):
+            store.session(f"other {number}").append(user("not yours"))
+    with opened(tmp_path / "b.db") as store:
+        store.session("mine already").append(user("it stays"))
+        store.session("mine, and gone").append(user("it stays"))
+        store.forget(session="mine, and gone")
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    wanted, found = look(tmp_path / "a.db"), look(tmp_path / "b.db")
+    assert found.pop("mine already")
+    found["forgotten"].pop("mine already")
+    assert found == wanted
+    with opened(tmp_path / "b.db") as store:
+        receipt = store.forget(session="work", address="p3", dry=True)
+        # The call, its result, the branches that saw them, and a fact that was made from it.
+        assert {"work", "work/b1", "work/b2", "@memory"} <= receipt.pages.keys() | {"work/b1", "work/b2"}
+        assert "@memory" in receipt.pages
+        store.forget(session="work")
+        assert [info.name for info in store.sessions()] == ["mine already", "copy~2"]
+    with Sqlite(tmp_path / "b.db") as backend:
+        assert backend.findings() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fresh", "going on"])
+def test_killed_at_every_step_it_goes_on(tmp_path: Path, how: str) -> None:
+    fill(tmp_path / "a.db")
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "a.db"), str(tmp_path / "b.db"), how]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=900)
+    assert int(done.stdout) > (50 if how == "fresh" else 2), done.stderr
+    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
+    chance, source, target = random.Random(3), tmp_path / "a.db", tmp_path / "b.db"
+    fill(source)
+    words = "import sys, kilburn; print(1, flush=True); kilburn.copy(*sys.argv[1:], note=False)"
+    kills = 0
+    for _ in range(12):
+        with subprocess.Popen([sys.executable, "-c", words, str(source), str(target)], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(chance.uniform(0.0, 0.15))
+            os.kill(child.pid, signal.SIGKILL)
+        kills += child.returncode == -signal.SIGKILL
+    assert kills
+    kilburn.copy(str(source), str(target))
+    assert look(target) == look(source)
+
+
+def test_nobody_writes_into_half_a_copy(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+
+    class Stopped(RuntimeError):
+        pass
+
+    def stop(done: int, total: int, words: str) -> None:
+        if done > total // 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"), told=stop)
+    with pytest.raises(StoreError, match="is not complete"):
+        opened(tmp_path / "b.db")
+    opened(tmp_path / "b.db", readonly=True).close()
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+    opened(tmp_path / "b.db").close()
+
+
+def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    with opened(tmp_path / "b.db") as store:
+        store.session("work").append(user("my own work"))
+    before = look(tmp_path / "b.db")
+    with pytest.raises(StoreError, match="has another session 'work'"):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == before
+    with Sqlite(tmp_path / "b.db") as backend:
+        assert backend.settings() == {}
+    with Sqlite(tmp_path / "a.db") as backend:
+        assert "copies" not in backend.settings()
+
+
+def goes_on(store: Store) -> None:
+    work = store.session("work")
+    work.append(user("one more"), {"role": "assistant", "content": "well"})
+    work.pin("p6")
+    store.session("later").append(user("a new one"))
+
+
+def forgets_a_page(store: Store) -> None:
+    store.forget(session="work", address="p3")
+
+
+def forgets_a_branch(store: Store) -> None:
+    store.forget(session="work/b1")
+
+
+def forgets_a_session(store: Store) -> None:
+    store.forget(session="work")
+
+
+def forgets_a_user(store: Store) -> None:
+    store.session("work").append(user("one more"))
+    store.forget(user="ana")
+
+
+@pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_branch, forgets_a_session, forgets_a_user])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_copy_follows_its_source(tmp_path: Path, change: Callable[[Store], None], shifted: bool) -> None:
+    if shifted:
+        with opened(tmp_path / "b.db", "somebody") as store:
+            store.session("other").append(user("not yours"))
+    fill(tmp_path / "a.db")
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    with opened(tmp_path / "a.db") as store:
+        change(store)
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+    assert kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db")).new == 0
+
+
+def test_a_copy_that_was_written_to_is_not_overwritten(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    with opened(tmp_path / "b.db") as store:
+        store.session("work").append(user("work goes on in the copy"))
+    before = look(tmp_path / "b.db")
+    with pytest.raises(StoreError, match="has another session 'work'"):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == before
+    with opened(tmp_path / "a.db") as store:
+        for _ in range(20):
+            store.session("work").append(user("and in the source"))
+    with pytest.raises(StoreError, match="has another session 'work'"):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == before
+
+
+def test_what_was_forgotten_in_the_copy_does_not_come_back(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    with Sqlite(tmp_path / "b.db") as backend:
+        found = backend.segment("copy~2", time=0.0, create=False)
+        assert found is not None
+        backend.commit(found.number, Batch(head=found.head, erase=[1]))
+    with pytest.raises(StoreError, match="was forgotten there"):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+
+
+def test_forgetting_names_the_copy(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"), to="other")
+    with opened(tmp_path / "a.db") as store:
+        receipt = store.forget(session="copy~2", dry=True)
+    assert [(each.session, each.to) for each in receipt.exports] == [("copy~2", f"{tmp_path / 'b.db'}#other")]
+
+
+def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    with apsw.Connection(str(tmp_path / "a.db")) as db:
+        db.create_scalar_function("needs_a_kilburn_of_format_5", lambda: None, 0)
+        db.execute("UPDATE process SET created = 77 WHERE name = 'copy~2'")
+    db.close()
+    done = command("copy", tmp_path / "a.db", tmp_path / "b.db")
+    assert done.status == 1
+    assert "not copied: copy~2" in done.err
+    with Sqlite(tmp_path / "b.db") as backend:
+        assert "copy~2" not in [info.name for info in backend.segments()]
+        assert backend.findings() == []
+
+
+def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    for pair in (("a.db", "a.db"), ("a.db", "./a.db"), (":memory:", "a.db"), ("a.db", ":memory:")):
+        with pytest.raises(SpecError):
+            kilburn.copy(*(each if each == ":memory:" else str(tmp_path / each) for each in pair))
+    with pytest.raises(KilburnError, match="there is no file"):
+        kilburn.copy(str(tmp_path / "none.db"), str(tmp_path / "b.db"))
+    assert not (tmp_path / "b.db").exists()
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "a.db"), to="other")
+    assert look(tmp_path / "a.db", "other") == look(tmp_path / "a.db")
+
+
+def test_the_verb_copies(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    done = command("copy", tmp_path / "a.db", tmp_path / "b.db", "--json")
+    assert done.status == 0, done.err
+    assert done.json["kinds"]["session"] == 5
+    assert done.json["new"] > 100
+    again = command("copy", tmp_path / "a.db", tmp_path / "b.db")
+    assert "written now: 0" in again.out
+    assert done.json["digest"] in again.out
+    refused = command("copy", tmp_path / "a.db", tmp_path / "a.db", "--json")
+    assert refused.status == 2
