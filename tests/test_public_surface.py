@@ -31,7 +31,7 @@ MODULES = [
     for name in (package.__name__, *(info.name for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".")))
     if "__main__" not in name
 ]
-PUBLIC_AT_MOST = {"kilburn": 218, "kilburn_kv": 30, "kilburn_lab": 10}
+PUBLIC_AT_MOST = {"kilburn": 219, "kilburn_kv": 30, "kilburn_lab": 10}
 """Names of a package. Whoever needs more has made something public that users do not need."""
 MODULES_AT_MOST, CALLS_AT_MOST = 200, 60_000
 """Half as many again, and twice as many, as `import kilburn` takes; how long that is, lab/benchmarks/startup.py measures."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from os import fsencode
 from typing import Any
 
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.session import HitRateWarning, Session
@@ -50,7 +50,7 @@ def open(
     """Open a store for one tenant. The file is created if it does not exist.
 
     Args:
-        path: an SQLite file, or ":memory:".
+        path: an SQLite file, ":memory:", or the URL of a PostgreSQL database: "postgresql://user@host:5432/database".
         window: tokens that a prompt (and the `reserve` for its reply) may take.
         policy: what decides at the window: a spec such as "hybrid", "lru", "chain(mask(keep=3), fifo)",
             "your.module:Policy", or an object with `plan(view)`.
@@ -72,7 +72,7 @@ def open(
             returned has returned, which may be one wait for many changes. No killed process loses a change either way.
 
     Raises:
-        InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
+        InvalidBudget, SpecError: the arguments do not fit. StoreError: the file or the database does not.
         MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
     try:
@@ -84,7 +84,7 @@ def open(
     budget = Budget(window, reserve)
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
-    backend = Sqlite(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
+    backend = open_backend(path, tenant=tenant, readonly=readonly, durable=durable)
     try:
         vectors = vectors_for(backend, embedder, foreign=foreign)
         store = Store(
