@@ -14,6 +14,8 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 
 OURS = {package.name for package in PACKAGES}
 LATE = {
+    "kilburn.backends.postgres.server",
+    "kilburn.backends.postgres.store",
     "kilburn.cli",
     "kilburn.dashboard.app",
     "kilburn.dashboard.behind_keys",

@@ -21,6 +21,7 @@ from os.path import abspath
 from typing import TYPE_CHECKING, Any
 
 from kilburn import tracing
+from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreReadOnly
@@ -57,7 +58,7 @@ def open(
     """Open a store for one tenant. The file is created if it does not exist.
 
     Args:
-        path: an SQLite file, or ":memory:".
+        path: an SQLite file, ":memory:", or the URL of a PostgreSQL database: "postgresql://user@host:5432/database".
         window: tokens that a prompt (and the `reserve` for its reply) may take.
         policy: what decides at the window: a spec such as "hybrid", "lru", "chain(mask(keep=3), fifo)",
             "your.module:Policy", or an object with `plan(view)`.
@@ -79,14 +80,14 @@ def open(
             returned has returned, which may be one wait for many changes. No killed process loses a change either way.
 
     Raises:
-        InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
+        InvalidBudget, SpecError: the arguments do not fit. StoreError: the file or the database does not.
         MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
     _check_path(path)
     budget = Budget(window, reserve)
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
-    backend = Sqlite(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
+    backend = open_backend(path, tenant=tenant, readonly=readonly, durable=durable)
     try:
         vectors = vectors_for(backend, embedder, foreign=foreign)
         store = Store(

@@ -19,6 +19,7 @@
     │   ├── StoreCorrupt         bytes that do not match their digest, or no database
     │   ├── StoreFull            no space left
     │   ├── StoreReadOnly        opened for reading, or a read-only file or folder
+    │   ├── StoreUnavailable     a database that cannot be reached, or does not answer
     │   └── StoreVersion         a file or an SQLite that this version cannot use
     ├── ModelError             a language model
     │   ├── Refused              the provider will not answer this request (4xx, policy, key)
@@ -104,6 +105,7 @@ __all__ = [
     "StoreFull",
     "StoreReadOnly",
     "StoreStale",
+    "StoreUnavailable",
     "StoreVersion",
     "TokensSpent",
     "ToolError",
@@ -226,8 +228,13 @@ class StoreReadOnly(StoreError):
     """A write to a store that was opened for reading, or to a read-only file or folder."""
 
 
+class StoreUnavailable(StoreError):
+    """A database that cannot be reached, lets nobody in, or does not answer in time. Of a write whose reply was lost nobody knows
+    whether it was done: who opens the session again sees it."""
+
+
 class StoreVersion(StoreError):
-    """The file was written by a newer Kilburn, or SQLite is too old to be trusted."""
+    """The store was written by a newer Kilburn, or SQLite or PostgreSQL is too old."""
 
 
 class ModelError(KilburnError):

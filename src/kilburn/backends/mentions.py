@@ -105,13 +105,18 @@ def fill(db: apsw.Connection, segments: Iterable[int] | None = None) -> None:
 
 def events_of(db: apsw.Connection, segment: int, pages: Iterable[int]) -> list[int]:
     """The numbers of the events that may name any of these pages, in order."""
-    nodes: list[tuple[int, int]] = []
+    select = "SELECT event FROM mention WHERE process = ? AND node = ?"
+    return sorted({event for (event,) in rows_of_each(db, select, [(segment, node) for node in nodes_of(pages)])})
+
+
+def nodes_of(pages: Iterable[int]) -> list[int]:
+    """The nodes under which an event that names any of these pages may be found."""
+    nodes: list[int] = []
     known = list(pages)
     for sign in (1, -1):
         # Many pages lie in few blocks, and in fewer of each further level.
         blocks = {sign * page >> LEAF for page in known if sign * page > 0}
         for level in range(LEVELS if blocks else 0):
-            nodes += [(segment, sign * _node(level, block)) for block in blocks]
+            nodes += [sign * _node(level, block) for block in blocks]
             blocks = {block >> 1 for block in blocks}
-    select = "SELECT event FROM mention WHERE process = ? AND node = ?"
-    return sorted({event for (event,) in rows_of_each(db, select, sorted(nodes))})
+    return sorted(nodes)

@@ -267,6 +267,11 @@ class RankedIndex:
             last = numbers[-1]
         return found
 
+    def stem_of(self, word: str) -> str:
+        """A word of a query as it is stored."""
+        found = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
+        return found[0] if found else word
+
     def stems(self, text: str) -> set[str]:
         """The words, as stored, that a passage with this text has in the index."""
         data = searchable(text).encode("utf-8")

@@ -1,0 +1,56 @@
+"""Where a store is: a file of SQLite, or a database of PostgreSQL by its URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from kilburn.backend import Backend
+from kilburn.backends.sqlite import Sqlite
+
+SCHEMES = ("postgresql://", "postgres://")
+
+
+def is_url(place: object) -> bool:
+    """Whether a place is a database, and no file."""
+    return isinstance(place, str) and place.startswith(SCHEMES)
+
+
+def open_backend(
+    place: str | os.PathLike[str],
+    *,
+    tenant: str = "default",
+    readonly: bool = False,
+    durable: bool = True,
+    busy_timeout: float = 5.0,
+) -> Backend:
+    """The backend of a place.
+
+    Args:
+        place: the path of a file, ":memory:", or `postgresql://user@host:port/database`.
+        tenant: the partition that it serves.
+        readonly: refuse every write.
+        durable: whether a commit waits for the disk; without, `sync` does.
+        busy_timeout: seconds to wait for another writer.
+
+    Raises:
+        StoreError: it cannot be opened. SpecError: no URL, or no name of a tenant.
+        MissingExtra: a URL, and psycopg is not installed.
+    """
+    scheme = "postgresql" if is_url(place) else ""
+    return OPENERS[scheme](place, tenant=tenant, readonly=readonly, durable=durable, busy_timeout=busy_timeout)
+
+
+def _open_file(place: str | os.PathLike[str], *, durable: bool, **options: Any) -> Backend:
+    return Sqlite(place, synchronous="FULL" if durable else "NORMAL", **options)
+
+
+def _open_database(place: str, **options: Any) -> Backend:
+    from kilburn.backends.postgres.store import Postgres
+
+    return Postgres(place, **options)
+
+
+OPENERS: dict[str, Callable[..., Backend]] = {"": _open_file, "postgresql": _open_database}
+"""What opens a file, and what opens a database."""

@@ -1,0 +1,149 @@
+"""The text index of a tenant in PostgreSQL: a row for each word of each passage. It ranks as SQLite's does.
+
+Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find other passages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import apsw
+
+from kilburn.backends.passages import passages
+from kilburn.backends.postgres.connection import Statements
+from kilburn.backends.ranked import DEPTH, RankedIndex, entry_of, length_class
+from kilburn.page import Span
+
+LONGEST = 64
+"""Bytes of a word as it is stored; of a longer one, its digest is."""
+
+_HAVING = (
+    "SELECT found.entry FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
+    " CROSS JOIN LATERAL (SELECT entry FROM kilburn.posting AS one WHERE tenant = %s AND word = %s"
+    " AND entry BETWEEN low AND high{among} ORDER BY entry LIMIT %s) AS found ORDER BY range.place, found.entry"
+)
+_AMONG = (
+    " AND EXISTS(SELECT FROM kilburn.posting AS other WHERE other.tenant = one.tenant AND other.entry = one.entry"
+    " AND other.word = ANY(%s::bytea[]))"
+)
+_PLAIN, _WITH = _HAVING.format(among=""), _HAVING.format(among=_AMONG)
+_NEWEST = (
+    "SELECT entry FROM kilburn.posting AS one WHERE tenant = %s AND word = %s AND entry BETWEEN %s AND %s"
+    " AND NOT EXISTS(SELECT FROM unnest(%s::bytea[]) AS wanted(word) WHERE NOT EXISTS(SELECT FROM kilburn.posting AS other"
+    " WHERE other.tenant = one.tenant AND other.word = wanted.word AND other.entry = one.entry))"
+    " AND (%s::bytea[] = '{}' OR EXISTS(SELECT FROM kilburn.posting AS other WHERE other.tenant = one.tenant"
+    " AND other.word = ANY(%s::bytea[]) AND other.entry = one.entry)) ORDER BY entry LIMIT %s"
+)
+
+_tokenizers = RankedIndex(apsw.Connection(":memory:"))
+
+
+def key_of(word: str) -> bytes:
+    """A stem as it is stored."""
+    data = word.encode("utf-8", "replace")
+    # No word has a NUL.
+    return data if len(data) <= LONGEST else b"\0" + blake2b(data, digest_size=32).digest()
+
+
+def words_of(text: str) -> list[bytes]:
+    """The words, as stored, by which a passage with this text is found."""
+    return sorted(key_of(stem) for stem in _tokenizers.stems(text))
+
+
+Entry = tuple[int, int, int, int, list[bytes]]
+"""Number, page, start and stop of a passage, and its words."""
+
+
+def entries_of(segment: int, used: int, page: int, text: str) -> list[Entry]:
+    """The passages of a page's text, in reading order; its segment has made `used` before."""
+    return [
+        (entry_of(segment, number, length_class(stop - start)), page, start, stop, words_of(text[start:stop]))
+        for number, (start, stop) in enumerate(passages(text), used)
+    ]
+
+
+def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
+    """Put passages and their words into the index."""
+    numbers, pages, starts, stops, words = zip(*entries, strict=True)
+    statements.send(
+        "INSERT INTO kilburn.passage(tenant, id, page, start, stop)"
+        " SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])",
+        *(tenant, list(numbers), list(pages), list(starts), list(stops)),
+    )
+    pairs = sorted((word, number) for number, some in zip(numbers, words, strict=True) for word in some)
+    if pairs:
+        statements.send(
+            "INSERT INTO kilburn.posting(tenant, word, entry) SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[])",
+            *(tenant, [word for word, _ in pairs], [number for _, number in pairs]),
+        )
+
+
+def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int, str]]) -> None:
+    """Take pages' passages out again, with their words and vectors; given as first entry, last entry and the page's text."""
+    spans = [
+        statements.rows(
+            "SELECT id, start, stop FROM kilburn.passage WHERE tenant = %s AND id BETWEEN %s AND %s", tenant, first, last
+        )
+        for first, last, _ in ranges
+    ]
+    pairs = sorted(
+        (word, number)
+        for found, (_, _, text) in zip(spans, ranges, strict=True)
+        for number, start, stop in found
+        for word in words_of(text[start:stop])
+    )
+    statements.send(
+        "DELETE FROM kilburn.posting USING unnest(%s::bytea[], %s::bigint[]) AS gone(word, entry)"
+        " WHERE tenant = %s AND posting.word = gone.word AND posting.entry = gone.entry",
+        *([word for word, _ in pairs], [number for _, number in pairs], tenant),
+    )
+    lows, highs = [first for first, *_ in ranges], [last for _, last, _ in ranges]
+    for statement in (
+        "DELETE FROM kilburn.passage USING unnest(%s::bigint[], %s::bigint[]) AS gone(low, high)"
+        " WHERE tenant = %s AND id BETWEEN low AND high",
+        "DELETE FROM kilburn.vector USING unnest(%s::bigint[], %s::bigint[]) AS gone(low, high)"
+        " WHERE tenant = %s AND entry BETWEEN low AND high",
+    ):
+        statements.send(statement, lows, highs, tenant)
+
+
+class Postings(RankedIndex):
+    """Looks words up for one search."""
+
+    def __init__(self, statements: Statements, tenant: int) -> None:
+        self._split, self._stem = _tokenizers._split, _tokenizers._stem
+        self._statements, self._tenant = statements, tenant
+
+    def _key(self, word: str) -> bytes:
+        """A word of a query as it is stored."""
+        return key_of(self.stem_of(word))
+
+    def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
+        """See `RankedIndex`."""
+        each = max(DEPTH, depth // len(ranges))
+        place = [low for low, _ in ranges], [high for _, high in ranges], self._tenant, self._key(word)
+        if among:
+            found = self._statements.rows(_WITH, *place, [self._key(other) for other in among], each)
+        else:
+            found = self._statements.rows(_PLAIN, *place, each)
+        return [entry for (entry,) in found]
+
+    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+        """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
+        words = [self._key(word) for word in self.terms(every)]
+        others = [self._key(word) for word in self.terms(some)] if some else []
+        if not words or limit < 1:
+            return []
+        inside = segment << 32, (segment + 1 << 32) - 1
+        found = self._statements.rows(_NEWEST, self._tenant, words[0], *inside, words[1:], others, others, limit)
+        return [entry for (entry,) in found]
+
+    def spans(self, numbers: Iterable[int]) -> dict[int, tuple[int, Span]]:
+        """Page and span of entries."""
+        select = "SELECT id, page, start, stop FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])"
+        found = {
+            number: (page, (start, stop))
+            for number, page, start, stop in self._statements.rows(select, self._tenant, list(numbers))
+        }
+        return {number: found[number] for number in numbers if number in found}

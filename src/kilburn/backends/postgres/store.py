@@ -1,0 +1,700 @@
+"""The durable store in PostgreSQL, for many programs on many machines. It keeps what `kilburn.backends.sqlite` keeps, under the
+same seals, and finds the same in the same order.
+
+One object serves one tenant. Objects of a process share their connections. No correctness depends on a clock, or on
+anything that a connection remembers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, repeat
+from types import TracebackType
+
+from kilburn.backend import (
+    Batch,
+    HistoryOwner,
+    Passage,
+    Scope,
+    SegmentInfo,
+    SegmentKind,
+    State,
+    Vector,
+    check_name,
+    root_of,
+)
+from kilburn.backends.codec import inflate, key_of, unpack
+from kilburn.backends.postgres import schema, writing
+from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
+from kilburn.backends.postgres.erasing import wipe
+from kilburn.backends.postgres.postings import Postings
+from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
+from kilburn.backends.ranked import PLACES, Extents, number_of
+from kilburn.backends.records import UNREADABLE, page_of, seal_of
+from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
+from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.event import Act, Event
+from kilburn.page import Page, Span
+
+CHUNK = 1000
+"""Events, or vectors, that are read at a time: no transaction stays open while a caller thinks."""
+
+FEW_EVENTS = 16
+"""Events that are read first: what a session was made of stands among them."""
+
+_PAGE = "page.process, page.id, meta, page.seal, convert_to(at, 'UTF8'), pinned, mark, until, stand"
+_OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND process = %s ORDER BY id"
+_OF_KEYS = (
+    f"SELECT {_PAGE} FROM unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id)"
+    " JOIN kilburn.page ON page.tenant = %s AND page.process = wanted.process AND page.id = wanted.id"
+)
+_ALL = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id"
+_SOME = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id"
+_NAMED = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name = %s"
+_WAITING = (
+    "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.process"
+    " LEFT JOIN kilburn.embedded ON embedded.tenant = process.tenant AND embedded.process = process.id AND embedder = %s"
+    " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = process.tenant"
+    " AND passage.id BETWEEN (process.id << 32) AND ((process.id << 32) | ((%s - coalesce(done, 0)) << 4) | 15)"
+    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s)"
+    " ORDER BY passage.id DESC LIMIT %s) AS waits"
+    " WHERE process.tenant = %s AND passages > coalesce(done, 0){among} ORDER BY process.id DESC, waits.id DESC LIMIT %s"
+)
+
+
+class Postgres:
+    """A store in a database of PostgreSQL.
+
+    Args:
+        url: `postgresql://user:password@host:port/database`, with whatever libpq takes.
+        tenant: the partition that this object serves.
+        readonly: refuse every write; a replica is enough.
+        busy_timeout: seconds to wait for another writer.
+        durable: whether a commit waits for the server's disk; without, `sync` does.
+
+    Raises:
+        StoreUnavailable: the server cannot be reached, or lets this user not in.
+        StoreVersion: a server that is too old, or a store of a newer Kilburn. StoreCorrupt: another's schema.
+        StoreReadOnly: the user lacks a right, or the server is a replica.
+        StoreError: `readonly`, and there is no store. SpecError: no URL, or no name of a tenant.
+    """
+
+    def __repr__(self) -> str:
+        """Where it is and for whom; nothing is read for it."""
+        return f"<Postgres {self.path!r} of tenant {self.tenant!r}{', for reading' * self.readonly}>"
+
+    def __init__(
+        self, url: str, *, tenant: str = "default", readonly: bool = False, busy_timeout: float = 5.0, durable: bool = True
+    ) -> None:
+        self.tenant = check_name(tenant, "tenant")
+        self.readonly = readonly
+        self._url = checked_url(url)
+        self._durable = durable
+        self._erasing = threading.local()
+        self._db = Database(self._url, patience=busy_timeout, durable=durable)
+        self.path = self._db.shown
+        try:
+            self._number = self._db.tenant = self._register()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _register(self) -> int:
+        with connected(self._url, "opening") as connection:
+            if self.readonly:
+                schema.check_server(connection, self.path)
+                if schema.version(connection, self.path) == 0:
+                    raise StoreError(f"there is no store in {self.path}", advice="open it for writing first")
+            else:
+                schema.migrate(connection, self.path)
+            return schema.tenant_number(connection, self.tenant, create=not self.readonly)
+
+    def _check_writes(self) -> None:
+        if self.readonly:
+            raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
+
+    def segment(
+        self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
+    ) -> SegmentInfo | None:
+        """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user."""
+        if user:
+            check_name(user, "user")
+        found = self._db.read("reading", partial(self._named, name=name))
+        if found is None and create:
+            self._check_writes()
+            found = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
+        return found.whole().info if found is not None else None
+
+    def _named(self, statements: Statements, name: str) -> SegmentRow | None:
+        found = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        return SEALS.segment_of(found) if found is not None else None
+
+    def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
+        writing.create(statements, self._number, check_storable(name), time, kind, user)
+        return self._named(statements, name)
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
+        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing."""
+        if user:
+            check_name(user, "user")
+        self._check_writes()
+
+        def do(statements: Statements) -> SegmentRow:
+            number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
+            if number is None:
+                raise StoreStale(f"there is a session {name!r} already", advice="take another name")
+            Writing(statements, self._number, number, batch).write()
+            found = self._named(statements, name)
+            assert found is not None
+            return found
+
+        return self._db.write("writing", do).whole().info
+
+    def _segments(self, statements: Statements) -> list[SegmentRow]:
+        return [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
+
+    def _numbered(self, statements: Statements, numbers: Iterable[int]) -> dict[int, SegmentRow]:
+        wanted = [number for number in set(numbers) if -(1 << 63) <= number < 1 << 63]
+        rows = statements.rows(_SOME, self._number, wanted) if wanted else []
+        return {row[0]: SEALS.segment_of(row) for row in rows}
+
+    def segments(self, under: str = "") -> list[SegmentInfo]:
+        """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
+        if not under:
+            return [one.info for one in self._db.read("reading", self._segments)]
+        # In the order of bytes, "0" comes right behind "/".
+        between = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name >= %s AND name < %s ORDER BY id"
+        low, high = f"{under}/".encode(), f"{under}0".encode()
+        rows = self._db.read("reading", lambda statements: statements.rows(between, self._number, low, high))
+        return [SEALS.segment_of(row).info for row in rows]
+
+    def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
+        """See `Backend`."""
+        every = self.segments()
+        wanted = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
+        infos = {info.number: info for info in wanted if not info.damaged}
+        damaged = tuple(info for info in wanted if info.damaged)
+        return Scope(infos=infos, damaged=damaged, everything=len(wanted) == len(every))
+
+    def commit(self, segment: int, batch: Batch) -> None:
+        """Do the whole batch durably, or raise and do nothing.
+
+        What was erased is gone for every reader when this returns; see `kilburn.backends.postgres.erasing` for its bytes.
+        """
+        self._check_writes()
+        self._db.write("writing", lambda statements: Writing(statements, self._number, segment, batch).write())
+        if batch.erase or batch.inherited:
+            self._wipe()
+
+    def _stored(self, statements: Statements, segment: int) -> SegmentRow | None:
+        """A segment that is whole; None where there is none of that number."""
+        found = self._numbered(statements, [segment]).get(segment)
+        return found.whole() if found is not None else None
+
+    def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
+        """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
+
+        def do(statements: Statements) -> list[tuple[Page, State]]:
+            of, rows = statements.send(_SOME, self._number, [segment]), statements.send(_OF_SEGMENT, self._number, segment)
+            found = of.fetchone()
+            if found is None:
+                return []
+            return SEALS.pages_of(
+                SEALS.segment_of(found).whole(),
+                (
+                    (number, SEALS.page_of(one, number, meta, seal), SEALS.state_of(one, number, *state))
+                    for one, number, meta, seal, *state in rows.fetchall()
+                ),
+            )
+
+        yield from self._db.read("reading", do)
+
+    def _rows(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Row]:
+        """The rows of pages; in the order of the keys.
+
+        Raises:
+            StoreCorrupt: a segment is damaged.
+        """
+        wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
+        if not wanted:
+            return {}
+
+        def do(statements: Statements) -> dict[tuple[int, int], Row]:
+            segments = statements.send(_SOME, self._number, sorted({segment for segment, _ in wanted}))
+            rows = statements.send(_OF_KEYS, [one for one, _ in wanted], [page for _, page in wanted], self._number)
+            for row in segments.fetchall():
+                SEALS.segment_of(row).whole()
+            return {(row[0], row[1]): row for row in rows.fetchall()}
+
+        found = self._db.read("reading", do)
+        return {key: found[key] for key in wanted if key in found}
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """Single pages with their states; what does not exist is left out."""
+        made = {}
+        for key, (segment, number, meta, seal, *values) in self._rows(keys).items():
+            page, state = SEALS.page_of(segment, number, meta, seal), SEALS.state_of(segment, number, *values)
+            if isinstance(page, str) or isinstance(state, str):
+                wrong = page if isinstance(page, str) else state
+                raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
+            made[key] = page, state
+        return made
+
+    def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """See `Backend`."""
+        try:
+            return {
+                key: (page_of(meta), state_of(at, pinned, mark, until))
+                for key, (_, _, meta, _, at, pinned, mark, until, _) in self._rows(keys).items()
+            }
+        except UNREADABLE as error:
+            raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error
+
+    def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """See `Backend`."""
+        wanted = set(pages)
+        select = (
+            "SELECT by_process, by_page FROM kilburn.citation WHERE tenant = %s AND process = %s AND page = ANY(%s::bigint[])"
+        )
+
+        def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:
+            stored = self._numbered(statements, [segment]).get(segment)
+            if stored is None or not wanted:
+                return set(), set()
+            found = set(statements.rows(select, self._number, segment, sorted(wanted)))
+            if stored.kind is not SegmentKind.SESSION or stored.damaged:
+                return found, set()
+            numbers = writing.events_naming(statements, self._number, segment, wanted)
+            events = writing.read_events(
+                statements, self._number, stored, [number for number in numbers if number <= stored.head]
+            )
+            return found, {page for event in events for page in _made_by(event)} - wanted
+
+        found, made = self._db.read("reading", do)
+        read = self.read([(segment, page) for page in sorted(made)])
+        found.update(key for key, (page, _) in read.items() if page.digest and not wanted.isdisjoint(page.sources))
+        return sorted(found)
+
+    def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
+        """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
+        select = "SELECT call, id FROM kilburn.page WHERE tenant = %s AND process = %s AND call IS NOT NULL"
+        if among is None:
+            rows = self._ask(f"{select} ORDER BY id", self._number, segment)
+        else:
+            wanted = [call.encode("utf-8", "surrogatepass") for call in among]
+            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, wanted)
+        return {call.decode(): page for call, page in rows}
+
+    def _ask(self, sql: str, *values: object) -> list[Row]:
+        """The rows of one question."""
+        return self._db.read("reading", lambda statements: statements.rows(sql, *values))
+
+    def forgotten(self, segment: int) -> list[int]:
+        """The ids of the pages of a segment that are forgotten, in order."""
+        select = "SELECT id FROM kilburn.page WHERE tenant = %s AND process = %s AND content IS NULL ORDER BY id"
+        return [page for (page,) in self._ask(select, self._number, segment)]
+
+    def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
+        select = (
+            "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND process = %s AND head <= %s"
+            " ORDER BY head DESC LIMIT 1"
+        )
+
+        def do(statements: Statements) -> Row | None:
+            stored = self._stored(statements, segment)
+            if stored is None:
+                return None
+            return statements.row(select, self._number, segment, stored.head if until is None else min(until, stored.head))
+
+        found = self._db.read("reading", do)
+        if found is None or found[-1] != seal_of("checkpoint", segment, *found[:-1]):
+            return None
+        head, size, codec, data, _ = found
+        return head, inflate(codec, data, size, b"")
+
+    def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on; only the events of one act, if it is given."""
+        # Many a caller needs only the first few.
+        for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
+            found = self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
+            yield from found
+            if len(found) < limit:
+                return
+            after = found[-1].number
+
+    def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
+        of = statements.send(_SOME, self._number, [segment])
+        where = "tenant = %s AND process = %s AND number > %s"
+        if act is not None:
+            # Of notes there is an index.
+            kind = "act = 'note' AND act = %s" if act is Act.NOTE else "act = %s"
+            where = f"{where} AND {kind}"
+        values = (self._number, segment, after, *(() if act is None else (act.value,)), limit)
+        select = f"SELECT number, convert_to(act, 'UTF8'), body, seal FROM kilburn.event WHERE {where} ORDER BY number LIMIT %s"
+        rows = statements.rows(select, *values)
+        row = of.fetchone()
+        if row is None:
+            return []
+        stored = SEALS.segment_of(row).whole()
+        found = [SEALS.whole_event(stored, *one) for one in rows if one[0] <= stored.head]
+        if act is None:
+            for number, event in enumerate(found, after + 1):
+                if event.number != number:
+                    raise StoreCorrupt(f"event {number} of session {stored.name!r} is missing", advice=ADVICE)
+            if len(found) < limit and after + len(found) < stored.head:
+                what = f"event {after + len(found) + 1} of session {stored.name!r} is missing"
+                raise StoreCorrupt(what, advice=ADVICE)
+        return found
+
+    def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
+        """See `Backend`."""
+        wanted = set(pages)
+
+        def do(statements: Statements) -> list[Event]:
+            stored = self._stored(statements, segment)
+            if stored is None or not wanted:
+                return []
+            numbers = writing.events_naming(statements, self._number, segment, wanted)
+            return writing.read_events(statements, self._number, stored, [number for number in numbers if number <= stored.head])
+
+        return [event for event in self._db.read("reading", do) if _names(event, wanted)]
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """The texts of these digests, verified."""
+        wanted = {digest: key_of(digest) for digest in digests}
+        if not wanted:
+            return {}
+        select = "SELECT digest, size, codec, data FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
+        rows = self._ask(select, self._number, list(wanted.values()))
+        found = {key: unpack(codec, data, size, key) for key, size, codec, data in rows}
+        for digest, key in wanted.items():
+            if key not in found:
+                raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
+        return {digest: found[key] for digest, key in wanted.items()}
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
+
+        def do(statements: Statements) -> list[Passage]:
+            index = Postings(statements, self._number)
+            if segments is None:
+                known = {one.number: one for one in self._segments(statements)}
+                extents, apart = Extents(_made(known.values())), False
+            else:
+                known = self._numbered(statements, segments)
+                extents = Extents(_made(one for one in known.values() if not one.damaged))
+                apart = len(extents.segments) > 1
+            hits = index.search(query, extents, limit, apart=apart)
+            spans = index.spans([number for number, _ in hits])
+            whole = {number for number, one in known.items() if not one.damaged}
+            return [
+                _passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in whole
+            ]
+
+        return self._db.read("searching", do)
+
+    def newest(self, segment: int, wanted: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
+        """See `Backend`."""
+
+        def do(statements: Statements) -> list[list[Passage]]:
+            if not self._whole(statements, [segment]):
+                return [[] for _ in wanted]
+            index = Postings(statements, self._number)
+            found = [index.newest(every, some, segment, limit) for every, some in wanted]
+            spans = index.spans(list({number for numbers in found for number in numbers}))
+            known = {number: _passage(number, *of) for number, of in spans.items()}
+            return [[known[number] for number in numbers if number in known] for numbers in found]
+
+        return self._db.read("searching", do)
+
+    def _whole(self, statements: Statements, segments: Iterable[int]) -> set[int]:
+        """Those that are segments of this tenant and not damaged."""
+        return {number for number, one in self._numbered(statements, segments).items() if not one.damaged}
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """The passages of pages, in reading order; a page that is not indexed is left out."""
+        wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
+        select = (
+            "SELECT page.process, page.id, passage.id, start, stop FROM unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id)"
+            " JOIN kilburn.page ON page.tenant = %s AND page.process = wanted.process AND page.id = wanted.id"
+            " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first AND last"
+            " WHERE passage.page = page.id ORDER BY passage.id DESC"
+        )
+
+        def do(statements: Statements) -> list[Row]:
+            whole = self._whole(statements, (segment for segment, _ in wanted))
+            some = [key for key in wanted if key[0] in whole]
+            return statements.rows(select, [one for one, _ in some], [page for _, page in some], self._number)
+
+        found: dict[tuple[int, int], list[Passage]] = {}
+        for segment, page, number, start, stop in self._db.read("reading", do):
+            found.setdefault((segment, page), []).append(_passage(number, page, (start, stop)))
+        return {key: found[key] for key in wanted if key in found}
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """The passages with these numbers; those that do not exist any more are left out."""
+        numbers = list(entries)
+
+        def do(statements: Statements) -> dict[int, Passage]:
+            spans = Postings(statements, self._number).spans(numbers)
+            whole = self._whole(statements, (number >> 32 for number in spans))
+            return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
+
+        return self._db.read("reading", do)
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first."""
+        name = check_name(embedder, "embedder").encode()
+        texts = (
+            "SELECT page.process, page.id, size, codec, data, digest"
+            " FROM unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id)"
+            " JOIN kilburn.page ON page.tenant = %s AND page.process = wanted.process AND page.id = wanted.id"
+            " JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
+        )
+
+        def do(statements: Statements) -> tuple[list[Row], list[Row]]:
+            number = self._embedder(statements, name)
+            waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, limit, self._number, limit)
+            keys = sorted({(entry >> 32, page) for entry, page, *_ in waits})
+            found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
+            return waits, found
+
+        waits, rows = self._db.read("reading", do)
+        known = {(one, page): unpack(codec, data, size, digest) for one, page, size, codec, data, digest in rows}
+        for entry, page, *_ in waits:
+            if (entry >> 32, page) not in known:
+                raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
+        return [(entry, known[entry >> 32, page][start:stop]) for entry, page, start, stop in waits]
+
+    def _embedder(self, statements: Statements, name: bytes) -> int:
+        """The number of an embedder; 0 if it has no vectors here."""
+        found = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
+        return found[0] if found is not None else 0
+
+    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none; those of passages that are forgotten by now are not stored."""
+        name = check_name(embedder, "embedder")
+        self._check_writes()
+        if rows:
+            self._db.write("writing", lambda statements: self._keep_vectors(statements, name, dict(rows)))
+
+    def _keep_vectors(self, statements: Statements, name: str, rows: Mapping[int, bytes]) -> None:
+        key, first = name.encode(), len(next(iter(rows.values())))
+        # Who stores vectors of an embedder holds its row: so their numbers come in the order of their commits.
+        statements.send(
+            "INSERT INTO kilburn.embedder(tenant, name, size, vectors) VALUES(%s, %s, %s, 0) ON CONFLICT DO NOTHING",
+            *(self._number, key, first),
+        )
+        ((number, size, count),) = statements.rows(
+            "SELECT id, size, vectors FROM kilburn.embedder WHERE tenant = %s AND name = %s FOR UPDATE", self._number, key
+        )
+        wrong = next((len(data) for data in rows.values() if len(data) != size), None)
+        if wrong is not None or not size:
+            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(what, advice="give another model another name")
+        # A passage that is being forgotten is waited for.
+        segments = sorted({entry >> 32 for entry in rows})
+        statements.send(
+            "SELECT FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id FOR SHARE",
+            self._number,
+            segments,
+        )
+        there = statements.rows(
+            "SELECT id FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])", self._number, list(rows)
+        )
+        known = {entry for (entry,) in there}
+        kept = [entry for entry in rows if entry in known]
+        if kept:
+            statements.send(
+                "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])",
+                *(self._number, number, kept),
+            )
+            statements.send(
+                "INSERT INTO kilburn.vector(tenant, embedder, id, entry, data, seal)"
+                " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])",
+                *(self._number, number, list(range(count + 1, count + len(kept) + 1)), kept, [rows[entry] for entry in kept]),
+                [self._seal(name, entry, rows[entry]) for entry in kept],
+            )
+            statements.send(
+                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s", count + len(kept), self._number, number
+            )
+        for segment in sorted({entry >> 32 for entry in kept}):
+            self._advance(statements, number, segment)
+
+    def _seal(self, name: str, entry: int, data: bytes) -> bytes:
+        return seal_of("vector", self._number, name, entry, data)
+
+    def _advance(self, statements: Statements, embedder: int, segment: int) -> None:
+        """Note how many of a segment's first passages do not wait any more."""
+        among = _WAITING.format(among=" AND process.id = %s")
+        waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
+        if waits is not None:
+            done = number_of(waits[0])
+        else:
+            select = "SELECT passages FROM kilburn.process WHERE tenant = %s AND id = %s"
+            ((done,),) = statements.rows(select, self._number, segment)
+        statements.send(
+            "INSERT INTO kilburn.embedded(tenant, embedder, process, done) VALUES(%s, %s, %s, %s)"
+            " ON CONFLICT(tenant, embedder, process) DO UPDATE SET done = excluded.done",
+            *(self._number, embedder, segment, done),
+        )
+
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`."""
+        select = (
+            "SELECT vector.id, entry, data, seal FROM kilburn.vector"
+            " JOIN kilburn.embedder ON embedder.tenant = vector.tenant AND embedder.id = vector.embedder"
+            " WHERE vector.tenant = %s AND name = %s AND vector.id > %s ORDER BY vector.id LIMIT %s"
+        )
+        while True:
+            found = self._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, CHUNK)
+            for number, entry, data, seal in found:
+                if seal == self._seal(embedder, entry, data):
+                    yield Vector(number=number, entry=entry, data=data)
+            if not found:
+                return
+            after = found[-1][0]
+
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        select = "SELECT name FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
+        return [name.decode() for (name,) in self._ask(select, self._number)]
+
+    def drop_vectors(self, embedder: str) -> None:
+        """Remove all vectors of this embedder."""
+        self._check_writes()
+        delete = "DELETE FROM kilburn.embedder WHERE tenant = %s AND name = %s"
+        name = embedder.encode("utf-8", "surrogatepass")
+        self._db.write("writing", lambda statements: statements.send(delete, self._number, name))
+
+    def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+        """See `Backend`."""
+        self._check_writes()
+        fits = (
+            "SELECT 1 WHERE %s = (SELECT max(id) FROM kilburn.page WHERE tenant = %s AND process = %s)"
+            " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND process = %s AND content IS NULL)"
+            " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND process = %s AND at = %s AND last))"
+        )
+        own = self._number, segment
+
+        def do(statements: Statements) -> bool:
+            # Who writes to the session waits; its next write is not this one's concern.
+            select = "SELECT 1 FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
+            there = statements.send(select, *own)
+            answer = statements.send(fits, page, *own, *own, after, *own, after)
+            if there.fetchone() is None or answer.fetchone() is None:
+                return False
+            writing.put_history(statements, *own, digests, after, page)
+            return len(digests) + after > 0
+
+        return self._db.write("writing", do)
+
+    def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
+        """See `Backend`."""
+        select = (
+            "SELECT name, at, (SELECT max(at) FROM kilburn.history AS own"
+            " WHERE own.tenant = history.tenant AND own.process = history.process)"
+            " FROM kilburn.history JOIN kilburn.process ON process.tenant = history.tenant AND process.id = history.process"
+            " WHERE history.tenant = %s AND digest = %s ORDER BY last DESC, history.process DESC LIMIT %s"
+        )
+        return [
+            HistoryOwner(name=name.decode(), at=at, count=count)
+            for name, at, count in self._ask(select, self._number, digest, limit)
+        ]
+
+    def unkept(self, root: str, user: str, limit: int) -> list[str]:
+        """See `Backend`."""
+        select = (
+            "SELECT name FROM kilburn.process WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s))"
+            " AND owner = %s AND kind = 'session' AND pages > 0"
+            " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = process.tenant AND history.process = process.id"
+            " AND last AND page = (SELECT max(page.id) FROM kilburn.page"
+            " WHERE page.tenant = process.tenant AND page.process = process.id)) ORDER BY used DESC LIMIT %s"
+        )
+        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", user)]
+        found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
+        return [name for name in found if root_of(name) == root]
+
+    def erase(self, segment: int) -> None:
+        """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger."""
+        self._check_writes()
+        self._db.write("erasing", lambda statements: writing.erase_segment(statements, self._number, segment))
+        self._wipe()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Backend`. Who writes to the same segments waits."""
+        self._check_writes()
+        outermost = self._db.joined is None
+        with self._db.together():
+            yield
+        if outermost:
+            self._wipe()
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """See `Backend`."""
+        outer, self._erasing.inside = getattr(self._erasing, "inside", False), True
+        try:
+            yield
+        finally:
+            self._erasing.inside = outer
+            if not outer:
+                self._wipe()
+
+    def _wipe(self) -> None:
+        """Remove erased bytes from the server's files, if there are any."""
+        if self._db.joined is None and not getattr(self._erasing, "inside", False):
+            wipe(self._db)
+
+    def sync(self) -> None:
+        """See `Backend`."""
+        if not self._durable and not self.readonly:
+            self._db.flush()
+
+    def close(self) -> None:
+        """Give the connections back; idempotent."""
+        self._db.close()
+
+    def __enter__(self) -> Postgres:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def check_storable(name: str) -> str:
+    """A name that can be stored; its owner checked the rest.
+
+    Raises:
+        StoreError: it has a lone surrogate.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise StoreError(f"the name {name[:40]!a} cannot be stored", advice="give another name") from error
+    return name
+
+
+def _made(segments: Iterable[SegmentRow]) -> Iterator[tuple[int, int, int]]:
+    return ((one.number, one.passages, one.characters) for one in segments)
+
+
+def _names(event: Event, pages: Set[int]) -> bool:
+    return not pages.isdisjoint((*event.pages, event.data.get("fold", 0)))
+
+
+def _made_by(event: Event) -> Iterable[int]:
+    """The pages that came with an event."""
+    if event.act is Act.ADMIT:
+        return event.pages
+    made = event.data.get("fold") if event.act is Act.FOLD else None
+    return (made,) if isinstance(made, int) else ()
+
+
+def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:
+    return Passage(segment=entry >> 32, page=page, span=span, score=score, entry=entry)

@@ -1,0 +1,516 @@
+"""One commit in PostgreSQL: what it needs to know is asked in one go, and written in another.
+
+The row of the segment is the lock and the fence. It is locked first, with those of the segments that new pages cite, in the order
+of their numbers. While it is locked nobody else changes the segment, so what is read is true until the commit. The last statement
+gives it the next `epoch`, which the database itself refuses from a writer that does not know the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from psycopg import Cursor
+
+from kilburn.backend import Batch, Digests, SegmentKind, State
+from kilburn.backends import citations, mentions
+from kilburn.backends.codec import encode_text, key_of, pack, unpack
+from kilburn.backends.postgres import postings
+from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
+from kilburn.backends.transaction import sealed_event, stand_of
+from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.event import Event
+from kilburn.message import Kind
+from kilburn.page import Page, Place, address_of, tombstone_of
+
+SEALS = Seals()
+
+TALLY = "used, head, pages, tokens, passages, characters"
+
+SEGMENT = f"id, tenant, name, created, 0, convert_to(kind, 'UTF8'), owner, seal, {TALLY}, tally"
+"""The columns of a segment as `Seals.segment_of` takes them."""
+
+_LOCK = f"SELECT {SEGMENT}, epoch FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
+
+_CITED = (
+    "SELECT cited.process, cited.page, page.id, page.content IS NULL"
+    " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(process, page)"
+    " LEFT JOIN kilburn.page ON page.tenant = %s AND page.process = cited.process AND page.id = cited.page"
+)
+_UNCITED = (
+    "SELECT by_process, by_page, page FROM kilburn.citation WHERE tenant = %s AND process = %s AND page = ANY(%s::bigint[])"
+    " AND by_process <> %s LIMIT 1"
+)
+_PAGES = (
+    "SELECT page.id, first, last, meta, page.seal, content, extra, content.size, content.codec, content.data"
+    " FROM kilburn.page LEFT JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
+    " WHERE page.tenant = %s AND page.process = %s AND page.id = ANY(%s::bigint[])"
+)
+_KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND process = %s AND id = ANY(%s::bigint[])"
+_TEXTS = "SELECT digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
+
+_ADD_CONTENT = (
+    "INSERT INTO kilburn.content(tenant, digest, size, codec, data)"
+    " SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING"
+)
+_ADD_PAGES = (
+    "INSERT INTO kilburn.page(tenant, process, id, content, extra, call, at, pinned, mark, until, stand, first, last, meta, seal)"
+    " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[], %s::text[], %s::bigint[],"
+    " %s::double precision[], %s::double precision[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])"
+)
+_SET_RANGES = (
+    "UPDATE kilburn.page SET first = new.first, last = new.last"
+    " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new(id, first, last)"
+    " WHERE tenant = %s AND process = %s AND page.id = new.id"
+)
+_SET_STATES = (
+    "UPDATE kilburn.page SET at = new.at, pinned = new.pinned, mark = new.mark, until = new.until, stand = new.stand"
+    " FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::double precision[], %s::double precision[], %s::bytea[])"
+    " AS new(id, at, pinned, mark, until, stand) WHERE tenant = %s AND process = %s AND page.id = new.id"
+)
+_ADD_EVENTS = (
+    "INSERT INTO kilburn.event(tenant, process, number, act, body, seal)"
+    " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[])"
+)
+_ADD_MENTIONS = (
+    "INSERT INTO kilburn.mention(tenant, process, node, event)"
+    " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[]) ON CONFLICT DO NOTHING"
+)
+_ADD_CITATIONS = (
+    "INSERT INTO kilburn.citation(tenant, process, page, by_process, by_page)"
+    " SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) ON CONFLICT DO NOTHING"
+)
+_END = (
+    "UPDATE kilburn.process SET used = %s, head = %s, pages = %s, tokens = %s, passages = %s, characters = %s, tally = %s,"
+    " epoch = %s WHERE tenant = %s AND id = %s"
+)
+
+
+def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> Cursor[Row]:
+    """Lock the rows of segments, in order; the answer has them."""
+    return statements.send(_LOCK if wait else f"{_LOCK} NOWAIT", tenant, sorted(set(segments)))
+
+
+def locked(answer: Cursor[Row]) -> tuple[dict[int, SegmentRow], dict[int, int]]:
+    """The segments of such an answer, and their epochs."""
+    found = answer.fetchall()
+    return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
+
+
+def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence[float], epoch: int) -> None:
+    """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
+    statements.send(_END, *tally, seal_of("tally", segment, *tally), epoch, tenant, segment)
+
+
+class Writing:
+    """The steps of writing one batch to one segment, in a transaction that its caller ends."""
+
+    def __init__(self, statements: Statements, tenant: int, segment: int, batch: Batch) -> None:
+        self._statements, self._tenant, self._segment, self._batch = statements, tenant, segment, batch
+        self._own = tenant, segment
+        self._memo: Memo = {}
+
+    def write(self) -> None:
+        """All of the batch."""
+        batch, segment, send = self._batch, self._segment, self._statements.send
+        citing = [page for page in batch.pages if page.cites or page.sources]
+        cited = sorted({key for page in citing for key in page.cites})
+        above = [batch.above[0]] if batch.above is not None else []
+        added = {page.id for page in batch.pages}
+        moved = batch.states.keys() - added
+        removed = sorted({*batch.unindex, *batch.erase})
+        again = sorted({page for page in batch.index if page not in added})
+        wanted = {digest: key_of(digest) for page in batch.pages for digest in (page.digest, page.extra) if digest}
+        missing = [key for digest, key in wanted.items() if digest not in batch.texts]
+        # All questions go out together.
+        rows = lock(self._statements, self._tenant, [segment, *above, *(other for other, _ in cited)], wait=batch.wait)
+        there = send(_CITED, [one for one, _ in cited], [page for _, page in cited], self._tenant) if cited else None
+        citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase else None
+        known = send(_KNOWN, *self._own, sorted(moved)) if moved else None
+        old = send(_PAGES, *self._own, sorted({*removed, *again})) if removed or again else None
+        texts = send(_TEXTS, self._tenant, missing) if missing else None
+        said = self._ask_said(batch.said) if batch.said is not None else None
+
+        segments, epochs = locked(rows)
+        stored = self._check_head(segments)
+        if there is not None:
+            self._check_cited(there.fetchall(), segments)
+        if citer is not None and (found := citer.fetchone()) is not None:
+            by, by_page, page = found
+            what = f"{address_of(page)} of segment {segment} is cited by {address_of(by_page)} of segment {by}"
+            raise StoreStale(what, advice="forget what cites it first, then do it again")
+        if texts is not None and (lost := set(missing) - {key for (key,) in texts.fetchall()}):
+            raise StoreError(f"no text for digest {min(lost).hex()}", advice="put it into the batch's texts")
+        if known is not None and len(known.fetchall()) != len(moved):
+            raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
+        before = {row[0]: row for row in old.fetchall()} if old is not None else {}
+        if gone := set(removed) - before.keys():
+            raise StoreError(f"no page {min(gone)} in segment {segment}", advice="name pages that exist")
+
+        entries = self._entries(before, stored.passages)
+        if removed:
+            self._remove_entries([before[page] for page in removed])
+        if batch.pages:
+            self._add_pages(wanted, entries)
+        if citing:
+            self._add_citations(stored.kind, citing)
+        if entries:
+            self._add_entries(entries, added)
+        if moved:
+            self._set_states(sorted(moved))
+        if batch.events:
+            self._add_events()
+        if batch.above is not None:
+            self._hold_checkpoint(batch.above)
+        if batch.checkpoint is not None:
+            self._keep_checkpoint(batch.checkpoint)
+        if batch.said is not None and self._new() and (said is None or said.fetchone() is not None):
+            put_history(self._statements, *self._own, batch.said.added, batch.said.after, max(self._new()))
+        if batch.erase or batch.inherited:
+            self._erase([before[page] for page in batch.erase], stored)
+        passages = [entry for some in entries.values() for entry in some]
+        set_tally(
+            self._statements,
+            *self._own,
+            (
+                float(max([stored.used, *(event.time for event in batch.events)])),
+                stored.head + len(batch.events),
+                stored.pages + len(batch.pages),
+                stored.tokens + sum(page.tokens for page in batch.pages),
+                stored.passages + len(passages),
+                stored.characters + sum(stop - start for _, _, start, stop, _ in passages),
+            ),
+            epochs[segment] + 1,
+        )
+
+    def _check_head(self, segments: dict[int, SegmentRow]) -> SegmentRow:
+        batch, stored = self._batch, segments.get(self._segment)
+        if stored is None:
+            raise StoreError(f"no segment {self._segment} here", advice="open it by name with `segment`")
+        if stored.whole().kind is SegmentKind.FORGOTTEN:
+            raise StoreStale(f"segment {self._segment} was forgotten", advice="open it again, as a new one")
+        batch.check_continues(self._segment, stored.head)
+        if batch.above is not None:
+            above = segments.get(batch.above[0])
+            batch.check_above(above.head if above is not None else 0)
+        return stored
+
+    def _check_cited(self, there: Sequence[Row], segments: dict[int, SegmentRow]) -> None:
+        for segment, page, found, forgotten in sorted(there):
+            if found is None or segment not in segments:
+                raise StoreError(f"no page {address_of(page)} in segment {segment}", advice="cite pages that exist")
+            if forgotten:
+                what = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
+                raise StoreStale(what, advice="read what is there now, then do it again without this page")
+
+    def _new(self) -> list[int]:
+        return [page.id for page in self._batch.pages if page.id > 0]
+
+    def _ask_said(self, said: Digests) -> Cursor[Row] | None:
+        """Ask whether the digests before the new pages are kept; None where that is known."""
+        new = self._new()
+        if not new or (not said.after and min(new) == 1):
+            return None
+        if said.after:
+            kept = "SELECT 1 FROM kilburn.history WHERE tenant = %s AND process = %s AND at = %s AND last AND page = %s"
+            return self._statements.send(kept, *self._own, said.after, min(new) - 1)
+        return self._statements.send(
+            "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND process = %s AND content IS NULL)",
+            *self._own,
+        )
+
+    def _entries(self, before: dict[int, Row], used: int) -> dict[int, list[postings.Entry]]:
+        """The passages of the pages that become searchable, by page."""
+        batch, found = self._batch, {}
+        pages = {page.id: page for page in batch.pages}
+        for number in dict.fromkeys(batch.index):
+            page, old = pages.get(number), before.get(number)
+            if page is not None and page.digest in batch.texts:
+                text = batch.texts[page.digest]
+            elif page is not None:
+                text = self._text(page.digest)
+            elif old is None or old[5] is None:
+                raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
+            elif old[1] is not None:
+                continue
+            else:
+                text = text_of(number, old)
+            found[number] = postings.entries_of(self._segment, used, number, text)
+            used += len(found[number])
+        return found
+
+    def _text(self, digest: str) -> str:
+        select = "SELECT size, codec, data FROM kilburn.content WHERE tenant = %s AND digest = %s"
+        ((size, codec, data),) = self._statements.rows(select, self._tenant, key_of(digest))
+        return unpack(codec, data, size, key_of(digest))
+
+    def _add_pages(self, wanted: dict[str, bytes], entries: dict[int, list[postings.Entry]]) -> None:
+        batch = self._batch
+        # In order, so that of two that add the same texts none waits for the other in a circle.
+        made = []
+        for digest, key in sorted(wanted.items()):
+            if digest in batch.texts:
+                data = encode_text(batch.texts[digest], digest)
+                made.append((key, len(data), *pack(data)))
+        if made:
+            self._statements.send(_ADD_CONTENT, self._tenant, *(list(column) for column in zip(*made, strict=True)))
+        pages = []
+        for page in batch.pages:
+            if not page.digest:
+                raise StoreError(f"page {page.id} has no text", advice="give its digest")
+            own = entries.get(page.id) or [(None,)]
+            call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
+            stand = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
+            extra = wanted[page.extra] if page.extra else None
+            record = self._sealed_record(page)
+            pages.append((page.id, wanted[page.digest], extra, call, *stand, own[-1][0], own[0][0], *record))
+        self._statements.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
+
+    def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
+        record = record_of_page(page, self._memo)
+        return record, seal_of("page", self._segment, page.id, record)
+
+    def _add_entries(self, entries: dict[int, list[postings.Entry]], added: set[int]) -> None:
+        every = [entry for some in entries.values() for entry in some]
+        if every:
+            postings.add(self._statements, self._tenant, every)
+        old = [(page, some[-1][0], some[0][0]) for page, some in entries.items() if some and page not in added]
+        if old:
+            self._statements.send(_SET_RANGES, *(list(column) for column in zip(*old, strict=True)), *self._own)
+
+    def _remove_entries(self, pages: Sequence[Row]) -> None:
+        indexed = sorted([(row[1], row[2], text_of(row[0], row)) for row in pages if row[1] is not None])
+        if indexed:
+            postings.remove(self._statements, self._tenant, indexed)
+            numbers = [row[0] for row in pages if row[1] is not None]
+            nothing = [None] * len(numbers)
+            self._statements.send(_SET_RANGES, numbers, nothing, nothing, *self._own)
+
+    def _set_states(self, pages: Sequence[int]) -> None:
+        states = [(page, *stand_of(self._segment, page, self._batch.states[page])) for page in pages]
+        self._statements.send(_SET_STATES, *(list(column) for column in zip(*states, strict=True)), *self._own)
+
+    def _add_events(self) -> None:
+        batch = self._batch
+        events = [sealed_event(self._segment, event, self._memo)[1:] for event in batch.events]
+        self._statements.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
+        quoting = {page.id: page for page in batch.pages if page.sources}
+        named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
+        if named:
+            self._statements.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
+
+    def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
+        found = sorted({one for page in citing for one in citations.citations_of(self._segment, kind, page)})
+        if found:
+            self._statements.send(_ADD_CITATIONS, self._tenant, *(list(column) for column in zip(*found, strict=True)))
+
+    def _hold_checkpoint(self, above: tuple[int, int]) -> None:
+        """Keep the parent's last one before the fork: this segment is read from it."""
+        keep = (
+            "UPDATE kilburn.checkpoint SET kept = true WHERE tenant = %s AND process = %s AND head = (SELECT max(head)"
+            " FROM kilburn.checkpoint WHERE tenant = %s AND process = %s AND head <= %s)"
+        )
+        self._statements.send(keep, self._tenant, above[0], self._tenant, *above)
+
+    def _keep_checkpoint(self, checkpoint: bytes) -> None:
+        head = self._batch.head + len(self._batch.events)
+        codec, data = pack(checkpoint)
+        seal = seal_of("checkpoint", self._segment, head, len(checkpoint), codec, data)
+        delete = "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND process = %s AND (NOT kept OR head = %s)"
+        self._statements.send(delete, *self._own, head)
+        insert = (
+            "INSERT INTO kilburn.checkpoint(tenant, process, head, kept, size, codec, data, seal)"
+            " VALUES(%s, %s, %s, false, %s, %s, %s, %s)"
+        )
+        self._statements.send(insert, *self._own, head, len(checkpoint), codec, data, seal)
+
+    def _erase(self, pages: Sequence[Row], stored: SegmentRow) -> None:
+        batch, send = self._batch, self._statements.send
+        words = {word for page in batch.inherited for word in telling_words(page)}
+        contents: set[bytes] = set()
+        cited: set[citations.Citation] = set()
+        blank = []
+        for number, _, _, meta, seal, content, extra, *_ in pages:
+            page = SEALS.page(self._segment, number, meta, seal)
+            words.update(telling_words(page))
+            contents.update(key for key in (content, extra) if key is not None)
+            cited.update(citations.citations_of(self._segment, stored.kind, page))
+            stand = stand_of(self._segment, number, State(Place.DROPPED))
+            blank.append((number, *stand, *self._sealed_record(tombstone_of(page))))
+        if cited:
+            columns = [list(column) for column in zip(*sorted(cited), strict=True)]
+            send(
+                "DELETE FROM kilburn.citation USING unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])"
+                " AS gone(process, page, by_process, by_page) WHERE tenant = %s AND citation.process = gone.process"
+                " AND citation.page = gone.page AND citation.by_process = gone.by_process AND citation.by_page = gone.by_page",
+                *(*columns, self._tenant),
+            )
+        if blank:
+            send(
+                "UPDATE kilburn.page SET content = NULL, extra = NULL, call = NULL, at = new.at, pinned = new.pinned,"
+                " mark = new.mark, until = new.until, stand = new.stand, meta = new.meta, seal = new.seal"
+                " FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::double precision[], %s::double precision[],"
+                " %s::bytea[], %s::bytea[], %s::bytea[]) AS new(id, at, pinned, mark, until, stand, meta, seal)"
+                " WHERE tenant = %s AND process = %s AND page.id = new.id",
+                *(list(column) for column in zip(*blank, strict=True)),
+                *self._own,
+            )
+            # A digest of a forgotten text does not stay, and neither do those that come after it.
+            send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s", *self._own)
+        remove_unused(self._statements, self._tenant, sorted(contents))
+        self._blank_events({*batch.erase, *(page.id for page in batch.inherited)}, words, stored)
+        flag(self._statements, self._tenant)
+
+    def _blank_events(self, erased: set[int], words: set[str], stored: SegmentRow) -> None:
+        numbers = events_naming(self._statements, *self._own, erased)
+        head = stored.head + len(self._batch.events)
+        blanked = []
+        for event in read_events(self._statements, self._tenant, stored, [number for number in numbers if number <= head]):
+            if concerns(event, erased):
+                *_, body, seal = sealed_event(self._segment, scrub(event, words))
+                blanked.append((event.number, body, seal))
+        if blanked:
+            self._statements.send(
+                "UPDATE kilburn.event SET body = new.body, seal = new.seal"
+                " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(number, body, seal)"
+                " WHERE tenant = %s AND process = %s AND event.number = new.number",
+                *(list(column) for column in zip(*blanked, strict=True)),
+                *self._own,
+            )
+
+
+def flag(statements: Statements, tenant: int) -> None:
+    """Say that erased bytes may still lie in the server's files."""
+    statements.send("INSERT INTO kilburn.erasure(tenant) VALUES(%s) ON CONFLICT DO NOTHING", tenant)
+
+
+def text_of(page: int, row: Row) -> str:
+    """The text of a page's row, verified.
+
+    Raises:
+        StoreCorrupt: altered or missing.
+    """
+    *_, content, _, size, codec, data = row
+    if data is None:
+        raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
+    return unpack(codec, data, size, content)
+
+
+def remove_unused(statements: Statements, tenant: int, contents: Sequence[bytes]) -> None:
+    """Remove those of these texts that no page has."""
+    if not contents:
+        return
+    # Who has just found one of them and is about to use it is waited for: the next statement sees its page.
+    lock = "SELECT FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[]) ORDER BY digest FOR UPDATE"
+    statements.send(lock, tenant, list(contents))
+    statements.send(
+        "DELETE FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
+        " AND NOT EXISTS(SELECT FROM kilburn.page WHERE page.tenant = content.tenant AND page.content = content.digest)"
+        " AND NOT EXISTS(SELECT FROM kilburn.page WHERE page.tenant = content.tenant AND page.extra = content.digest)",
+        *(tenant, list(contents)),
+    )
+
+
+def events_naming(statements: Statements, tenant: int, segment: int, pages: Iterable[int]) -> list[int]:
+    """The numbers of the events that may name any of these pages, in order."""
+    select = (
+        "SELECT DISTINCT event FROM kilburn.mention"
+        " WHERE tenant = %s AND process = %s AND node = ANY(%s::bigint[]) ORDER BY event"
+    )
+    return [number for (number,) in statements.rows(select, tenant, segment, mentions.nodes_of(pages))]
+
+
+def read_events(statements: Statements, tenant: int, segment: SegmentRow, numbers: Sequence[int]) -> list[Event]:
+    """The events with these numbers, which come in order.
+
+    Raises:
+        StoreCorrupt: one is missing, or not what was written.
+    """
+    select = (
+        "SELECT number, convert_to(act, 'UTF8'), body, seal FROM kilburn.event"
+        " WHERE tenant = %s AND process = %s AND number = ANY(%s::bigint[]) ORDER BY number"
+    )
+    found = statements.rows(select, tenant, segment.number, list(numbers)) if numbers else []
+    if len(found) < len(numbers):
+        raise StoreCorrupt(f"an event of session {segment.name!r} is missing", advice=ADVICE)
+    return [SEALS.whole_event(segment, *row) for row in found]
+
+
+def put_history(statements: Statements, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> None:
+    """Keep the digests of a session behind its first ones, which are kept."""
+    own = tenant, segment
+    if not after:
+        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s", *own)
+    elif not digests:
+        update = "UPDATE kilburn.history SET page = %s WHERE tenant = %s AND process = %s AND at = %s"
+        statements.send(update, page, *own, after)
+    else:
+        statements.send("UPDATE kilburn.history SET last = false WHERE tenant = %s AND process = %s AND at = %s", *own, after)
+    if digests:
+        places = list(range(after + 1, after + len(digests) + 1))
+        statements.send(
+            "INSERT INTO kilburn.history(tenant, process, at, digest, last, page)"
+            " SELECT %s, %s, at, digest, at = %s, %s FROM unnest(%s::bigint[], %s::bytea[]) AS new(at, digest)",
+            *(*own, places[-1], page, places, list(digests)),
+        )
+
+
+def create(statements: Statements, tenant: int, name: str, time: float, kind: SegmentKind, user: str) -> int | None:
+    """Add the row of a segment; returns its number, or None if the name is taken."""
+    # Who creates a segment holds this row until the end: so numbers have no gaps.
+    ((number,),) = statements.rows(
+        "INSERT INTO kilburn.counter(tenant, segments) VALUES(%s, 1)"
+        " ON CONFLICT(tenant) DO UPDATE SET segments = counter.segments + 1 RETURNING segments",
+        tenant,
+    )
+    stored, owner = name.encode(), user.encode()
+    seal = seal_of_segment(number, tenant, stored, float(time), 0, kind.value.encode(), owner)
+    tally = float(time), 0, 0, 0, 0, 0
+    insert = (
+        f"INSERT INTO kilburn.process(tenant, id, name, created, kind, owner, seal, {TALLY}, tally, epoch)"
+        " VALUES(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0) ON CONFLICT DO NOTHING RETURNING id"
+    )
+    sealed = seal_of("tally", number, *tally)
+    made = statements.row(insert, tenant, number, stored, float(time), kind.value, owner, seal, *tally, sealed)
+    if made is not None:
+        return int(number)
+    statements.send("UPDATE kilburn.counter SET segments = segments - 1 WHERE tenant = %s", tenant)
+    return None
+
+
+def erase_segment(statements: Statements, tenant: int, segment: int) -> None:
+    """Delete what is left of a segment of which every page is forgotten. An empty row keeps its number, which is in the
+    ledgers of others.
+
+    Raises:
+        StoreError: there is none, or it has pages that are not forgotten.
+    """
+    rows = lock(statements, tenant, [segment])
+    left = statements.send(
+        "SELECT count(*) FROM kilburn.page WHERE tenant = %s AND process = %s AND at <> %s", tenant, segment, Place.DROPPED.value
+    )
+    segments, epochs = locked(rows)
+    if segment not in segments:
+        raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
+    segments[segment].whole()
+    if left.fetchall() != [(0,)]:
+        raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
+    for statement in (
+        "DELETE FROM kilburn.page WHERE tenant = %s AND process = %s",
+        "DELETE FROM kilburn.event WHERE tenant = %s AND process = %s",
+        "DELETE FROM kilburn.mention WHERE tenant = %s AND process = %s",
+        "DELETE FROM kilburn.history WHERE tenant = %s AND process = %s",
+        "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND process = %s",
+        "DELETE FROM kilburn.embedded WHERE tenant = %s AND process = %s",
+    ):
+        statements.send(statement, tenant, segment)
+    name, kind = f"@forgotten/{segment}".encode(), SegmentKind.FORGOTTEN.value
+    seal = seal_of_segment(segment, tenant, name, 0.0, 0, kind.encode(), b"")
+    tally = 0.0, 0, 0, 0, 0, 0
+    statements.send(
+        "UPDATE kilburn.process SET name = %s, created = 0, kind = %s, owner = '', seal = %s, used = %s, head = %s, pages = %s,"
+        " tokens = %s, passages = %s, characters = %s, tally = %s, epoch = %s WHERE tenant = %s AND id = %s",
+        *(name, kind, seal, *tally, seal_of("tally", segment, *tally), epochs[segment] + 1, tenant, segment),
+    )
+    flag(statements, tenant)
