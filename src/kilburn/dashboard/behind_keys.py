@@ -220,7 +220,8 @@ class BehindKeys:
             still: whether the visitor is still signed in.
         """
         view = await in_thread(self._view, key)
-        visit = Visit(word, KeyHands(self._behind.windows, key), key.note or key.name)
+        hands = None if key.looks else KeyHands(self._behind.windows, key)
+        visit = Visit(word, hands, key.note or key.name)
         scope = {**scope, "state": {**scope["state"], "visit": visit}}
         if path == LIVE:
             return await self._live(view, scope, receive, send, still)
