@@ -28,6 +28,7 @@ KEYS = {
     "bob": Key(tenant="acme", user="bob"),
     "other": Key(tenant="other"),
     "figures": Key(figures=True),
+    "looks": Key(tenant="acme", user="ana", looks=True),
 }
 
 
@@ -160,6 +161,32 @@ def test_a_key_changes_what_it_may_see_and_the_next_prompt_has_it(place: Callabl
     for name in names:
         browser.post("/do/evict", {"word": word, "name": name, "pages": "p2"})
     assert {name for name in names if it.shown("acme", name) != before[name]} == {"of ana"}
+
+
+def test_a_key_that_looks_changes_nothing(place: Callable[..., Place]) -> None:
+    it = place(KEYS)
+    talked(it)
+    browser = Browser(it)
+    browser.sign_in("looks")
+    shown = browser.get("/window?name=of%20ana").text
+    assert "canary-ana" in shown
+    assert "/do/" not in shown
+    assert "read only" in shown
+    before = it.shown("acme", "of ana")
+    word = re.findall(r'name="word" value="([^"]+)"', shown)[0]
+    assert browser.post("/do/evict", {"word": word, "name": "of ana", "pages": "p2"}).status_code == 405
+    assert it.get("of%20ana/preview", "looks").status_code == 200
+    assert it.get("of%20bob/preview", "looks").status_code == 404
+    for verb in ("evict", "undo", "preview"):
+        assert it.do(verb, "looks", "of ana", {"pages": "p2"}).status_code == 403
+    sent = len(it.upstream.sent)
+    for path in ("/v1/chat/completions", "/v1/models", "/v1/responses", "/sessionsx"):
+        assert it.http.get(it.url + path, headers=it.headers("looks")).status_code == 403
+        assert it.http.post(it.url + path, json={"model": "m"}, headers=it.headers("looks")).status_code == 403
+    assert len(it.upstream.sent) == sent
+    assert it.http.get(f"{it.url}/sessions", headers=it.headers("looks")).status_code == 200
+    assert it.shown("acme", "of ana") == before
+    assert browser.press("/", "Sign out").status_code == 303
 
 
 def test_facts_are_accepted_by_whose_they_are_alone(place: Callable[..., Place]) -> None:

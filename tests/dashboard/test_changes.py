@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 import kilburn
-from dashboard.made import make
+from dashboard.made import HOSTILE, SCRIPT, make
 from dashboard.visit import Reply, ask
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
@@ -246,6 +246,21 @@ def test_a_form_is_bounded_and_leads_nowhere_else(app: Any, db: Path) -> None:
     assert odd.status == 303
     assert "\n" not in odd.headers["location"]
     assert post(app, "/do/pin", urlencode({**word, "back": "/window"}).encode(), OURS, pieces=9).status == 303
+
+
+def test_hostile_names_stay_text_in_forms(app: Any) -> None:
+    for path in SCREENS:
+        for address in ("p3", "p5", "p13", "f1"):
+            query = {"name": HOSTILE, "address": address, "pages": SCRIPT, "user": HOSTILE, "show": "compact", "done": SCRIPT}
+            reply = ask(app, f"{path}?{urlencode(query)}")
+            assert reply.status in (200, 404)
+            body = reply.text.replace('<script src="/own/dashboard.js" defer></script>', "")
+            assert not re.search(r"<script|<img|<b ", body), path
+    assert (
+        f'value="{html.escape(HOSTILE)}"'.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+        in ask(app, f"/change?{urlencode({'name': HOSTILE})}").text
+    )
+    assert do(app, "pin", name=HOSTILE, pages="p2", back="/window").headers["location"].startswith("/window?name=%3Cb")
 
 
 def test_without_hands_there_is_no_form_and_no_change(made: Path, tmp_path: Path) -> None:

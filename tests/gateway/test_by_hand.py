@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -285,3 +289,24 @@ def test_changes_at_once_are_all_made_or_refused_whole(place: Callable[..., Plac
         session = store.session("work")
         assert [message["content"] for message in session.messages()] == [message["content"] for message in it.talk]
         assert len(store.sessions()) == 1
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_examples_of_the_page_run(place: Callable[..., Place]) -> None:
+    it = place({"ana": Key(user="ana")})
+    for number in range(8):
+        it.say(f"Number {number}: src/m{number}.py fails since Monday. " + "More was said about it. " * 20, "ana")
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "gateway-dashboard.md").read_text(encoding="utf-8")
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines() if line]
+    told = []
+    for command in commands:
+        assert command.startswith("curl ")
+        words = ["bash", "-c", command.replace("http://127.0.0.1:8000", it.url)]
+        ran = subprocess.run(
+            words, env={**os.environ, "KILBURN_KEY": it.keys["ana"]}, capture_output=True, timeout=120, check=True
+        )
+        told.append(json.loads(ran.stdout))
+    assert [answer.get("error") for answer in told] == [None] * 7
+    preview, diff, compact_, undo, evict, pin, unpin = told
+    assert (preview["tokens"], diff["came"], compact_["outcome"]) == (2000, ["p4-p9"], "done")
+    assert [one["done"] for one in (undo, evict, pin, unpin)] == ["taken back", "let go", "kept", "may leave again"]

@@ -336,3 +336,21 @@ def test_a_range_is_compacted_and_the_rest_stays(tmp_path: Path) -> None:
         assert [page.id for _, page, _ in session.shown() if page] == [1, 2, -1, *range(9, 13)]
         session.undo()
         assert prompt(session) == before
+
+
+def test_every_earlier_prompt_is_found_in_a_long_ledger(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=500, policy="summarize", tokenizer="chars/4", embedder=None) as store:
+        session, uses = store.session("s"), {0: 0}
+        for number in range(40):
+            session.append(user(f"{number}: decided to keep src/m{number}.py. " + "More was said. " * (number % 7)))
+            session.render()
+            if number % 3 == 0:
+                session.recall("p1")
+            if number % 5 == 4:
+                session.evict(session.window.resident()[2].address)
+            if number % 10 == 9:
+                session.undo()
+            uses[session.turn] = session.use
+        assert {turn: session.difference(turn).before for turn in uses} == uses
+        branch = session.fork("Look into it.")
+        assert {turn: branch.difference(turn).before for turn in uses} == uses

@@ -88,7 +88,8 @@ def dashboard(
         )
         server = uvicorn.Server(config)
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        say(f"{place}/ shows {path}; {'changes by hand are written' if write else 'nothing is written'}; Ctrl-C ends it")
+        but = " but changes by hand" if write else ""
+        say(f"{place}/ shows {path}; nothing is written{but}; Ctrl-C ends it")
         server.run(sockets=[listener])
 
 

@@ -40,6 +40,7 @@ def add(
         Link, Option(help="Link sessions that a client compacted; auto: where it is known whose they are.")
     ] = Link.AUTO,
     figures: Annotated[bool, Option("--figures", help="It reads the metrics of all tenants, and nothing else.")] = False,
+    looks: Annotated[bool, Option("--looks", help="It looks at sessions and the dashboard, and changes nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Make a key, and show it this once. A gateway that runs knows it at once.
@@ -58,6 +59,7 @@ def add(
         rate=rate,
         link=link,
         figures=figures,
+        looks=looks,
     )
     made, secret = add_key(file, asked)
     if json:
@@ -110,7 +112,7 @@ def _row(key: Key) -> dict[str, Any]:
 def _options(row: dict[str, Any]) -> str:
     shown = [f"{name} {row[name]}" for name in ("memory", "upstream", "rate") if row[name]]
     shown += [f"link {row['link']}"] if row["link"] != Link.AUTO else []
-    return ", ".join([*shown, *(name for name in ("learn", "figures") if row[name])])
+    return ", ".join([*shown, *(name for name in ("learn", "figures", "looks") if row[name])])
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -126,7 +126,8 @@ class BehindKeys:
         if path == SIGN_IN:
             return await self._told(await self._signed_in(request, headers), scope, receive, send)
         words = words_in(headers.get(b"cookie", ()))
-        visitor = self._find(words)
+        # A page that keeps itself up to date keeps nobody signed in.
+        visitor = self._find(words, look=headers.get(b"sec-fetch-mode", [b"navigate"]) == [b"navigate"])
         if visitor is None:
             return await self._told(self._asked(scope, path, headers), scope, receive, send)
         scope["state"]["exchange"].key = visitor.key
@@ -220,7 +221,8 @@ class BehindKeys:
             still: whether the visitor is still signed in.
         """
         view = await in_thread(self._view, key)
-        visit = Visit(word, KeyHands(self._behind.windows, key), key.note or key.name)
+        hands = None if key.looks else KeyHands(self._behind.windows, key)
+        visit = Visit(word, hands, key.note or key.name)
         scope = {**scope, "state": {**scope["state"], "visit": visit}}
         if path == LIVE:
             return await self._live(view, scope, receive, send, still)

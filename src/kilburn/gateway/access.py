@@ -57,6 +57,9 @@ A_PARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 FIGURES = ("/metrics", "/sessions")
 """What a key with `figures` opens."""
 
+LOOKING, READING = ("/metrics/", "/sessions/"), ("GET", "HEAD")
+"""Below what, and with which methods, a key with `looks` asks."""
+
 
 PEOPLE = "/dashboard"
 """Where people look with a browser, which has no key to send: what answers there asks for one itself."""
@@ -220,6 +223,8 @@ class Access:
         exchange.key = key
         if key.figures and scope["path"] not in FIGURES:
             raise Problem(403, "not_permitted", "this key reads figures, and opens nothing else")
+        if key.looks and not (scope["method"] in READING and f"{scope['path']}/".startswith(LOOKING)):
+            raise Problem(403, "not_permitted", "this key looks at sessions and figures, and opens nothing else")
         self._check_rate(key)
         flows = self.flows(scope)
         if length is not None and length > (self.limits.upload if flows else self.limits.body):

@@ -58,6 +58,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         rate: requests per minute; 0 for the gateway's limit.
         link: whether sessions are linked by what they say.
         figures: it reads the figures of all tenants at `/metrics`, and opens nothing else.
+        looks: it looks at what it may see, here and in the dashboard; it changes nothing, and asks no model.
         created, revoked: seconds since the epoch; `revoked` is 0 for a key that is valid.
     """
 
@@ -72,6 +73,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     rate: int = 0
     link: Link = Link.AUTO
     figures: bool = False
+    looks: bool = False
     created: float = 0.0
     revoked: float = 0.0
 

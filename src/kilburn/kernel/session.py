@@ -874,11 +874,22 @@ class Session(Segment):
             raise UnknownAddress(f"{self.name} has no turn {turn}", advice=f"its last is {self.turn}")
         if turn == self.turn:
             return self.window
-        last = max((event.number for event in self.events() if event.turn <= turn), default=0)
+        last = self._last_of(turn)
         if not last and (parent := self.branches.parent) is not None:
             # It was before the branch.
             return parent._as_of(turn)
         return rebuild(self.backend, self.info, self.counter, until=last).window
+
+    def _last_of(self, turn: int) -> int:
+        """The number of the last event before the message after a turn, or 0. Turns never go back in a ledger, so it is found by
+        halves, and a long ledger is not read."""
+        self.flush()
+        low, high = 0, self.head
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = next(iter(self.backend.events(self.number, middle - 1)), None)
+            low, high = (middle, high) if found is not None and found.turn <= turn else (low, middle - 1)
+        return low
 
     def messages(self) -> list[dict[str, Any]]:
         """The whole transcript as it was appended, exactly.
