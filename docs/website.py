@@ -311,8 +311,9 @@ def build(out: Path, release: str, taken: list[Path]) -> Path:
         )
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr + "zensical could not build the site")
-        # Its links hold only where the site is the root of a host.
-        (work / "made" / "404.html").unlink()
+        # The links of the one hold only where the site is the root of a host, and the other names no page without its address.
+        for name in ("404.html", "sitemap.xml"):
+            (work / "made" / name).unlink(missing_ok=True)
         wrong = faults(work / "made")
         if wrong:
             raise SystemExit("\n".join(wrong) + f"\n{len(wrong)} faults in the site; the one that was there stays")
