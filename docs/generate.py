@@ -96,6 +96,12 @@ def signature(thing: object) -> str:
     return "" if text in ("(*args, **kwargs)", "(*args: Any, **kwargs: Any) -> None") else re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
+def call(name: str, thing: object) -> str:
+    """How a thing is called, as a block below its heading, so that the heading and its anchor stay short."""
+    taken = signature(thing)
+    return f"```python\n{name}{taken}\n```\n\n" if taken else ""
+
+
 def methods(owner: type) -> Iterator[str]:
     """Lines on the public methods and properties that a class defines itself."""
     for name, value in vars(owner).items():
@@ -105,7 +111,7 @@ def methods(owner: type) -> Iterator[str]:
         if isinstance(value, property):
             yield f"#### `{name}`\n\n{markdown(doc or '')}\n"
         elif inspect.isfunction(value) or isinstance(value, classmethod | staticmethod):
-            yield f"#### `{name}{signature(getattr(owner, name))}`\n\n{markdown(doc or '')}\n"
+            yield f"#### `{name}`\n\n{call(name, getattr(owner, name))}{markdown(doc or '')}\n"
 
 
 def constant(thing: object) -> str:
@@ -127,7 +133,7 @@ def member(module: ModuleType, name: str) -> str:
         return f"### `{name}`\n\n`{name} = {constant(thing)}`\n"
     if home != module.__name__ and home.startswith("kilburn"):
         return f"### `{name}`\n\n{summary(inspect.getdoc(thing))} Defined in `{home}`.\n"
-    parts = [f"### `{name}{signature(thing)}`\n\n{markdown(inspect.getdoc(thing) or '')}\n"]
+    parts = [f"### `{name}`\n\n{call(name, thing)}{markdown(inspect.getdoc(thing) or '')}\n"]
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
         parts.append("\n".join(f"- `{item.name}` = `{item.value!r}`" for item in thing) + "\n")
     elif isinstance(thing, type):

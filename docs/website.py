@@ -54,10 +54,10 @@ POLICY = (
 """What a browser may load for a page: what lies beside it. The theme's script knows addresses of other sites."""
 
 SHOWN = {
-    "hybrid, 2,000: right answers": "exact questions about agents' recorded runs, answered through a window of 2,000 tokens",
-    "hybrid, a chat of 600 questions: right answers": "the same in a chat of 600 questions, window 8,000",
+    "hybrid, 2,000: right answers": "exact questions about agents' recorded runs: the window of 2,000 tokens shows the answer",
+    "hybrid, a chat of 600 questions: right answers": "the same in one chat of 600 questions, window 8,000",
     "hybrid, a chat of 600 questions, 8,000: share of the prefix kept": "of each prompt there, what a cache has already",
-    "hybrid, 4,000: tasks solved": "tasks that agents solve in a window of 4,000 tokens",
+    "hybrid, 4,000: tasks solved": "small tasks that a scripted agent solves through a window of 4,000 tokens",
     "a turn, 1,000,000 pages, p50": "a turn in a store of a million pages, all of it synced to disk",
     "search among 1,000,000, by words": "a search by words among a million pages",
 }
@@ -311,8 +311,9 @@ def build(out: Path, release: str, taken: list[Path]) -> Path:
         )
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr + "zensical could not build the site")
-        # Its links hold only where the site is the root of a host.
-        (work / "made" / "404.html").unlink()
+        # The links of the one hold only where the site is the root of a host, and the other names no page without its address.
+        for name in ("404.html", "sitemap.xml"):
+            (work / "made" / name).unlink(missing_ok=True)
         wrong = faults(work / "made")
         if wrong:
             raise SystemExit("\n".join(wrong) + f"\n{len(wrong)} faults in the site; the one that was there stays")
@@ -363,8 +364,11 @@ def main() -> int:
     parser.add_argument("--no-pictures", action="store_true", help="take no pictures of the dashboard")
     parser.add_argument("--serve", action="store_true", help="serve it on this machine until Ctrl-C")
     asked = parser.parse_args()
-    if not re.fullmatch(r"\w[\w.+-]*", asked.release):
+    if not re.fullmatch(r"\w[\w.+-]*(?<!\.html)(?<!\.json)", asked.release):
         parser.error(f"--release {asked.release!r} cannot be a folder's name: use letters, digits, and . + - _")
+    there = asked.out / asked.release
+    if there.exists() and not (there / "search.json").is_file():
+        parser.error(f"{there} is there and is no site: give another --out or --release")
     with tempfile.TemporaryDirectory() as folder:
         taken = [] if asked.no_pictures else pictures(Path(folder))
         made = build(asked.out.resolve(), asked.release, taken)

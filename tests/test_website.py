@@ -143,10 +143,21 @@ def test_versions_stand_side_by_side_and_the_newest_opens(site: Path) -> None:
     assert "Kilburn 0.9.0 ·" in read(out, "0.9.0/howto/forget.html")
 
 
-def test_a_version_cannot_be_a_path(checkout: Path) -> None:
-    done = run(checkout, "--release", "../elsewhere")
+@pytest.mark.parametrize("release", ["../elsewhere", "", ".hidden", "versions.html"])
+def test_a_version_is_the_name_of_a_folder(checkout: Path, release: str) -> None:
+    done = run(checkout, "--release", release)
     assert done.returncode == 2
     assert "cannot be a folder's name" in done.stderr
+
+
+def test_a_folder_that_is_no_site_is_not_replaced(checkout: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "letters" / "kept.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    done = run(checkout, "--out", str(tmp_path), "--release", "letters")
+    assert done.returncode == 2
+    assert "is there and is no site" in done.stderr
+    assert kept.read_text() == "mine"
 
 
 def test_the_first_page_shows_figures_that_were_measured(site: Path) -> None:
