@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 import msgspec
 
 from kilburn.dashboard.marks import TooFar
-from kilburn.dashboard.reading import LedgerReader
+from kilburn.dashboard.reading import MOVED, LedgerReader
 from kilburn.event import Act, Event
 from kilburn.kernel.prompts import in_common, pieces
 from kilburn.kernel.render import items
@@ -135,13 +135,9 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = P
     made = Strip(columns=columns, blocks=[], top=0)
     if ships:
         try:
-            drawn = PIECES // max(1, len(session.window.shown))
-            first = ships[max(0, len(ships) - drawn)].number if drawn else ships[-1].number + 1
-            shown = {
-                event.number: pieces_of(window)
-                for event, window in reading.windows(session, ships[0].number - 1, ships[-1].number)
-                if event.act is Act.SHIP and event.number >= first
-            }
+            first, last = _first_drawn(session, events, ships), ships[-1].number
+            windows = reading.windows(session, first - 1, last) if first <= last else ()
+            shown = {event.number: pieces_of(window) for event, window in windows if event.act is Act.SHIP}
             for column in columns:
                 column.pieces = shown.get(column.event) or _undrawn(column)
             for before, column in pairwise(columns):
@@ -156,6 +152,20 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = P
     made.top = max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in columns), default=0)
     made.blocks = list(blocks(columns, made.top)) if made.split else []
     return made
+
+
+def _first_drawn(session: Session, events: Sequence[Event], ships: Sequence[Event]) -> int:
+    """The event of the first prompt that is drawn page by page: of so few that neither their pieces nor the pages that came
+    between them are too many. It is behind all of them where one prompt has too many."""
+    drawn, moved = PIECES // max(1, len(session.window.shown)), 0
+    first = ships[-1].number + (not drawn)
+    for event in reversed(events):
+        if event.act is Act.SHIP and drawn:
+            first, drawn = event.number, drawn - 1
+        moved += len(event.pages)
+        if moved > MOVED:
+            break
+    return first
 
 
 def _undrawn(column: Column) -> tuple[PromptItem, ...]:
