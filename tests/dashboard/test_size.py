@@ -15,9 +15,10 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.dashboard.app import build
 from kilburn.dashboard.marks import LEAST
-from kilburn.dashboard.reading import EFFORT, LedgerReader
+from kilburn.dashboard.reading import EFFORT, MOVED, LedgerReader
 from kilburn.dashboard.screens import SHOWN
 from kilburn.dashboard.strip import BLOCKS, PIECES, strip
+from kilburn.event import Act
 from kilburn.kernel.store import Store
 
 
@@ -127,6 +128,26 @@ def test_a_window_of_thousands_of_pages_is_a_picture_of_a_few_blocks(tmp_path: P
         reply = ask(build(backend), "/session?name=s0")
         assert reply.status == 200
         assert len(reply.body) <= 400_000
+
+
+def test_what_came_with_few_events_is_counted_by_its_pages(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    talk(path, 9_000, each=1_500)
+    with CountedBackend(path, readonly=True) as backend:
+        reading = LedgerReader(backend)
+        session = reading.session("s0")
+        until = next(event.number for event in session.events() if event.turn == 7_500 and event.act is Act.SHIP)
+        backend.read_rows.clear()
+        first = strip(reading, session, until, 20)
+        assert not first.split
+        assert backend.read_rows["pages"] == 0
+        assert reading.replayed(session.number, 600)
+        backend.read_rows.clear()
+        again = strip(reading, session, until, 20)
+        assert again.split
+        assert len(again.columns) == len(first.columns) == 5
+        assert sum(piece.tokens for piece in again.columns[-1].pieces) == again.columns[-1].tokens
+        assert backend.read_rows["pages"] <= MOVED + 2 * 1_500
 
 
 def test_the_list_reads_a_bounded_part_of_the_store_and_goes_on(tmp_path: Path) -> None:
