@@ -15,9 +15,10 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.dashboard.app import build
 from kilburn.dashboard.marks import LEAST
-from kilburn.dashboard.reading import EFFORT, LedgerReader
+from kilburn.dashboard.reading import EFFORT, MOVED, LedgerReader
 from kilburn.dashboard.screens import SHOWN
-from kilburn.dashboard.strip import strip
+from kilburn.dashboard.strip import BLOCKS, PIECES, strip
+from kilburn.event import Act
 from kilburn.kernel.store import Store
 
 
@@ -100,6 +101,53 @@ def test_a_long_session_is_replayed_once_and_shown_anywhere(tmp_path: Path) -> N
         assert [column.tokens for column in again.columns] == [column.tokens for column in first.columns]
         assert all(sum(piece.tokens for piece in column.pieces) == column.tokens for column in again.columns)
         assert backend.read_rows["events"] <= 2 * LEAST + 500
+
+
+def test_a_window_of_thousands_of_pages_is_a_picture_of_a_few_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with Store(Sqlite(path, synchronous="OFF"), Budget(1_000_000), "fifo", tokenizer="chars/4") as store:
+        session, roles = store.session("s0"), ("user", "assistant")
+        for at in range(80):
+            session.append(*({"role": roles[n % 2], "content": f"{at} {n}: short"} for n in range(40 if at else 1600)))
+            session.render()
+    with Sqlite(path, readonly=True) as backend:
+        reading = LedgerReader(backend)
+        picture = strip(reading, reading.session("s0"), 0, 60)
+        assert len(picture.columns) == 60
+        assert len(picture.columns[-1].pieces) > 4_000
+        assert sum(len(column.pieces) for column in picture.columns) <= PIECES + 60
+        assert len(picture.blocks) <= BLOCKS
+        # What is drawn is all of each prompt, page by page or not.
+        assert all(sum(piece.tokens for piece in column.pieces) == column.tokens for column in picture.columns)
+        for at, column in enumerate(picture.columns):
+            there = [block for block in picture.blocks if block.left <= at < block.right]
+            assert sum(block.high - block.low for block in there) == column.tokens
+        assert {block.shade for block in picture.blocks if block.left == 0} == {"plain"}
+        assert picture.columns[1].cached is None
+        assert picture.columns[-1].cached == picture.columns[-2].tokens
+        reply = ask(build(backend), "/session?name=s0")
+        assert reply.status == 200
+        assert len(reply.body) <= 400_000
+
+
+def test_what_came_with_few_events_is_counted_by_its_pages(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    talk(path, 9_000, each=1_500)
+    with CountedBackend(path, readonly=True) as backend:
+        reading = LedgerReader(backend)
+        session = reading.session("s0")
+        until = next(event.number for event in session.events() if event.turn == 7_500 and event.act is Act.SHIP)
+        backend.read_rows.clear()
+        first = strip(reading, session, until, 20)
+        assert not first.split
+        assert backend.read_rows["pages"] == 0
+        assert reading.replayed(session.number, 600)
+        backend.read_rows.clear()
+        again = strip(reading, session, until, 20)
+        assert again.split
+        assert len(again.columns) == len(first.columns) == 5
+        assert sum(piece.tokens for piece in again.columns[-1].pieces) == again.columns[-1].tokens
+        assert backend.read_rows["pages"] <= MOVED + 2 * 1_500
 
 
 def test_the_list_reads_a_bounded_part_of_the_store_and_goes_on(tmp_path: Path) -> None:

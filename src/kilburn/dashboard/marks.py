@@ -21,8 +21,8 @@ log = logging.getLogger("kilburn")
 SESSIONS = 4
 """Sessions whose checkpoints are kept."""
 
-LEAST, MOST = 1_500, 40
-"""Events between two checkpoints, at least; and checkpoints of one session, at most."""
+LEAST, PAGES, MOST = 1_500, 2_000, 40
+"""Events between two checkpoints, at least, or pages that they moved; and checkpoints of one session for either, at most."""
 
 LATER = 0.5
 """Seconds after which a replay begins: the page that asked for it comes first."""
@@ -84,12 +84,15 @@ class Marks:
     def _make(self, session: Session, work: _Work) -> None:
         """Replay a ledger, one session at a time: it is work for one processor."""
         work.over.wait(LATER)
-        every = max(LEAST, work.until // MOST)
+        every, many = max(LEAST, work.until // MOST), max(PAGES, session.window.last // MOST)
+        since = moved = 0
         try:
             with self._one:
                 for event, window in steps(self._backend, session.info, session.counter, 0, work.until):
                     work.done = event.number
-                    if event.number % every == 0:
+                    moved += len(event.pages)
+                    if event.number - since >= every or moved >= many:
+                        since, moved = event.number, 0
                         work.kept[event.number] = checkpoint_of(window, Ledger(), Usage(session.counter))
         except KilburnError as error:
             log.warning("the windows of %s cannot be shown: %s", session.name, error)

@@ -68,6 +68,9 @@ REFAULTS = 3
 REPLAYED = 4_000
 """Events that one request replays at most: as many take some 0.3 s."""
 
+MOVED = 5_000
+"""Pages that the events of one request may move, for the same reason: many may come with one event."""
+
 SETTLED = MOVES | {Act.COMPACT, Act.REFUSE}
 """Events that may stand within one receipt."""
 
@@ -300,8 +303,14 @@ class LedgerReader:
         known = self.backend.checkpoint(info.number, max(1, after))
         if begin is not None and known is not None and known[0] >= begin[0]:
             begin = None
-        if until - max(begin[0] if begin else 0, known[0] if known else 0) > REPLAYED:
+        start = max(begin[0] if begin else 0, known[0] if known else 0)
+        if until - start > REPLAYED:
             raise TooFar(self._marks.work(session, until))
+        if sum(len(event.pages) for event in self.stretch(info.number, start, until)) > MOVED:
+            share = self._marks.work(session, until)
+            # Nearer than the checkpoints that it makes there is none.
+            if share < 1:
+                raise TooFar(share)
         return steps(self.backend, info, counter, after, until, begin)
 
     def naming(self, session: Session, page: int, sources: Iterable[int] = ()) -> list[Event]:

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 import msgspec
 
 from kilburn.dashboard.marks import TooFar
-from kilburn.dashboard.reading import LedgerReader
+from kilburn.dashboard.reading import MOVED, LedgerReader
 from kilburn.event import Act, Event
 from kilburn.kernel.prompts import in_common, pieces
 from kilburn.kernel.render import items
@@ -31,6 +31,7 @@ SHADES = {
     "excerpt": "excerpt",
     "other": "other",
     "handle": "handle or stub of what is out",
+    "plain": "not drawn page by page",
 }
 """What the colours of a picture mean."""
 
@@ -45,6 +46,12 @@ BLOCKS = 1_200
 
 SMALL = 1 / 160
 """The share of the picture's height under which a block is joined with its neighbours."""
+
+PIECES = 60_000
+"""Pieces of prompts that one picture looks at. Of very wide windows only the newest prompts are drawn page by page."""
+
+CROWD = 400
+"""Pieces of one prompt from which on small neighbours are joined whatever their colours."""
 
 
 def shade_of(page: Page | None, instead: str = "") -> str:
@@ -128,15 +135,14 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = P
     made = Strip(columns=columns, blocks=[], top=0)
     if ships:
         try:
-            shown = {
-                event.number: pieces_of(window)
-                for event, window in reading.windows(session, ships[0].number - 1, ships[-1].number)
-                if event.act is Act.SHIP
-            }
+            first, last = _first_drawn(session, events, ships), ships[-1].number
+            windows = reading.windows(session, first - 1, last) if first <= last else ()
+            shown = {event.number: pieces_of(window) for event, window in windows if event.act is Act.SHIP}
             for column in columns:
-                column.pieces = shown[column.event]
+                column.pieces = shown.get(column.event) or _undrawn(column)
             for before, column in pairwise(columns):
-                column.cached = kept(before.pieces, column.pieces)
+                if before.event in shown:
+                    column.cached = kept(before.pieces, column.pieces)
         except TooFar as far:
             made.split, made.share = False, far.share
     if len(columns) > many or (columns and begin > 0):
@@ -146,6 +152,25 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = P
     made.top = max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in columns), default=0)
     made.blocks = list(blocks(columns, made.top)) if made.split else []
     return made
+
+
+def _first_drawn(session: Session, events: Sequence[Event], ships: Sequence[Event]) -> int:
+    """The event of the first prompt that is drawn page by page: of so few that neither their pieces nor the pages that came
+    between them are too many. It is behind all of them where one prompt has too many."""
+    drawn, moved = PIECES // max(1, len(session.window.shown)), 0
+    first = ships[-1].number + (not drawn)
+    for event in reversed(events):
+        if event.act is Act.SHIP and drawn:
+            first, drawn = event.number, drawn - 1
+        moved += len(event.pages)
+        if moved > MOVED:
+            break
+    return first
+
+
+def _undrawn(column: Column) -> tuple[PromptItem, ...]:
+    """What stands for a prompt that is not drawn page by page."""
+    return (PromptItem((0, 0, 0), 0, "plain", column.tokens),)
 
 
 def _prompts(reading: LedgerReader, session: Session, until: int, many: int) -> tuple[list[Event], int]:
@@ -183,18 +208,19 @@ def kept(before: Sequence[PromptItem], now: Sequence[PromptItem]) -> int:
 def blocks(columns: Sequence[Column], top: int) -> Iterator[Rectangle]:
     """The pieces of all columns as rectangles, each as wide as it stands at the same place."""
     least = max(1.0, top * SMALL)
+    mixed = any(len(column.pieces) > CROWD for column in columns)
     while True:
-        found = list(_blocks(columns, least))
+        found = list(_blocks(columns, least, mixed=mixed))
         if len(found) <= BLOCKS or least > top:
             return iter(found)
-        least *= 2
+        least, mixed = 2 * least, True
 
 
-def _blocks(columns: Sequence[Column], least: float) -> Iterator[Rectangle]:
+def _blocks(columns: Sequence[Column], least: float, *, mixed: bool) -> Iterator[Rectangle]:
     going: dict[tuple[int, int, str, int, int], Rectangle] = {}
     for at, column in enumerate(columns):
         now = {}
-        for low, high, shade, first, last, text in _joined(column.pieces, least):
+        for low, high, shade, first, last, text in _joined(column.pieces, least, mixed=mixed):
             key = low, high, shade, first, last
             known = going.pop(key, None)
             if known is None:
@@ -209,19 +235,22 @@ def _blocks(columns: Sequence[Column], least: float) -> Iterator[Rectangle]:
     yield from going.values()
 
 
-def _joined(pieces: Sequence[PromptItem], least: float) -> Iterator[tuple[int, int, str, int, int, str]]:
-    """Pieces from the bottom up; small neighbours of one colour are one."""
+def _joined(pieces: Sequence[PromptItem], least: float, *, mixed: bool) -> Iterator[tuple[int, int, str, int, int, str]]:
+    """Pieces from the bottom up; small neighbours of one colour are one. Where they are `mixed`, so are those of several colours,
+    and what they become has the colour of most of it."""
     low = high = 0
     shade, first, last, text = "", 0, 0, ""
+    most: dict[str, int] = {}
     for piece in pieces:
-        joins = piece.shade == shade and high - low < least and piece.tokens < least
+        joins = (mixed or piece.shade == shade) and high > low and high - low < least and piece.tokens < least
         if not joins:
             if high > low:
-                yield low, high, shade, first, last, text
-            low, shade, first, text = high, piece.shade, piece.page, piece.text
+                yield low, high, max(most, key=most.__getitem__), first, last, "and others" if len(most) > 1 else text
+            low, shade, first, text, most = high, piece.shade, piece.page, piece.text, {}
         high, last = high + piece.tokens, piece.page
+        most[piece.shade] = most.get(piece.shade, 0) + piece.tokens
     if high > low:
-        yield low, high, shade, first, last, text
+        yield low, high, max(most, key=most.__getitem__), first, last, "and others" if len(most) > 1 else text
 
 
 def overview(reading: LedgerReader, session: Session) -> list[Column]:
