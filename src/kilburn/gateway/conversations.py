@@ -146,11 +146,11 @@ class Conversation:
             known = self._costs[key] = self.session.counter.count(raw.decode("utf-8", "replace"))
         return known
 
-    def render(self, form: str, request: Mapping[str, str]) -> Prompt:
+    def render(self, form: str, request: Mapping[str, str] | None = None) -> Prompt:
         """The prompt for the request that goes on now, without what others said since it began.
 
         Args:
-            request: its ids.
+            request: its ids, which the ledger keeps with the prompt.
 
         Raises:
             StoreStale: they went on with it before anything was said here.

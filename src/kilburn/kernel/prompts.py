@@ -63,7 +63,8 @@ class Prompts:
     def sent_whole(self, asked: Data) -> None:
         """Record a prompt that was sent without being rendered, because nothing has ever left the window."""
         self._whole = self._kernel.window.last
-        self._kernel.observe(Act.SHIP, cause=Cause.IDLE, again=0, window=self._kernel.capacity, **asked)
+        said: Data = {"again": 0, "window": self._kernel.capacity, **asked}
+        self._kernel.observe(Act.SHIP, cause=Cause.IDLE, **said)
 
     def _bring(self, shown: list[Item]) -> None:
         """Cache the parts of all visible pages, and remove others if there are many."""
@@ -93,7 +94,8 @@ class Prompts:
         )
         self._seen.update(page.id for _, page, _ in shown if page is not None)
         self._shipped = now
-        kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.capacity, **asked)
+        said: Data = {"again": again, "window": kernel.capacity, **asked}
+        kernel.observe(Act.SHIP, cause=Cause.IDLE, **said)
 
     def _was_shipped(self, page: Page) -> bool:
         """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""
