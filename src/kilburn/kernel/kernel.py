@@ -331,7 +331,7 @@ class Kernel:
         """What is to stay of what the user said, where that changes with these pages."""
         window = self.window
         gone = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
-        stays = standing_with(told, window.standing, window.pages, self.capacity, gone)
+        stays = standing_with(told, window.standing, window.pages, self.capacity, gone, self.text)
         return {} if stays == window.standing else {"standing": packed(stays)}
 
     def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:
