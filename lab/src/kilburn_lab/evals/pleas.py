@@ -28,7 +28,6 @@ from typing import Any
 import msgspec
 
 import kilburn
-from kilburn.effect import Outcome
 from kilburn.errors import Overlong, SpecError, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.resolve import names, resolve
@@ -357,11 +356,14 @@ def _day(
         day = PleaDay(store.session("day"), window, seed)
         day.work(turns, reads)
         counts = {"vain": 0, "failed": 0, "lost": day.lost()}
+        asked = 0
         for event in day.session.events():
-            if event.act is Act.COMPACT:
-                asked = [outcome for outcome in event.data.get("asked") or () if outcome != Outcome.NO_MODEL]
-                counts["vain"] += bool(asked) and event.data["freed"] <= 0
+            if event.act is Act.ASK:
+                asked += 1
+            elif event.act is Act.COMPACT:
+                counts["vain"] += asked if event.data["freed"] <= 0 else 0
                 counts["failed"] += "raised" in event.data
+                asked = 0
     return day, counts
 
 
