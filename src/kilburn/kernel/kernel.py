@@ -317,8 +317,9 @@ class Kernel:
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
         told = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
-        data = self._standing(told, pinned) if told else {}
-        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers}, **data)
+        data: Data = self._standing(told, pinned) if told else {}
+        data["to"] = {Place.IN: numbers}
+        self.record(Act.ADMIT, numbers, new=pages, texts=texts, **data)
         for number, why in pinned.items():
             self.record(Act.PIN, [number], why=why)
         self.check_pins()
