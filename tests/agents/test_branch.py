@@ -341,3 +341,45 @@ def test_another_agent_looks_like_a_function() -> None:
     assert "look" not in {spec.name for spec in asked.tools}
     assert session.window.pages[session.window.last - 1].trust is Trust.TOOL
     check_laws(session.branches.open("b1"))
+
+
+def again(request: Request) -> Reply:
+    return calls(branch(f"again{len(request.messages)}", "LEFT part"))
+
+
+def in_and_out(main: list[Any], inside: list[Any]) -> Scripted:
+    """A model that says some things in the main line, and others in branches, in turn."""
+
+    def answer(request: Request) -> Any:
+        reply = (inside if "You work in a branch now" in json.dumps(request.messages) else main).pop(0)
+        return reply(request) if callable(reply) else reply
+
+    return Scripted([answer] * 200)
+
+
+LEFT = "the left part is zeta\n" + "and a line of it\n" * 60
+FILLER = [calls((f"f{number}", "look", {"path": f"m{number}"})) for number in range(12)]
+
+
+def test_a_sub_agents_result_that_left_the_window_is_not_worked_out_again() -> None:
+    """After a compaction the model does not know any more that it was done, and hands it out once more."""
+    session = opened(window=2000)
+    main = [calls(branch("c1", "LEFT part")), *FILLER, again, again, "done"]
+    result = Branching(in_and_out(main, [returned(LEFT), returned("once more")]), [look], session).run("go")
+    assert result.text == "done"
+    results = [session.text(page.id) for page, _ in session.pages() if page.answers and page.id > 0]
+    assert ["was done before" in text and "the left part is zeta" in text for text in results[-2:]] == [True, False]
+    # The second time it sees the result, and calls again all the same: so it is done again.
+    assert [info.name for info, _ in session.branches.children()] == ["work/b1", "work/b2"]
+    check_laws(session)
+
+
+def test_a_result_that_was_forgotten_is_worked_out_again() -> None:
+    session = opened(window=2000)
+    main = [calls(branch("c1", "LEFT part")), *FILLER, "done", again, "done"]
+    scripted = in_and_out(main, [returned(LEFT), returned("once more")])
+    Branching(scripted, [look], session).run("go")
+    page = next(page for page, _ in session.pages() if page.answers and "zeta" in session.text(page.id))
+    session.forget(page.address)
+    Branching(scripted, [look], session).run("more")
+    assert len(session.branches.children()) == 2

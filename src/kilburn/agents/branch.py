@@ -33,7 +33,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, ToolSpec
-from kilburn.page import Place
+from kilburn.page import Place, address_of, digest_of
 
 __all__ = ["Branching", "SubAgent"]
 
@@ -192,6 +192,8 @@ class Branching(Agent):
         """Begin the branch of a call, or go on with it, until it returns."""
         asked = texts_of(agent.spec, part.text)
         branch = self._of(part)
+        if branch is None and (known := self._done(part)) is not None:
+            return known
         if branch is None:
             if self.level >= self.depth:
                 raise ToolError("a branch here cannot branch again", advice="do it here, or return")
@@ -209,6 +211,23 @@ class Branching(Agent):
         said = branch.branches.returning(text)
         branch.release()
         return said
+
+    def _done(self, part: Part) -> Message | None:
+        """The result of the same call, word for word, if a branch has returned it and it has left the window since: then the
+        model does not know any more that it was done. None if it sees the result, and calls again all the same."""
+        window, digest = self.session.window, digest_of(part.text)
+        for _, fork in reversed(list(self.session.branches.children())):
+            call = window.pages.get(fork.call)
+            if call is None or call.name != part.name or call.digest != digest or call.call == part.call:
+                continue
+            result = next((page for page in window.group(call.id) if window.pages[page].answers == call.id), None)
+            if result is None or window.at(result) in (Place.IN, Place.RETIRED, Place.DROPPED):
+                return None
+            if any(page.answers and result in page.sources for page in window.resident()):
+                return None  # it was shown again, and is there
+            said = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
+            return result_of(part, f"{said}\n{self.session.text(result)}", sources=(result,))
+        return None
 
     def _of(self, part: Part) -> Session | None:
         """The branch that was begun for a call, if there is one."""

@@ -130,6 +130,7 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         found = _decoder.decode(data)
         states = _states(found)
         folds = {fold: set(expanded(runs)) for fold, runs in found.folds.items()}
+        standing = unpacked(found.standing)
         uses: dict[int, Use] = {}
         for count, turn, time, runs in found.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
@@ -140,7 +141,7 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         return False
     window.last, window.last_derived, window.turn = found.last, found.last_derived, found.turn
     window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
-    window.standing = unpacked(found.standing)
+    window.standing = standing
     window.pages.settle(found.last_derived, found.last)
     window.costs = dict(enumerate(found.costs, 1)) | found.others
     window.groups = {group: members for group, *members in found.groups}

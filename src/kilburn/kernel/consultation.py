@@ -175,7 +175,7 @@ class Consultation:
         course.asked.append(answer.outcome)
         if answer.outcome == Outcome.NO_MODEL:
             return  # there is no model to ask
-        course.heard = True
+        course.heard |= answer.outcome != Outcome.FAILED
         self.kernel.record(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
         )

@@ -318,8 +318,9 @@ class Kernel:
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
         told = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
-        data = self._standing(told, pinned) if told else {}
-        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers}, **data)
+        data: Data = self._standing(told, pinned) if told else {}
+        data["to"] = {Place.IN: numbers}
+        self.record(Act.ADMIT, numbers, new=pages, texts=texts, **data)
         for number, why in pinned.items():
             self.record(Act.PIN, [number], why=why)
         self.check_pins()
@@ -332,7 +333,7 @@ class Kernel:
         """What is to stay of what the user said, where that changes with these pages."""
         window = self.window
         gone = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
-        stays = standing_with(told, window.standing, window.pages, self.capacity, gone)
+        stays = standing_with(told, window.standing, window.pages, self.capacity, gone, self.text)
         return {} if stays == window.standing else {"standing": packed(stays)}
 
     def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:

@@ -89,7 +89,21 @@ class Planner:
             self._hold_standing()
         if kernel.excess:
             self.enforce(eases=eases)
+            if cause is Cause.ADMIT:
+                self._spare()
         return wanted
+
+    def _spare(self) -> None:
+        """Where the policy freed too little, free an eighth of the capacity, oldest groups first: else the next message would
+        change the beginning of the prompt again."""
+        kernel = self.kernel
+        room = kernel.capacity // 8 - (kernel.capacity - kernel.use)
+        if room <= 0:
+            return
+        moves = resolve("policies", f"{FALLBACK}(spare={room})").plan(self.view(Cause.PRESSURE, ()))
+        for move in moves:
+            if kernel.capacity - kernel.use < kernel.capacity // 8:
+                self._try(move)
 
     def _begin(self, cause: Cause, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
         kernel, window = self.kernel, self.kernel.window

@@ -12,7 +12,7 @@ What the rule does not find (another language, other words) is treated like all 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Span
@@ -36,12 +36,13 @@ FRAME = 24
 _OPENING = r"please|and|but|so|also|again|important|note|reminder|ok(?:ay)?|yes|well|one more thing|rule \d+"
 _START = rf"^(?:[-*•] +)?(?:(?:{_OPENING})[,:!.]? +)*"
 _ENGLISH = (
-    _START + r"(?:always|never|do not|don['’]?t|must|make sure|be sure|ensure|remember|keep in mind|avoid|prefer|only|stop \w+ing"
-    r"|under no circumstances|no more|i prefer|i (?:want|need|expect) you to|i (?:told|asked) you|we (?:always|never))\b"
-    r"|(?:[,;:–—] |\b(?:and|but|please|you|should|must|to) )(?:always|never|don['’]?t)\b"
+    _START + r"(?:always|never|do not|don['’]?t|make sure|be sure|ensure|remember|keep in mind|avoid|prefer|stop \w+ing|no more"
+    r"|only (?:ever )?(?:use|write|change|touch|edit|run|read|answer|call|make)|under no circumstances|i prefer"
+    r"|i (?:want|need|expect) you to|i (?:told|asked) you|we (?:always|never)"
+    r"|(?:use|take|make|put|call|name|write|run|set|send)\b.{1,80}\b(?:instead|rather than|not))\b"
+    r"|(?:[,;:–—] |\b(?:and|but|please|you should|must|to) )(?:always|never|don['’]?t)\b"
     r"|\b(?:from now on|from here on|going forward|for the rest of|in (?:the )?future|at all times|under no circumstances"
-    r"|must ?n[o']t|you (?:must|should|may not|need to|have to|are (?:not )?(?:to|allowed)))\b"
-    r"|\b(?:use|take|make|put|call|name|write|run|set|send)\b.{1,80}\b(?:instead|rather than|not)\b"
+    r"|must ?n[o'’]t|you (?:must(?! have| be\b)|may not|are (?:not )?(?:to|allowed)))\b"
 )
 _OTHERS = (
     # German
@@ -79,6 +80,8 @@ _STAYS = re.compile("|".join((_ENGLISH, *_OTHERS)), re.IGNORECASE)
 _SENTENCE = re.compile(r"[^\n]+?(?:[.!?](?=\s|$)|[。！？]|(?=\n)|$)", re.MULTILINE)
 _FOREIGN = re.compile(r"\s{4}|\t|[>#|$`<]|//|/\*|\d+[:|]|\[")
 """How a line begins that is a quotation, code, a numbered line, or the output of a program."""
+_PLEASE = re.compile(r"\b(?:please|can you|could you|will you|would you)\b", re.IGNORECASE)
+"""What makes a question an order."""
 _REMINDER = re.compile(r"\s*<([\w-]+)>.*</\1>\s*", re.DOTALL)
 """What a framework puts under the user's name."""
 
@@ -91,7 +94,8 @@ def sentences_of(text: str) -> tuple[Span, ...]:
     first = True
     for start, stop in _sentences(text):
         said = text[start:stop]
-        if _STAYS.search(said) or (first and _CORRECTS.match(said)):
+        asks = said[-1] in "?？" and not _PLEASE.search(said)
+        if (not asks and _STAYS.search(said)) or (first and _CORRECTS.match(said)):
             found.append((start, stop))
         first = False
     return tuple(found)
@@ -122,16 +126,23 @@ def _paragraphs(text: str) -> Sequence[Span]:
 
 
 def standing_with(
-    new: Sequence[tuple[Page, str]], before: Standing, pages: Mapping[int, Page], capacity: int, free: Iterable[int]
+    new: Sequence[tuple[Page, str]],
+    before: Standing,
+    pages: Mapping[int, Page],
+    capacity: int,
+    free: Iterable[int],
+    text_of: Callable[[int], str],
 ) -> Standing:
     """What stays, once these pages are admitted.
 
     Args:
         new: the new pages, each with its text. before: what stayed so far. pages: those of the session.
         free: pages that are pinned, or cannot stay any more.
+        text_of: the text of any other page that stayed so far.
     """
-    found = dict(before)
-    said = {pages[page].digest: page for page in before}
+    gone, room = set(free), capacity // SHARE
+    found = {page: sentences for page, sentences in before.items() if page not in gone}
+    said: dict[tuple[str, ...], int] | None = None
     for page, text in new:
         if page.role is not Role.USER or page.kind is not Kind.TEXT or page.trust < Trust.USER:
             continue
@@ -139,20 +150,28 @@ def standing_with(
         whole = page.tokens * WHOLE <= capacity
         while sentences and not whole and _tokens(sentences) * SHARE > capacity:
             sentences = sentences[:-1]
-        if sentences:
+        if sentences and page.id not in gone:
+            if said is None:
+                said = {_said(text_of(old), found[old]): old for old in found}
             # What is said again is newer now.
-            found.pop(said.get(page.digest, 0), None)
+            words = _said(text, sentences)
+            found.pop(said.pop(words, 0), None)
             found[page.id] = () if whole else sentences
-    gone, room = set(free), capacity // SHARE
+            said[words] = page.id
     stays: dict[int, tuple[Span, ...]] = {}
     tokens = {page.id: page.tokens for page, _ in new}
-    for number in [number for number in reversed(found) if number not in gone]:
+    for number in reversed(found):
         sentences = found[number]
         room -= _tokens(sentences) if sentences else tokens.get(number) or pages[number].tokens
         if room < 0:
             break
         stays[number] = sentences
     return {number: stays[number] for number in reversed(stays)}
+
+
+def _said(text: str, sentences: Sequence[Span]) -> tuple[str, ...]:
+    """The words of the sentences that stay."""
+    return tuple([text[start:stop].lower() for start, stop in sentences or sentences_of(text)])
 
 
 def _tokens(sentences: Sequence[Span]) -> int:

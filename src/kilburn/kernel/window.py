@@ -279,7 +279,7 @@ class WindowState:
             page = self.pages[key[2]]
             if page.role is Role.ASSISTANT and page.message:
                 break
-            if page.answers and page.cites and page.id not in self.stubs:
+            if page.answers and (page.cites or page.sources) and page.id > 0 and page.id not in self.stubs:
                 found.append(page.id)
         return found
 

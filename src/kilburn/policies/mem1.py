@@ -92,7 +92,8 @@ class Mem1:
 
     @staticmethod
     def _relieve(view: View, last: int) -> list[Move]:
-        """Evict the oldest; the last reply with a state, and after it the task, only if nothing else is left."""
+        """Evict the oldest, an eighth of the capacity more than must be; the last reply with a state, and after it the task,
+        only if nothing else is left."""
         is_task, state = _task(view, last), _last_state(view)
 
         def ranked() -> Iterator[Page]:
@@ -100,7 +101,11 @@ class Mem1:
             yield from (page for page in view.pages if page.message == state)
             yield from view.pages
 
-        leaving = view.free((page for page in ranked() if not view.is_latest(page)), view.excess)
+        older = [page for page in view.pages if page.message != state and not is_task(page) and not view.is_latest(page)]
+        leaving = view.free(older, view.excess + view.budget.capacity // 8)
+        gone = set(leaving)
+        if sum([page.tokens for page in older if page.id in gone]) < view.excess:
+            leaving = view.free((page for page in ranked() if not view.is_latest(page)), view.excess)
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 
 

@@ -13,6 +13,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     guidelines,
     kv,
     nested,
+    pleas,
     poisoning,
     recursion,
     retrieval,

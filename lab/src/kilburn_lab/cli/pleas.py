@@ -1,0 +1,22 @@
+"""What users of every compactor plead for, under each policy: their words stay, the prompt is edited only if it pays, no loop.
+
+Example:
+
+    kilburn lab pleas --policy hybrid --policy fifo
+"""
+
+from __future__ import annotations
+
+from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.evals.pleas import WAYS, pleas
+
+verb(
+    "pleas",
+    pleas,
+    "working",
+    __doc__,
+    policies=Option("A policy; may be given again. All that ship by default.", "SPEC", "--policy"),
+    windows=Option("Tokens of four characters; may be given again. 4000 by default.", name="--window"),
+    ways=Option(f"What a model does that is of no use: {', '.join(WAYS)}; may be given again. All by default.", "NAME", "--way"),
+    seed=Option("Of the day."),
+)
