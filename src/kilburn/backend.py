@@ -459,8 +459,9 @@ class Backend(Protocol):
 
     def chill(self, digests: Iterable[str]) -> Moved:
         """Move texts to the tenant's cold place, which the setting "cold" names (see `kilburn.backends.cold`). What is there
-        already stays, and what is not here is passed over. A text is always in one of the two, also if the program is killed.
-        It is read as before, by one read of its object; when it is forgotten, its object is deleted.
+        already stays; what is not here is passed over, and so is what is too short to be worth it. A text is always in one of
+        the two, also if the program is killed. It is read as before, by one read of its object; when it is forgotten, its object
+        is deleted.
 
         Raises:
             SpecError: there is no cold place. StoreError: it cannot be reached; what had moved stays moved.
@@ -473,6 +474,18 @@ class Backend(Protocol):
 
         Raises:
             StoreCorrupt: an object is missing, or not what was written. StoreError, SpecError, MissingExtra.
+        """
+        ...
+
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """What is wrong with the cold place, in words: an object that is missing or altered, that is to be deleted and still
+        there, or that belongs to no text. Every object is read.
+
+        Args:
+            repair: delete what belongs to no text.
+
+        Raises:
+            StoreError: it cannot be reached. SpecError, MissingExtra.
         """
         ...
 

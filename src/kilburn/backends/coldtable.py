@@ -27,6 +27,9 @@ T = TypeVar("T")
 SETTING = "cold"
 """The setting of a tenant that says where its cold place is."""
 
+SMALL = 200
+"""Bytes of a row; a smaller one is not worth an object."""
+
 OBJECTS = 64
 """Texts that are moved at a time."""
 
@@ -85,9 +88,11 @@ class ColdTable:
         return {digest.hex(): size for digest, size in rows(self._db, select, self._tenant, COLD)}
 
     def coming(self, keys: Collection[bytes], place: ColdPlace) -> list[Coming]:
-        """New objects for those of these texts that are stored whole here."""
-        select = "SELECT id, codec, data, digest FROM content WHERE tenant = ? AND digest = ? AND codec IN (?, ?)"
-        found = rows_of_each(self._db, select, [(self._tenant, key, PLAIN, ZSTD) for key in keys])
+        """New objects for those of these texts that are stored whole here, and are longer than an object's name."""
+        select = (
+            "SELECT id, codec, data, digest FROM content WHERE tenant = ? AND digest = ? AND codec IN (?, ?) AND length(data) > ?"
+        )
+        found = rows_of_each(self._db, select, [(self._tenant, key, PLAIN, ZSTD, SMALL) for key in keys])
         return [
             Coming(number, codec, data, *place.made(bytes([codec]) + data, digest)) for number, codec, data, digest in list(found)
         ]

@@ -811,16 +811,19 @@ class Sqlite:
         except (KilburnError, apsw.Error) as error:
             log.warning("%s: objects in the cold place are to be deleted, and still there: %s", self.path, error)
 
-    def scrub(self, *, repair: bool = False, read: bool = True) -> list[Finding]:
-        """What is wrong with the cold place: an object that is missing or altered, that is to be deleted and still there, or that
-        belongs to no text. Nothing else of the store is looked at.
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """See `Backend`."""
+        if repair:
+            self._abandon()
+        return [finding.what for finding in self._scrubbed(repair=repair, read=True)]
+
+    def _scrubbed(self, *, repair: bool, read: bool) -> list[Finding]:
+        """What is wrong with the cold place.
 
         Args:
             repair: delete what belongs to no text.
             read: whether every object is read, and compared with the digest of its text.
         """
-        if repair:
-            self._abandon()
         self._sweep()
         place = self._cold.place()
         if place is None:
@@ -842,7 +845,7 @@ class Sqlite:
             found = inspect(self._db, self._sealed, self._index, self._vectors, self._number)
         try:
             # The texts themselves have been read already.
-            return found + self.scrub(read=False)
+            return found + self._scrubbed(repair=False, read=False)
         except (KilburnError, apsw.Error) as error:
             return [*found, Finding(kind="cold", what=f"the cold place cannot be checked: {error}")]
 
