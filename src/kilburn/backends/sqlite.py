@@ -804,6 +804,8 @@ class Sqlite:
             place = self._cold.place()
             if place is None:
                 return
+            # A power cut must not bring back a row whose object is gone.
+            self.sync()
             for name in going:
                 place.delete(name)
             with self._writing("writing", wait=False, to=()):

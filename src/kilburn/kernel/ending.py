@@ -176,7 +176,8 @@ def _uses(backend: Backend) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], Se
     forks: dict[int, Fork] = {}
     names = {info.name for info in backend.segments()}
     for info in backend.segments():
-        if info.kind is not SegmentKind.SESSION or info.damaged or above_of(info.name) in names:
+        # What begins with "@" is a program's own.
+        if info.kind is not SegmentKind.SESSION or info.damaged or info.name.startswith("@") or above_of(info.name) in names:
             continue
         below = branches_in(backend, info, forks)
         used = max([info.used, *(each.used for each, _ in below)])
