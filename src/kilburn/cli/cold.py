@@ -76,7 +76,7 @@ def move(
     if where.json:
         emit({"dry": dry, "texts": moved.texts, "bytes": None if dry else moved.bytes, "seconds": round(spent, 3)})
     elif dry:
-        tell(f"would move: {many(moved.texts, 'text')}")
+        tell(f"would move: {many(moved.texts, 'text')} at most")
     else:
         tell(f"moved: {many(moved.texts, 'text')}, {many(moved.bytes, 'byte')}")
 

@@ -53,7 +53,8 @@ def expire_sessions(
             after = seconds(older, "--older-than")
             rule = TimeToLive(archive=after) if archive else TimeToLive(forget=after)
         if rule is None:
-            raise SpecError("this tenant has no rule", advice="set one: kilburn sessions rule --forget-after 365d")
+            say("kilburn: this tenant has no rule; one is set by: kilburn sessions rule --forget-after 365d")
+            rule = TimeToLive()
         with progress("looking at sessions"):
             due = expire(store, rule, dry=True)
         if not dry:
