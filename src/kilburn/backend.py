@@ -132,6 +132,13 @@ class HistoryOwner(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts that went to the cold place, or came back: how many, and how many bytes their rows had."""
+
+    texts: int = 0
+    bytes: int = 0
+
+
 class Vector(msgspec.Struct, frozen=True, kw_only=True):
     """A passage's vector as it is stored: `entry` is the passage's (its upper bits are the segment), `data` its bytes."""
 
@@ -448,6 +455,42 @@ class Backend(Protocol):
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
         """
+        ...
+
+    def chill(self, digests: Iterable[str]) -> Moved:
+        """Move texts to the tenant's cold place, which the setting "cold" names (see `kilburn.backends.cold`). What is there
+        already stays; what is not here is passed over, and so is what is too short to be worth it. A text is always in one of
+        the two, also if the program is killed. It is read as before, by one read of its object; when it is forgotten, its object
+        is deleted.
+
+        Raises:
+            SpecError: there is no cold place. StoreError: it cannot be reached; what had moved stays moved.
+            StoreBusy, StoreFull, StoreReadOnly. MissingExtra.
+        """
+        ...
+
+    def warm(self, digests: Iterable[str] | None = None) -> Moved:
+        """Bring texts back from the cold place, all if none are named.
+
+        Raises:
+            StoreCorrupt: an object is missing, or not what was written. StoreError, SpecError, MissingExtra.
+        """
+        ...
+
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """What is wrong with the cold place, in words: an object that is missing or altered, that is to be deleted and still
+        there, or that belongs to no text. Every object is read.
+
+        Args:
+            repair: delete what belongs to no text.
+
+        Raises:
+            StoreError: it cannot be reached. SpecError, MissingExtra.
+        """
+        ...
+
+    def cold(self) -> dict[str, int]:
+        """The texts that are in the cold place, by digest, each with its length in bytes."""
         ...
 
     def together(self) -> AbstractContextManager[None]:

@@ -24,6 +24,9 @@ ZSTD = 1
 SPLICED = 2
 """The text of an excerpt: a zstd frame of its pieces, which are words of its own and spans of other texts."""
 
+COLD = 3
+"""The text is in an object of the tenant's cold place; the row has the object's name."""
+
 Piece = str | tuple[int, int, int]
 """Words, or the row of another text and a half-open range of its characters."""
 

@@ -6,7 +6,7 @@ schema says, or the file is corrupt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,6 +16,16 @@ import msgspec
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 
 Row = tuple[Any, ...]
+
+
+class Connection(apsw.Connection):
+    """A connection that also reads what is not in its file.
+
+    Attributes:
+        fetch: what an object of the cold place holds, by its name and the digest of its text.
+    """
+
+    fetch: Callable[[str, bytes], bytes] | None = None
 
 
 def rows(db: apsw.Connection, sql: str, *values: object) -> list[Row]:

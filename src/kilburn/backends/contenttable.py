@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import apsw
 
 from kilburn.backend import Batch, Pieces
-from kilburn.backends.codec import SPLICED, Piece, encode_text, key_of, pack, pack_pieces, unpack
-from kilburn.backends.connection import listed, row, rows, rows_of_each
+from kilburn.backends.codec import COLD, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, unpack
+from kilburn.backends.connection import Connection, listed, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, page_of
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.kernel.folding import pieces_of
@@ -49,7 +49,7 @@ class ContentTable:
         )
         wholes = Wholes(self._db)
         for digest, key, size, codec, data in rows(self._db, select, listed(digests), self._tenant):
-            yield digest, unpack(codec, data, size, key, wholes.text)
+            yield digest, unpack(*thawed(self._db, codec, data, key), size, key, wholes.text)
 
     def add(self, batch: Batch) -> dict[str, int]:
         """The rows of the texts of a batch's new pages, by digest; they are written where they are not there.
@@ -87,6 +87,10 @@ class ContentTable:
                     raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
                 if there[1] == SPLICED and wanted.get(key) != there[1:]:
                     self._store_whole(there[0])
+                elif there[1] == COLD and digest in texts:
+                    # It is said again, so it will be read.
+                    again = "UPDATE content SET codec = ?, data = ? WHERE id = ?"
+                    self._db.execute(again, (*pack(encode_text(texts[digest], digest)), there[0]))
                 found[key] = there[0]
         return {digest: found[key] for digest, key in keys.items()}
 
@@ -127,8 +131,23 @@ class Wholes:
             if found is None:
                 raise StoreCorrupt("a text that an excerpt quotes is missing", advice="run `kilburn fsck`")
             size, codec, data, digest = found
-            self._texts[number] = unpack(codec, data, size, digest)
+            self._texts[number] = unpack(*thawed(self._db, codec, data, digest), size, digest)
         return self._texts[number]
+
+
+def thawed(db: apsw.Connection, codec: int, stored: bytes, digest: bytes) -> tuple[int, bytes]:
+    """Codec and bytes of a stored text; of one that is cold, what its object holds.
+
+    Raises:
+        StoreCorrupt: its object is missing, or not what was written. StoreError: the cold place cannot be reached.
+    """
+    if codec != COLD:
+        return codec, stored
+    fetch = db.fetch if isinstance(db, Connection) else None
+    if fetch is None:
+        raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
+    held = fetch(stored.decode("ascii", "replace"), digest)
+    return (held[0], held[1:]) if held else (COLD, b"")
 
 
 def content_of(db: apsw.Connection, segment: int, page: int) -> str:
@@ -146,7 +165,7 @@ def content_of(db: apsw.Connection, segment: int, page: int) -> str:
     if found is None:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = found
-    return unpack(codec, data, size, digest, Wholes(db).text)
+    return unpack(*thawed(db, codec, data, digest), size, digest, Wholes(db).text)
 
 
 def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:

@@ -13,9 +13,9 @@ import msgspec
 
 from kilburn.backend import SegmentKind, State
 from kilburn.backends import citations, mentions
-from kilburn.backends.codec import digest_of_stored, unpack
+from kilburn.backends.codec import COLD, digest_of_stored, unpack
 from kilburn.backends.connection import row, rows, rows_of_each
-from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused
+from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused, thawed
 from kilburn.backends.passages import passages
 from kilburn.backends.ranked import entry_of, length_class, number_of
 from kilburn.backends.records import UNREADABLE, event_of, seal_of
@@ -23,7 +23,7 @@ from kilburn.backends.sealed import TALLY, SealedRows, SegmentRow, seal_of_segme
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import sealed_event, set_stands, set_tally
 from kilburn.backends.vectortable import VectorTable
-from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place
@@ -52,7 +52,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
             "index" (search would find too much or too little; who cites a page is not known; nor what names it), "checkpoint" (it
             is not what was written, or not what the ledger says), "citation" (of a page that
-            is not there), "vector" (damaged, or of no passage), or "orphan" (stored but used by nothing).
+            is not there), "vector" (damaged, or of no passage), "cold" (an object of the cold place), or "orphan" (stored but
+            used by nothing).
         what: in words, with the digest or address.
         derived: whether `repair` can put it right.
         segment: the segment's number, or 0. page: the page's id, or 0.
@@ -141,8 +142,8 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
     select = "SELECT digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
     for digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
         try:
-            unpack(codec, data, size, digest, Wholes(db).text)
-        except StoreCorrupt as error:
+            unpack(*thawed(db, codec, data, digest), size, digest, Wholes(db).text)
+        except (StoreError, SpecError, MissingExtra) as error:
             yield Finding(kind="content", what=error.what)
     for (digest,) in rows(db, f"SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
@@ -394,7 +395,7 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
 def _redigest(db: apsw.Connection, tenant: int) -> None:
     """Store texts whose digest was damaged under their real digest again."""
     for number, digest, size, codec, data in rows(
-        db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?", tenant
+        db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ? AND codec <> ?", tenant, COLD
     ):
         try:
             own = digest_of_stored(codec, data, size, Wholes(db).text)

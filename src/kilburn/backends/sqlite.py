@@ -22,10 +22,12 @@ from urllib.parse import quote
 import apsw
 import msgspec
 
-from kilburn.backend import Batch, HistoryOwner, Passage, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
+from kilburn.backend import Batch, HistoryOwner, Moved, Passage, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import key_of
+from kilburn.backends.coldtable import OBJECTS, ColdTable, chunks
 from kilburn.backends.connection import (
+    Connection,
     row,
     rows,
     rows_of_each,
@@ -44,7 +46,7 @@ from kilburn.backends.slack import log_size, wipe
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import FLAG, Transaction
 from kilburn.backends.vectortable import VectorTable
-from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 
@@ -130,11 +132,14 @@ class Sqlite:
                 self._contents = ContentTable(self._db, self._number)
                 self._index = TextIndex(self._db, self._number)
                 self._vectors = VectorTable(self._db, self._number)
+                self._cold = ColdTable(self._db, self._number)
+                self._db.fetch = self._cold.fetch
                 self._transaction = Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes.
                     self._unwiped = self._is_unwiped()
                     self._wipe(wait=False)
+            self._sweep()
         except BaseException:
             self._db.close(True)
             raise
@@ -161,9 +166,9 @@ class Sqlite:
         except OSError as error:
             raise StoreReadOnly(f"creating {self.path}: {error.strerror}", advice="give a path that can be written") from error
 
-    def _connect(self, vfs: str | None) -> apsw.Connection:
+    def _connect(self, vfs: str | None) -> Connection:
         writes = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
+        db = Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
         # Before the first statement: a writer that just opens or leaves the file holds it for a moment.
         db.set_busy_timeout(self._milliseconds)
         if not self.readonly:
@@ -177,7 +182,7 @@ class Sqlite:
             if os.path.exists(f"{self.path}-wal"):
                 raise
             name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
-            db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
+            db = Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
             db.set_busy_timeout(self._milliseconds)
         except BaseException:
             db.close(True)
@@ -313,6 +318,7 @@ class Sqlite:
         with self._lock:
             self._unwiped = True
             self._wipe(wait=True)
+        self._sweep()
 
     def _begin(self, *, last: bool) -> bool:
         """Become the writer; False where another is and this is not the `last` try."""
@@ -452,6 +458,8 @@ class Sqlite:
             with self._lock:
                 self._unwiped = unwiped
                 self._wipe(wait=bool(batch.erase))
+        if batch.erase:
+            self._sweep()
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
@@ -728,10 +736,120 @@ class Sqlite:
             )
             self._db.execute(insert, (self._number, name, value, seal_of("setting", self._number, name, value)))
 
+    def chill(self, digests: Iterable[str]) -> Moved:
+        """See `Backend`."""
+        place = self._cold.place()
+        if place is None:
+            raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
+        texts = size = 0
+        self._abandon()
+        for keys in chunks([key_of(digest) for digest in digests], OBJECTS):
+            with self._reading("reading"):
+                coming = self._cold.coming(keys, place)
+            if not coming:
+                continue
+            with self._writing("writing", to=()):
+                self._cold.announce(coming)
+            try:
+                for each in coming:
+                    place.write(each.name, each.body)
+            except BaseException:
+                with self._writing("writing", to=()):
+                    self._cold.give_up(each.name for each in coming)
+                self._sweep()
+                raise
+            with self._writing("writing", to=()):
+                settled = self._cold.settle(coming)
+            # What was forgotten meanwhile: whoever forgot it may have looked before it was there.
+            for each in coming:
+                if each not in settled:
+                    place.delete(each.name)
+            texts, size = texts + len(settled), size + sum(len(each.data) for each in settled)
+        self._sweep()
+        return Moved(texts=texts, bytes=size)
+
+    def warm(self, digests: Iterable[str] | None = None) -> Moved:
+        """See `Backend`."""
+        texts = size = 0
+        wanted = list(self.cold() if digests is None else digests)
+        for keys in chunks([key_of(digest) for digest in wanted], OBJECTS):
+            with self._reading("reading"):
+                back = self._cold.back(keys)
+            with self._writing("writing", to=()):
+                taken = self._cold.take(back)
+            texts, size = texts + len(taken), size + sum(map(len, taken))
+            self._sweep()
+        return Moved(texts=texts, bytes=size)
+
+    def cold(self) -> dict[str, int]:
+        """See `Backend`."""
+        with self._reading("reading"):
+            return self._cold.sizes()
+
+    def _abandon(self) -> None:
+        """Give up the objects that somebody began to write: a program that was killed, or one that is at it and will find out."""
+        if self._cold.are_coming():
+            with self._writing("writing", to=()):
+                self._cold.give_up()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete the objects that no text has any more. One that cannot be deleted now is deleted by a later writer."""
+        if self.readonly or self._joined or getattr(self._erasing, "inside", False):
+            return
+        going = self._cold.going()
+        if not going:
+            return
+        try:
+            place = self._cold.place()
+            if place is None:
+                return
+            # A power cut must not bring back a row whose object is gone.
+            self.sync()
+            for name in going:
+                place.delete(name)
+            with self._writing("writing", wait=False, to=()):
+                self._cold.gone(going)
+        except (KilburnError, apsw.Error) as error:
+            log.warning("%s: objects in the cold place are to be deleted, and still there: %s", self.path, error)
+
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """See `Backend`."""
+        if repair:
+            self._abandon()
+        return [finding.what for finding in self._scrubbed(repair=repair, read=True)]
+
+    def _scrubbed(self, *, repair: bool, read: bool) -> list[Finding]:
+        """What is wrong with the cold place.
+
+        Args:
+            repair: delete what belongs to no text.
+            read: whether every object is read, and compared with the digest of its text.
+        """
+        self._sweep()
+        place = self._cold.place()
+        if place is None:
+            return []
+        # Listed before the rows are read: what comes meanwhile is not among these.
+        there = set(place.names())
+        with self._reading("checking"):
+            found, known = self._cold.check(read=read)
+        for name in sorted(there - known):
+            if repair:
+                place.delete(name)
+            else:
+                found.append(Finding(kind="cold", what=f"the object {name} belongs to no text", derived=True))
+        return found
+
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
         with self._reading("checking"):
-            return inspect(self._db, self._sealed, self._index, self._vectors, self._number)
+            found = inspect(self._db, self._sealed, self._index, self._vectors, self._number)
+        try:
+            # The texts themselves have been read already.
+            return found + self._scrubbed(repair=False, read=False)
+        except (KilburnError, apsw.Error) as error:
+            return [*found, Finding(kind="cold", what=f"the cold place cannot be checked: {error}")]
 
     def repair(self) -> list[Finding]:
         """Rebuild derived data (text index, counters), remove unused content, and quarantine records that cannot be
@@ -798,6 +916,7 @@ class Sqlite:
                 self._directory.clear()
                 with translate_errors(self.path, "writing"):
                     self._wipe(wait=True)
+                self._sweep()
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
@@ -810,6 +929,7 @@ class Sqlite:
             if not outer:
                 with self._lock, translate_errors(self.path, "erasing"):
                     self._wipe(wait=True)
+                self._sweep()
 
     def sync(self) -> None:
         """See `Backend`. Threads that wait for the same disk share what it does."""

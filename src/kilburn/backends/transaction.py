@@ -223,6 +223,8 @@ class Transaction:
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._segment,))
+        # So may an object that is just being written to the cold place: whoever writes it finds this out.
+        self._db.execute("UPDATE stray SET going = 1 WHERE tenant = ?", (self._tenant,))
         self._db.execute(FLAG)
 
 

@@ -77,6 +77,8 @@ VERBS = {
     "top": "Watch the levels live.",
     "metrics": "A Grafana board, and alerts, for a gateway's /metrics.",
     "dashboard": "Show in a browser what left each window, and the way back.",
+    "sessions": "How sessions end: archived, then forgotten.",
+    "cold": "Texts that nobody has read for long, in a folder or bucket.",
     "copy": "Copy everything of a store into another, and compare both.",
     "export": "Write sessions as JSONL, every message as it was appended.",
     "import": "Import sessions into a store: all of a file, or nothing.",
@@ -206,6 +208,14 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import dashboard
 
             return dashboard
+        case "sessions":
+            from kilburn.cli import sessions
+
+            return sessions
+        case "cold":
+            from kilburn.cli import cold
+
+            return cold
         case "copy":
             from kilburn.cli import copy
 

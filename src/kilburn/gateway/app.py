@@ -76,6 +76,9 @@ NOTHING = "there is nothing at this path; see the list of paths in the documenta
 QUIET = 1.0
 """Seconds without a new request, after which the gateway does what can wait."""
 
+TEND = 600.0
+"""Seconds between two looks at which sessions end."""
+
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """What a gateway is made of.
@@ -105,6 +108,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         log: writes a line for each request; None for none. contents: whether it says what was asked.
         fail: what becomes of a request that the gateway cannot read, or keep, because its store fails or the request has a shape
             that it does not know: "closed" refuses it, "open" sends it on unread.
+        tend: seconds between two looks at which sessions end by the rules of the tenants (`kilburn sessions rule`).
     """
 
     db: str = "agent.db"
@@ -128,6 +132,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     log: Log | None = None
     contents: bool = False
     fail: str = "closed"
+    tend: float = TEND
 
 
 class Behind(NamedTuple):
@@ -223,6 +228,28 @@ class Gateway:
 
     def _busy(self) -> bool:
         return time.monotonic() - self._used < QUIET
+
+    async def tending(self) -> None:
+        """Now and then, while nobody asks anything, end the sessions whose time is over."""
+        while True:
+            await asyncio.sleep(self.settings.tend)
+            if not self._busy():
+                await in_thread(self.end_sessions)
+
+    def end_sessions(self) -> None:
+        """Archive and forget what the rules of the tenants say whose stores are open here. What fails is tried again later."""
+        from kilburn.kernel.ending import expire, rule_of
+
+        for store in list(self._stores):
+            try:
+                rule = rule_of(store.backend)
+                ended = None if rule is None else expire(store, rule)
+            except KilburnError as error:
+                log.warning("the sessions of tenant %r do not end as its rule says: %s", store.tenant, error)
+                continue
+            if ended is not None and (ended.forgotten or ended.moved.texts):
+                told = store.tenant, len(ended.forgotten), ended.moved.texts
+                log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *told)
 
     def opened(self, tenant: str) -> Relay | None:
         """What answers the requests of a tenant, if its store is open."""
@@ -635,9 +662,12 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None) -> 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
         await in_thread(gateway.prepare)
+        tending = asyncio.create_task(gateway.tending())
         try:
             yield
         finally:
+            tending.cancel()
+            await asyncio.wait([tending])
             await gateway.close()
 
     # Whoever exports them may be slow; no request waits for that.

@@ -1,0 +1,242 @@
+"""A cold place: a folder or an object store that keeps texts of one tenant which nobody has read for long.
+
+An object holds one text as its row held it, compressed, and encrypted if the tenant has a key. Its name begins with the SHA-256
+of the object, so whoever sees the place alone can prove that it is whole; the rest of the name is chance, so that no object is
+ever written twice, and what is deleted is never what somebody just wrote. The store says which text is in which object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from kilburn.backends.coldtable import SETTING
+from kilburn.errors import MissingExtra, SpecError, StoreCorrupt, StoreError
+
+MARK, SEALED, NONCE = b"KC1", b"\x01", 12
+"""How an object begins; then whether it is encrypted, and if so its nonce."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a tenant's cold texts are.
+
+    Args:
+        url: `file:///...`, `s3://bucket/...`, and whatever else `obstore` opens; a folder by its path.
+        folder: the tenant's own, below: two stores may share a place.
+        key: the file with the key; "" where nothing is encrypted. proof: says whether it is the same key.
+    """
+
+    url: str
+    folder: str
+    key: str = ""
+    proof: str = ""
+
+
+def place_of(setting: str | None) -> Place | None:
+    """The place that a setting names; None where there is none.
+
+    Raises:
+        StoreCorrupt: it cannot be read.
+    """
+    if setting is None:
+        return None
+    try:
+        return msgspec.json.decode(setting, type=Place)
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(f"the setting {SETTING!r} cannot be read: {error}", advice="`kilburn cold set` it again") from error
+
+
+def new_place(url: str, key: str = "") -> Place:
+    """A new place, made if it is a folder, and tried out. A file for the key that is not there is made.
+
+    Raises:
+        SpecError: no place of this kind, or no key. StoreError: nothing can be written there. MissingExtra.
+    """
+    made = Place(
+        url=url if "://" in url else Path(url).absolute().as_uri(),
+        folder=secrets.token_hex(8),
+        key=os.path.abspath(key) if key else "",
+        proof=_proof(_key_in(key, make=True)) if key else "",
+    )
+    place = ColdPlace(made)
+    tried = place.put(b"tried out", digest=b"")
+    if place.get(tried, digest=b"") != b"tried out":
+        raise StoreError(f"{url} does not give back what was written there", advice="give another place")
+    place.delete(tried)
+    return made
+
+
+def _proof(key: bytes) -> str:
+    return hashlib.sha256(b"kilburn cold" + key).hexdigest()[:16]
+
+
+def _key_in(path: str, *, make: bool = False) -> bytes:
+    """The key in a file.
+
+    Raises:
+        SpecError: there is none.
+    """
+    if make and not os.path.lexists(path):
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    try:
+        key = bytes.fromhex(Path(path).read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the key file {path} cannot be read: {error}", advice="put it back, as it was made") from error
+    if len(key) != 32:
+        raise SpecError(f"the key file {path} has no key of 32 bytes in hex", advice="put it back, as it was made")
+    return key
+
+
+class ColdPlace:
+    """Reads, writes and deletes the objects of one tenant.
+
+    Raises:
+        MissingExtra: obstore, or for a key cryptography, is not installed. SpecError: no such kind of place, or another key.
+    """
+
+    def __init__(self, place: Place) -> None:
+        try:
+            from obstore.store import LocalStore, from_url
+        except ModuleNotFoundError as error:
+            raise MissingExtra("obstore", "cold") from error
+        self.place = place
+        # A folder's own path; None for an object store.
+        self._local = Path(unquote(place.url.removeprefix("file://"))) if place.url.startswith("file://") else None
+        with self._told("opening it"):
+            self._objects: Any = from_url(place.url) if self._local is None else LocalStore(self._local, mkdir=True)
+        self._cipher: Any = None
+        if place.key:
+            key = _key_in(place.key)
+            if _proof(key) != place.proof:
+                raise SpecError(f"{place.key} has another key than that of the cold texts", advice="put the right one back")
+            try:
+                from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+            except ModuleNotFoundError as error:
+                raise MissingExtra("cryptography", "cold") from error
+            self._cipher = AESGCM(key)
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """Errors of the place as errors of the store.
+
+        Raises:
+            StoreError: it cannot be reached, or it refuses. FileNotFoundError: there is no such object.
+        """
+        from obstore import exceptions
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            why = str(error).partition("\n")[0]
+            what = f"the cold place {self.place.url}: {doing}: {why}"
+            raise StoreError(what, advice="check that it is there and may be read and written, then try again") from error
+
+    def _path(self, name: str) -> str:
+        return f"{self.place.folder}/{name[:2]}/{name}"
+
+    def put(self, data: bytes, digest: bytes) -> str:
+        """Write an object, durably; returns its name.
+
+        Args:
+            digest: of the text: an object cannot stand for another one.
+        """
+        name, body = self.made(data, digest)
+        self.write(name, body)
+        return name
+
+    def made(self, data: bytes, digest: bytes) -> tuple[str, bytes]:
+        """A new object's name and bytes."""
+        body = MARK + b"\x00" + data
+        if self._cipher is not None:
+            nonce = secrets.token_bytes(NONCE)
+            body = MARK + SEALED + nonce + self._cipher.encrypt(nonce, data, digest)
+        return f"{hashlib.sha256(body).hexdigest()}-{secrets.token_hex(8)}", body
+
+    def write(self, name: str, body: bytes) -> None:
+        """Write an object, durably.
+
+        Raises:
+            StoreError.
+        """
+        import obstore
+
+        with self._told("writing"):
+            obstore.put(self._objects, self._path(name), body, mode="create" if self._local is None else "overwrite")
+            if self._local is not None:
+                # The library leaves it to the system when a file is on the disk.
+                whole = self._local / self._path(name)
+                for each in (whole, whole.parent, whole.parent.parent, whole.parent.parent.parent):
+                    file = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        os.fsync(file)
+                    finally:
+                        os.close(file)
+
+    def get(self, name: str, digest: bytes) -> bytes:
+        """What an object holds: one read.
+
+        Raises:
+            StoreCorrupt: it is missing, or not what was written. StoreError: the place cannot be reached.
+        """
+        import obstore
+
+        advice = "put the object back from a backup of the cold place; `kilburn cold scrub` lists all that are wrong"
+        try:
+            with self._told("reading"):
+                body = bytes(obstore.get(self._objects, self._path(name)).bytes())
+        except FileNotFoundError as error:
+            raise StoreCorrupt(f"the cold object {self._path(name)} is not in {self.place.url}", advice=advice) from error
+        if hashlib.sha256(body).hexdigest() != name.partition("-")[0] or not body.startswith(MARK):
+            raise StoreCorrupt(f"the cold object {self._path(name)} in {self.place.url} is not what was written", advice=advice)
+        sealed, rest = body[len(MARK) : len(MARK) + 1], body[len(MARK) + 1 :]
+        if sealed != SEALED:
+            return rest
+        if self._cipher is None:
+            raise StoreCorrupt(
+                f"the cold object {self._path(name)} is encrypted", advice="`kilburn cold set` names the key's file"
+            )
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return bytes(self._cipher.decrypt(rest[:NONCE], rest[NONCE:], digest))
+        except InvalidTag as error:
+            raise StoreCorrupt(f"the cold object {self._path(name)} does not fit its text", advice=advice) from error
+
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is not there is deleted.
+
+        Raises:
+            StoreError: it may still be there.
+        """
+        import obstore
+
+        try:
+            with self._told("deleting"):
+                obstore.delete(self._objects, self._path(name))
+        except FileNotFoundError:
+            pass
+
+    def names(self) -> Iterator[str]:
+        """The names of all objects of the tenant.
+
+        Raises:
+            StoreError.
+        """
+        import obstore
+
+        with self._told("listing"):
+            for some in obstore.list(self._objects, prefix=f"{self.place.folder}/"):
+                yield from (str(each["path"]).rpartition("/")[2] for each in some)

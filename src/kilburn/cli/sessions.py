@@ -1,0 +1,123 @@
+"""`sessions`: how sessions end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from typer import Option
+
+from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.moments import seconds
+from kilburn.cli.screen import count, many, progress
+from kilburn.cli.shell import Yes, app
+from kilburn.errors import SpecError
+from kilburn.kernel.ending import Expired, TimeToLive, expire, keep_rule, rule_of
+from kilburn.terminal import emit, line, say, tell
+
+sessions = typer.Typer(help="How sessions end.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(sessions, name="sessions")
+
+
+@sessions.command("expire")
+@stored
+def expire_sessions(
+    older: Annotated[
+        str | None, Option("--older-than", metavar="TIME", help="Not used for so long: 30d, 12h; else as the rule says.")
+    ] = None,
+    archive: Annotated[bool, Option("--archive", help="Move their texts to the cold place; they stay readable.")] = False,
+    forget: Annotated[bool, Option("--forget", help="Forget them, with their branches and what was made from them.")] = False,
+    yes: Yes = False,
+    dry: Annotated[bool, Option("--dry-run", help="Only say what would happen.")] = False,
+    *,
+    where: StorePlace,
+) -> None:
+    """Archive or forget the sessions that nobody has used for long. Without --older-than, as the tenant's rule says.
+
+    A session with a page that a person pinned, or with an open branch, is left alone. Facts and notes that were made from a
+    forgotten session go with it.
+
+    Examples:
+
+        kilburn sessions expire --older-than 30d --forget --dry-run
+
+        kilburn sessions expire --yes
+    """
+    if (older is None) != (not archive and not forget) or (archive and forget):
+        raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
+    with where.reading() if dry else where.writing() as store:
+        rule = rule_of(store.backend)
+        if older is not None:
+            after = seconds(older, "--older-than")
+            rule = TimeToLive(archive=after) if archive else TimeToLive(forget=after)
+        if rule is None:
+            say("kilburn: this tenant has no rule; one is set by: kilburn sessions rule --forget-after 365d")
+            rule = TimeToLive()
+        with progress("looking at sessions"):
+            due = expire(store, rule, dry=True)
+        if not dry:
+            if due.forgotten and not yes:
+                for name in due.forgotten:
+                    say(line(f"goes: {name}"))
+                if not sys.stdin.isatty():
+                    raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
+                typer.confirm(f"Forget {many(len(due.forgotten), 'session')} for ever?", abort=True, err=True)
+            with progress("ending sessions"):
+                due = expire(store, rule)
+    _say(due, dry, json=where.json)
+
+
+def _say(due: Expired, dry: bool, *, json: bool) -> None:
+    if json:
+        emit(msgspec.to_builtins(due) | {"dry": dry})
+        return
+    for name in due.archived:
+        tell(line(f"{'would be archived' if dry else 'archived'}: {name}"))
+    for name, receipt in zip(due.forgotten, due.receipts, strict=True):
+        places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
+        tell(line(f"{'would go' if dry else 'forgotten'}: all of {name}{f': {places}' if places else ''}"))
+    for name, why in due.kept:
+        say(line(f"stays: {name}: {why}"))
+    if due.moved.texts:
+        tell(f"to the cold place: {many(due.moved.texts, 'text')}, {many(due.moved.bytes, 'byte')}")
+    if not due.archived and not due.forgotten:
+        tell("nothing is due")
+
+
+@sessions.command("rule")
+@stored
+def rule(
+    archive: Annotated[str | None, Option("--archive-after", metavar="TIME", help="After how long without use: 30d.")] = None,
+    forget: Annotated[str | None, Option("--forget-after", metavar="TIME", help="After how long without use: 365d.")] = None,
+    never: Annotated[bool, Option("--never", help="Remove the rule: sessions never end by themselves.")] = False,
+    *,
+    where: StorePlace,
+) -> None:
+    """Show or set when this tenant's sessions end. `kilburn serve` applies the rule now and then while nobody asks it anything,
+    and `kilburn sessions expire --yes` applies it at once.
+
+    Example:
+
+        kilburn sessions rule --forget-after 365d
+    """
+    given = {"archive": archive, "forget": forget}
+    after = {name: seconds(text, f"--{name}-after") for name, text in given.items() if text is not None}
+    if never and after:
+        raise SpecError("--never with a time", advice="give one of them")
+    if not never and not after:
+        with where.reading() as store:
+            kept = rule_of(store.backend)
+    else:
+        kept = None if never else TimeToLive(**after)
+        with where.writing() as store:
+            if kept is not None and kept.archive is not None and "cold" not in store.backend.settings():
+                raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
+            keep_rule(store.backend, kept)
+    if where.json:
+        emit(msgspec.to_builtins(kept or TimeToLive()))
+        return
+    said = kept or TimeToLive()
+    for what, length in (("archived", said.archive), ("forgotten", said.forget)):
+        tell(f"{what}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")

@@ -1,0 +1,242 @@
+"""How sessions end, and which texts go to the cold place: rules that decide by times that they are given, and what carries them
+out.
+
+A session that nobody has used for long is archived first: its texts go to the cold place, and it is read as before. Later it is
+forgotten, with its branches and with what was made from it. A session that is in use, that holds a page which a person pinned,
+or that has an open branch, is left alone, and so are its branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from kilburn.backend import Backend, Moved, SegmentInfo, SegmentKind
+from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.event import Act
+from kilburn.forgetting.erasure import Erasure
+from kilburn.kernel.branches import Fork, above_of, branches_in
+from kilburn.kernel.store import Store
+from kilburn.page import Place
+
+SETTING = "retention"
+"""The setting of a tenant with its rule."""
+
+READ = (Act.FAULT, Act.SEARCH)
+"""Events that say that somebody read a page."""
+
+
+class Stage(StrEnum):
+    """What becomes of a session."""
+
+    ARCHIVE = "archive"
+    FORGET = "forget"
+
+
+class SessionUse(NamedTuple):
+    """What a rule knows of a session: its name, when it or a branch of it was last used, and what holds it.
+
+    `held` says in words why it is left alone; "" where nothing holds it.
+    """
+
+    name: str
+    used: float
+    held: str = ""
+
+
+class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
+    """When sessions end: so many seconds after they were last used; None for never.
+
+    Raises:
+        SpecError: no lengths of time, or sessions that are forgotten before they are archived.
+    """
+
+    archive: float | None = None
+    forget: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [after for after in (self.archive, self.forget) if after is not None]
+        if any(not after >= 0 for after in given) or given != sorted(given):
+            raise SpecError("a time to live that makes no sense", advice="give 0 or more, and forget no earlier than you archive")
+
+    def decide(self, use: SessionUse, now: float) -> Stage | None:
+        """What is due for a session at this time; None where nothing is, or something holds it."""
+        if use.held:
+            return None
+        age = now - use.used
+        if self.forget is not None and age >= self.forget:
+            return Stage.FORGET
+        return Stage.ARCHIVE if self.archive is not None and age >= self.archive else None
+
+
+class TextUse(NamedTuple):
+    """What a rule knows of a text: when a page with it was last read or made, how many tokens it has, and whether a page with it
+    is in a window that is in use, or pinned."""
+
+    digest: str
+    used: float
+    tokens: int
+    held: bool = False
+
+
+class Coolness(msgspec.Struct, frozen=True, kw_only=True):
+    """Which texts go to the cold place: those that nobody has read for so many seconds, and that have so many tokens."""
+
+    after: float
+    least: int = 100
+
+    def choose(self, texts: Iterable[TextUse], now: float) -> list[str]:
+        """The digests of the texts that are cold at this time; a text is as warm as the warmest page with it."""
+        warmest: dict[str, TextUse] = {}
+        for one in texts:
+            other = warmest.get(one.digest, one)
+            warmest[one.digest] = TextUse(
+                one.digest, max(one.used, other.used), max(one.tokens, other.tokens), one.held or other.held
+            )
+        return [
+            one.digest for one in warmest.values() if not one.held and now - one.used >= self.after and one.tokens >= self.least
+        ]
+
+
+class Expired(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of sessions.
+
+    Args:
+        archived, forgotten: their names. moved: their texts that went to the cold place by this.
+        receipts: of what was forgotten. kept: (name, reason) of sessions that are due, and left alone.
+    """
+
+    archived: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    moved: Moved = Moved()
+    receipts: tuple[Erasure, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+
+
+def rule_of(backend: Backend) -> TimeToLive | None:
+    """The tenant's rule; None where it has none.
+
+    Raises:
+        StoreCorrupt: it cannot be read.
+    """
+    kept = backend.settings().get(SETTING)
+    if kept is None:
+        return None
+    try:
+        return msgspec.json.decode(kept, type=TimeToLive)
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(
+            f"the setting {SETTING!r} cannot be read: {error}", advice="`kilburn sessions rule` sets it"
+        ) from error
+
+
+def keep_rule(backend: Backend, rule: TimeToLive | None) -> None:
+    """Keep the tenant's rule; None removes it."""
+    backend.keep_setting(SETTING, None if rule is None else msgspec.json.encode(rule).decode())
+
+
+def expire(store: Store, rule: TimeToLive, *, dry: bool = False) -> Expired:
+    """Archive and forget the sessions for which the rule says so at this time.
+
+    What is forgotten goes as by `Store.forget`: with the branches, and with every fact and note that was made from it.
+
+    Args:
+        dry: only say what is due; the receipts say what would go.
+
+    Raises:
+        SpecError: sessions are to be archived, and the tenant has no cold place. StoreError: trying again goes on.
+    """
+    now, backend = store.clock(), store.backend
+    due: dict[Stage, list[tuple[SegmentInfo, list[SegmentInfo]]]] = {stage: [] for stage in Stage}
+    kept = []
+    for info, below, use in _uses(backend):
+        stage = rule.decide(use, now)
+        if stage is not None:
+            due[stage].append((info, below))
+        elif use.held and rule.decide(use._replace(held=""), now) is not None:
+            kept.append((info.name, use.held))
+    receipts = [store.forget(session=info.name, why="its time to live is over", dry=dry) for info, _ in due[Stage.FORGET]]
+    archived, moved = due[Stage.ARCHIVE], Moved()
+    if archived and not dry:
+        moved = backend.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
+    return Expired(
+        archived=tuple(info.name for info, _ in archived),
+        forgotten=tuple(info.name for info, _ in due[Stage.FORGET]),
+        moved=moved,
+        receipts=tuple(receipts),
+        kept=tuple(kept),
+    )
+
+
+def _uses(backend: Backend) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], SessionUse]]:
+    """The sessions that are no branches, oldest first, with their branches, and what a rule may know of each."""
+    forks: dict[int, Fork] = {}
+    names = {info.name for info in backend.segments()}
+    for info in backend.segments():
+        # What begins with "@" is a program's own.
+        if info.kind is not SegmentKind.SESSION or info.damaged or info.name.startswith("@") or above_of(info.name) in names:
+            continue
+        below = branches_in(backend, info, forks)
+        used = max([info.used, *(each.used for each, _ in below)])
+        held = _held(backend, info, below)
+        yield info, [each for each, _ in below], SessionUse(info.name, used, held)
+
+
+def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:
+    """Why a session is left alone; "" where nothing holds it."""
+    pins = {page for event in backend.events(info.number, act=Act.PIN) if event.policy == "user" for page in event.pages}
+    if any(state.pinned for _, state in backend.read((info.number, page) for page in pins).values()):
+        return "a person pinned a page of it"
+    for each, fork in below:
+        closed = any("branch" in event.data for event in backend.events(each.number, act=Act.NOTE))
+        first = next((page.id for page, _ in backend.pages(each.number) if page.id > 0), 0)
+        if not closed and not any(number == fork.forked for number, _ in backend.citing(each.number, [first])):
+            return f"its branch {each.name!r} is open"
+    return ""
+
+
+def _only_in(backend: Backend, numbers: Collection[int]) -> set[str]:
+    """The texts of segments that no other segment has, too."""
+    own, others = set[str](), set[str]()
+    for info in backend.segments():
+        if not info.damaged:
+            found = own if info.number in numbers else others
+            for page, _ in backend.pages(info.number):
+                found.update(filter(None, (page.digest, page.extra)))
+    return own - others
+
+
+def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
+    """Move the texts of sessions and documents to the cold place that the rule chooses at this time.
+
+    Args:
+        dry: only say how many there are; their bytes are then not known.
+
+    Raises:
+        SpecError: the tenant has no cold place. StoreError: what has moved stays moved.
+    """
+    now, backend = store.clock(), store.backend
+    there = backend.cold()
+    chosen = [digest for digest in rule.choose(_texts(backend, rule, now), now) if digest not in there]
+    return Moved(texts=len(chosen)) if dry else backend.chill(chosen)
+
+
+def _texts(backend: Backend, rule: Coolness, now: float) -> Iterator[TextUse]:
+    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay."""
+    for info in backend.segments():
+        if info.damaged:
+            continue
+        read: dict[int, float] = {}
+        for act in READ if info.kind is SegmentKind.SESSION else ():
+            for event in backend.events(info.number, act=act):
+                read.update(dict.fromkeys(event.pages, event.time))
+        small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
+        in_use = now - info.used < rule.after
+        for page, state in backend.pages(info.number):
+            held = small or (in_use and (state.at is Place.IN or state.pinned))
+            used = max(page.time, read.get(page.id, 0.0))
+            for digest in filter(None, (page.digest, page.extra)):
+                yield TextUse(digest, used, page.tokens, held)

@@ -1,0 +1,325 @@
+"""Cold texts: read back exactly, deleted when they are forgotten, and never lost, whatever is killed or damaged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kilburn.backend import Batch, Moved
+from kilburn.backends.cold import new_place
+from kilburn.backends.sqlite import Sqlite
+from kilburn.errors import SpecError, StoreCorrupt, StoreError
+from kilburn.page import digest_of
+from kilburn.testing.stores import batch_of
+
+pytest.importorskip("obstore")
+
+TEXTS = {
+    number: f"page {number} with canaryword{number} " + " ".join(digest_of(f"{number} {word}") for word in range(40))
+    for number in range(1, 7)
+}
+DIGESTS = {number: digest_of(text) for number, text in TEXTS.items()}
+
+
+def filled(path: Path, folder: Path, key: str = "") -> Sqlite:
+    """A store with six texts and a cold place; the text of p1 is that of another session's p1, too."""
+    backend = Sqlite(path)
+    backend.keep_setting("cold", msgspec.json.encode(new_place(str(folder), key)).decode())
+    for name, texts in (("one", TEXTS), ("two", {1: TEXTS[1]})):
+        info = backend.segment(name, time=1.0)
+        assert info is not None
+        backend.commit(info.number, batch_of(0, texts))
+    return backend
+
+
+def objects(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_cold_text_is_read_back_exactly(tmp_path: Path, encrypted: bool) -> None:
+    folder, key = tmp_path / "cold place", str(tmp_path / "key") if encrypted else ""
+    with filled(tmp_path / "a.db", folder, key) as backend:
+        moved = backend.chill(DIGESTS.values())
+        assert moved.texts == 6
+        assert moved.bytes > 0
+        assert len(objects(folder)) == 6
+        assert backend.cold() == {DIGESTS[number]: len(text) for number, text in TEXTS.items()}
+        assert backend.texts(DIGESTS.values()) == {DIGESTS[number]: text for number, text in TEXTS.items()}
+        assert 3 in {hit.page for hit in backend.search("canaryword3")}
+        assert backend.chill(DIGESTS.values()) == Moved()
+        assert backend.findings() == backend.scrub() == []
+    with Sqlite(tmp_path / "a.db", readonly=True) as backend:
+        assert backend.texts([DIGESTS[4]])[DIGESTS[4]] == TEXTS[4]
+    if encrypted:
+        assert not any(b"canaryword" in path.read_bytes() for path in objects(folder))
+    with Sqlite(tmp_path / "a.db") as backend:
+        assert backend.warm([DIGESTS[1]]).texts == 1
+        assert backend.warm().texts == 5
+        assert backend.cold() == {}
+        assert objects(folder) == []
+        assert backend.texts(DIGESTS.values()) == {DIGESTS[number]: text for number, text in TEXTS.items()}
+        assert backend.findings() == []
+
+
+def test_forgetting_deletes_the_object_when_no_page_has_the_text(tmp_path: Path) -> None:
+    folder = tmp_path / "cold"
+    with filled(tmp_path / "a.db", folder) as backend:
+        backend.chill(DIGESTS.values())
+        backend.commit(1, Batch(head=1, erase=[1, 2]))
+        assert len(objects(folder)) == 5
+        assert backend.texts([DIGESTS[1]])[DIGESTS[1]] == TEXTS[1]
+        backend.commit(2, Batch(head=1, erase=[1]))
+        assert len(objects(folder)) == 4
+        with backend.erasing():
+            backend.commit(1, Batch(head=1, erase=[3]))
+            backend.commit(1, Batch(head=1, erase=[4]))
+        assert len(objects(folder)) == 2
+        assert backend.findings() == backend.scrub() == []
+
+
+def test_a_text_that_is_said_again_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "cold"
+    with filled(tmp_path / "a.db", folder) as backend:
+        backend.chill(DIGESTS.values())
+        backend.commit(2, batch_of(1, {2: TEXTS[3]}))
+        assert DIGESTS[3] not in backend.cold()
+        assert backend.texts([DIGESTS[3]])[DIGESTS[3]] == TEXTS[3]
+    with Sqlite(tmp_path / "a.db") as backend:
+        assert len(objects(folder)) == 5
+        assert backend.scrub() == []
+
+
+def lost(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def altered(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[-3] ^= 1
+    path.write_bytes(body)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def swapped(path: Path) -> None:
+    other = next(each for each in objects(path.parents[2]) if each != path)
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [lost, cut, altered, emptied, swapped])
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_damage_is_said_and_never_hidden(tmp_path: Path, damage: Callable[[Path], None], encrypted: bool) -> None:
+    folder = tmp_path / "cold"
+    with filled(tmp_path / "a.db", folder, str(tmp_path / "key") if encrypted else "") as backend:
+        backend.chill(DIGESTS.values())
+        damage(sorted(objects(folder))[0])
+        wrong = []
+        for number, digest in DIGESTS.items():
+            try:
+                assert backend.texts([digest])[digest] == TEXTS[number]
+            except StoreCorrupt:
+                wrong.append(number)
+        assert len(wrong) == 1
+        with pytest.raises(StoreCorrupt) as caught:
+            backend.texts([DIGESTS[wrong[0]]])
+        assert "backup of the cold place" in caught.value.advice
+        assert [finding.kind for finding in backend.findings()] == ["content"]
+        assert len(backend.scrub()) == 1
+        before = backend.cold()
+        with pytest.raises(StoreCorrupt):
+            backend.warm()
+        assert backend.cold() == before
+        # To take a text out of the index it must be read; a repair gives up the index of what cannot be.
+        number = wrong[0]
+        segments = [2, 1] if number == 1 else [1]
+        with pytest.raises(StoreCorrupt):
+            backend.commit(segments[0], Batch(head=1, erase=[number]))
+        backend.repair()
+        for segment in segments:
+            backend.commit(segment, Batch(head=1, erase=[number]))
+        assert backend.findings() == backend.scrub() == []
+
+
+def test_another_key_or_none_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    with filled(tmp_path / "a.db", tmp_path / "cold", str(key)) as backend:
+        backend.chill(DIGESTS.values())
+        assert key.stat().st_mode & 0o777 == 0o600
+    right = key.read_text()
+    for wrong in ("ab" * 32, "ab", "", "no hex"):
+        key.write_text(wrong)
+        with Sqlite(tmp_path / "a.db") as backend, pytest.raises(SpecError, match="key"):
+            backend.texts([DIGESTS[1]])
+    key.write_text(right)
+    with Sqlite(tmp_path / "a.db") as backend:
+        assert backend.texts([DIGESTS[1]])
+        assert backend.findings() == []
+
+
+def test_a_place_that_cannot_be_written_leaves_everything_where_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "cold"
+    with filled(tmp_path / "a.db", folder) as backend:
+        inner = folder / msgspec.json.decode(backend.settings()["cold"])["folder"]
+        shutil.rmtree(inner)
+        inner.write_text("a file stands in the way")
+        with pytest.raises(StoreError, match="cold place"):
+            backend.chill(DIGESTS.values())
+        assert backend.cold() == {}
+        assert backend.texts(DIGESTS.values())
+        inner.unlink()
+        assert backend.chill(DIGESTS.values()).texts == 6
+        assert backend.scrub() == []
+
+
+def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> None:
+    folder = tmp_path / "cold"
+    with filled(tmp_path / "a.db", folder) as backend:
+        backend.chill(DIGESTS.values())
+        own = folder / msgspec.json.decode(backend.settings()["cold"])["folder"]
+        objects_before = objects(folder)
+        # A folder where a file was: it cannot be deleted as one.
+        gone = backend._db.execute("SELECT CAST(data AS TEXT) FROM content WHERE digest = ?", (bytes.fromhex(DIGESTS[2]),))
+        ((name,),) = list(gone)
+        backend.commit(1, Batch(head=1, unindex=[2]))
+        (own / name[:2] / name).unlink()
+        (own / name[:2] / name / "inside").mkdir(parents=True)
+        backend.commit(1, Batch(head=1, erase=[2]))
+        assert [(finding.kind, finding.derived) for finding in backend.findings()] == [("cold", True)]
+        (own / name[:2] / name / "inside").rmdir()
+        (own / name[:2] / name).rmdir()
+        (own / name[:2] / name).write_bytes(b"")
+        assert backend.scrub() == []
+        assert len(objects(folder)) == len(objects_before) - 1
+        stray = own / "zz" / "zz-nobody"
+        stray.parent.mkdir()
+        stray.write_bytes(b"nobody's")
+        assert [(finding.kind, finding.derived) for finding in backend.findings()] == [("cold", True)]
+        assert [finding.what for finding in backend.findings()] == backend.scrub()
+        assert backend.scrub(repair=True) == []
+        assert not stray.exists()
+
+
+def test_a_short_text_stays(tmp_path: Path) -> None:
+    with filled(tmp_path / "a.db", tmp_path / "cold") as backend:
+        backend.commit(2, batch_of(1, {2: "short", 3: "the same again and again " * 100}))
+        assert backend.chill([digest_of("short"), digest_of("the same again and again " * 100)]) == Moved()
+
+
+def test_without_a_place_nothing_moves(tmp_path: Path) -> None:
+    with Sqlite(tmp_path / "a.db") as backend:
+        with pytest.raises(SpecError, match="no cold place"):
+            backend.chill([DIGESTS[1]])
+        assert backend.warm() == Moved()
+        assert backend.scrub() == []
+
+
+KILLED = """
+import os, shutil, signal, sys, traceback
+from contextlib import contextmanager
+from pathlib import Path
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
+from backends.test_cold import DIGESTS, TEXTS, filled, objects
+
+root, what = Path(sys.argv[1]), sys.argv[2]
+left = None
+
+def step():
+    global left
+    if left is not None:
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+# Every object that is written is then opened, to be synced.
+sys.addaudithook(lambda event, given: step() if event == "open" and "/cold" in str(given[0]) else None)
+
+class Killing(Sqlite):
+    @contextmanager
+    def _writing(self, *given, **more):
+        step()
+        with Sqlite._writing(self, *given, **more):
+            yield
+            step()
+        step()
+
+def begin():
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    with filled(root / "a.db", root / "cold", str(root / "key")) as backend:
+        if what != "chill":
+            backend.chill(DIGESTS.values())
+
+def do(backend):
+    if what == "chill":
+        backend.chill(DIGESTS.values())
+    elif what == "warm":
+        backend.warm()
+    else:
+        with backend.erasing():
+            backend.commit(2, Batch(head=1, erase=[1]))
+            backend.commit(1, Batch(head=1, erase=[1, 2, 3]))
+
+def dies():
+    global left
+    with Killing(root / "a.db") as backend:
+        left = kills + 1
+        do(backend)
+
+def check():
+    with Sqlite(root / "a.db") as backend:
+        gone = set(backend.forgotten(1)) - ({1} - set(backend.forgotten(2)))
+        kept = {digest: TEXTS[number] for number, digest in DIGESTS.items() if number not in gone}
+        assert backend.texts(kept) == kept
+        backend.chill(kept)
+        assert backend.scrub(repair=True) == []
+        assert len(objects(root / "cold")) == len(backend.cold()) == len(kept), kills
+        assert backend.findings() == []
+
+def apart(work):
+    # The library of the cold place has threads, which no fork takes along: each part is a process of its own.
+    if os.fork() == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.wait()[1]
+
+kills = 0
+while True:
+    assert apart(begin) == 0
+    status = apart(dies)
+    if status == 0:
+        print(kills)
+        break
+    assert status == signal.SIGKILL, status
+    kills += 1
+    assert apart(check) == 0, kills
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "least"), [("chill", 20), ("warm", 6), ("forget", 6)])
+def test_killed_at_every_step_nothing_is_lost_and_nothing_stays(tmp_path: Path, what: str, least: int) -> None:
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "root"), what]
+    tests = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= least

@@ -1,0 +1,187 @@
+"""How sessions end: what the rules decide, and what is archived, forgotten and left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel.talk import user
+from kilburn.backends.cold import new_place
+from kilburn.backends.sqlite import Sqlite
+from kilburn.budget import Budget
+from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.kernel.ending import (
+    Coolness,
+    SessionUse,
+    Stage,
+    TextUse,
+    TimeToLive,
+    cool,
+    expire,
+    keep_rule,
+    rule_of,
+)
+from kilburn.kernel.store import Store
+from kilburn.move import Add
+from kilburn.page import digest_of
+from kilburn.testing import FakeClock
+
+DAY = 86_400.0
+
+
+def long(words: str) -> str:
+    return words + " " + " ".join(digest_of(f"{words} {number}") for number in range(20))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    pytest.importorskip("obstore")
+    backend = Sqlite(tmp_path / "a.db")
+    backend.keep_setting("cold", msgspec.json.encode(new_place(str(tmp_path / "cold"))).decode())
+    with Store(backend, Budget(100_000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as made:
+        yield made
+
+
+def later(store: Store, days: float) -> None:
+    assert isinstance(store.clock, FakeClock)
+    store.clock.advance(days * DAY)
+
+
+def test_the_rule_decides_by_the_times_that_it_is_given() -> None:
+    rule = TimeToLive(archive=10.0, forget=20.0)
+    stages = [rule.decide(SessionUse("s", 100.0), now) for now in (100.0, 109.9, 110.0, 119.9, 120.0, 1e9)]
+    assert stages == [None, None, Stage.ARCHIVE, Stage.ARCHIVE, Stage.FORGET, Stage.FORGET]
+    assert rule.decide(SessionUse("s", 100.0, "it is held"), 1e9) is None
+    assert TimeToLive().decide(SessionUse("s", 0.0), 1e9) is None
+    for wrong in ({"archive": -1.0}, {"archive": 2.0, "forget": 1.0}, {"forget": float("nan")}):
+        with pytest.raises(SpecError):
+            TimeToLive(**wrong)
+
+
+Uses = st.lists(st.builds(TextUse, st.sampled_from("abc"), st.floats(0, 100), st.integers(0, 200), st.booleans()), max_size=12)
+
+
+@given(Uses, st.floats(0, 100), st.integers(0, 200))
+def test_a_text_is_as_warm_as_the_warmest_page_with_it(texts: list[TextUse], after: float, least: int) -> None:
+    chosen = Coolness(after=after, least=least).choose(texts, 100.0)
+    assert len(chosen) == len(set(chosen))
+    for digest in {one.digest for one in texts}:
+        same = [one for one in texts if one.digest == digest]
+        cold = all(not one.held and 100.0 - one.used >= after for one in same)
+        assert (digest in chosen) == (cold and max(one.tokens for one in same) >= least)
+
+
+def test_a_session_is_archived_and_then_forgotten_with_what_was_made_from_it(store: Store) -> None:
+    old, shared = store.session("old"), long("said in both")
+    old.append(user(long("only here")), user(shared))
+    fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
+    later(store, 31)
+    store.session("new").append(user(shared))
+    rule = TimeToLive(archive=30 * DAY, forget=90 * DAY)
+    assert expire(store, rule, dry=True).archived == ("old",)
+    assert store.backend.cold() == {}
+    done = expire(store, rule)
+    assert (done.archived, done.forgotten, done.moved.texts) == (("old",), (), 1)
+    assert store.backend.cold().keys() == {digest_of(long("only here"))}
+    assert store.session("old").recall("p1") == long("only here")
+    assert expire(store, rule).moved.texts == 0
+    later(store, 60)
+    done = expire(store, rule, dry=True)
+    assert done.forgotten == ("old",)
+    assert store.memory("ana").recall(fact) == "Ana lives in Porto"
+    done = expire(store, rule)
+    assert done.receipts[0].whole == ("old",)
+    assert done.receipts[0].places["facts"] == 1
+    assert [info.name for info in store.sessions()] == ["new"]
+    assert store.backend.cold().keys() <= {digest_of(shared)}
+    assert store.backend.scrub() == []
+
+
+def test_use_begins_the_time_anew(store: Store) -> None:
+    session = store.session("work")
+    session.append(user("one"))
+    later(store, 29)
+    session.append(user("two"))
+    later(store, 29)
+    assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ()
+    later(store, 2)
+    assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ("work",)
+
+
+def test_what_holds_a_session_is_said(store: Store) -> None:
+    pinned = store.session("pinned")
+    pinned.append({"role": "system", "content": "Be kind."}, user("keep this"))
+    pinned.pin("p2")
+    branched = store.session("branched")
+    branched.append(user("look into it"))
+    branch = branched.fork("a branch")
+    branch.append(user("in the branch"))
+    store.session("plain").append({"role": "system", "content": "Be kind."}, user("let it go"))
+    later(store, 100)
+    rule = TimeToLive(forget=30 * DAY)
+    done = expire(store, rule)
+    assert done.forgotten == ("plain",)
+    assert dict(done.kept) == {"pinned": "a person pinned a page of it", "branched": "its branch 'branched/b1' is open"}
+    branch.exit("nothing")
+    pinned.unpin("p2")
+    assert expire(store, rule).kept == ()
+    later(store, 100)
+    assert set(expire(store, rule).forgotten) == {"pinned", "branched"}
+    assert store.sessions() == []
+
+
+def test_a_branch_in_use_keeps_its_session(store: Store) -> None:
+    session = store.session("work")
+    session.append(user("one"))
+    branch = session.fork("a branch")
+    branch.append(user("in the branch"))
+    branch.exit("done")
+    later(store, 100)
+    store.session("work/b1").append(user("goes on"))
+    assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ()
+
+
+def test_without_a_cold_place_nothing_is_archived(tmp_path: Path) -> None:
+    with Store(Sqlite(tmp_path / "b.db"), Budget(1000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as store:
+        store.session("old").append(user("one"))
+        later(store, 100)
+        with pytest.raises(SpecError, match="no cold place"):
+            expire(store, TimeToLive(archive=DAY))
+        assert store.session("old").recall("p1") == "one"
+
+
+def test_the_rule_of_a_tenant_is_kept(store: Store) -> None:
+    assert rule_of(store.backend) is None
+    keep_rule(store.backend, TimeToLive(archive=1.0, forget=2.0))
+    assert rule_of(store.backend) == TimeToLive(archive=1.0, forget=2.0)
+    store.backend.keep_setting("retention", '{"archive": "soon"}')
+    with pytest.raises(StoreCorrupt, match="sessions rule"):
+        rule_of(store.backend)
+    keep_rule(store.backend, None)
+    assert rule_of(store.backend) is None
+
+
+def test_texts_go_by_age_and_use(store: Store) -> None:
+    session = store.session("work")
+    session.append(*(user(long(f"page {number}")) for number in range(6)))
+    later(store, 40)
+    session.recall("p2")
+    session.append(user(long("today")))
+    store.memory("ana").add(long("a fact"))
+    rule = Coolness(after=30 * DAY)
+    # The window of a session in use stays as it is.
+    assert cool(store, rule, dry=True).texts == 0
+    session.evict("p2-p4")
+    moved = cool(store, rule)
+    cold = store.backend.cold()
+    assert moved.texts == len(cold) > 0
+    assert digest_of(long("page 1")) not in cold
+    assert digest_of(long("today")) not in cold
+    assert [session.recall(f"p{number + 1}") for number in range(6)] == [long(f"page {number}") for number in range(6)]
+    later(store, 40)
+    assert cool(store, rule).texts > 0
