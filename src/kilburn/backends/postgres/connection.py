@@ -175,6 +175,8 @@ class Database:
         self.url, self.shown = url, shown_url(url)
         self._patience, self._durable = patience, durable
         self.tenant = 0
+        # Whether erased bytes may still lie in the server's files.
+        self.erased = False
         self._pool: ConnectionPool[Connection] | None = _shared.take(url)
         # The connection of a thread whose writes are one transaction now.
         self._joined = threading.local()
@@ -184,6 +186,11 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             _shared.leave(self.url)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._pool is None
 
     @property
     def joined(self) -> Connection | None:

@@ -200,7 +200,9 @@ CREATE TABLE kilburn.embedded(
 
 -- One row while erased bytes of a tenant may still lie in the server's files.
 CREATE TABLE kilburn.erasure(
-    tenant bigint PRIMARY KEY
+    tenant bigint PRIMARY KEY,
+    number bigint NOT NULL,
+    at xid8 NOT NULL
 );
 
 -- ANALYZE would keep samples of words and names.

@@ -16,6 +16,7 @@ from kilburn.backends import citations, mentions
 from kilburn.backends.codec import encode_text, key_of, pack, unpack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -378,11 +379,6 @@ class Writing:
                 *(list(column) for column in zip(*blanked, strict=True)),
                 *self._own,
             )
-
-
-def flag(statements: Statements, tenant: int) -> None:
-    """Say that erased bytes may still lie in the server's files."""
-    statements.send("INSERT INTO kilburn.erasure(tenant) VALUES(%s) ON CONFLICT DO NOTHING", tenant)
 
 
 def text_of(page: int, row: Row) -> str:
