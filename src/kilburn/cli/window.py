@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.agents.compaction import compact as compact_session
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
 from kilburn.cli.screen import count, many, table
@@ -69,7 +69,7 @@ def preview(
         size = size or window_of(known) or WINDOW
         policy = policy or _policy_of(known.receipts())
         ruler, number = counter_of(store.backend, known.number), known.number
-    backend = Sqlite(existing(where.db), tenant=where.tenant or "default", readonly=True)
+    backend = open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)
     with Store(backend, Budget(size), policy, tokenizer=ruler, foreign=False) as store:
         opened = store.session(name)
         if opened.number != number:

@@ -27,6 +27,9 @@ WORDS = ("content", "page", "event", "posting", "history", "process", "vector")
 LARGEST = 1 << 30
 """Bytes of these tables together: larger ones are not written anew while others wait, but by `kilburn postgres wipe`."""
 
+LONG = 3600.0
+"""Seconds that writing one table anew may take."""
+
 PAUSE = 0.02
 """Seconds between two looks at whether readers of older rows have ended."""
 
@@ -63,7 +66,7 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
         if flagged is None:
             return True
         number, at = flagged
-        with connected(database.url, "erasing") as connection:
+        with connected(database.url, "erasing", silence=LONG) as connection:
             hindered = _rewrite(connection, at, patience, largest)
         if not hindered:
             done = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"

@@ -7,6 +7,7 @@ anything that a connection remembers.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -188,7 +189,18 @@ class Postgres:
         What was erased is gone for every reader when this returns; see `kilburn.backends.postgres.erasing` for its bytes.
         """
         self._check_writes()
-        self._db.write("writing", lambda statements: Writing(statements, self._number, segment, batch).write())
+        mark = secrets.token_bytes(8)
+
+        def do(statements: Statements) -> bool:
+            Writing(statements, self._number, segment, batch, mark).write()
+            return True
+
+        def settled(statements: Statements) -> bool | None:
+            # The row is free when the transaction that may have done it has ended.
+            select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
+            return statements.row(select, self._number, segment) == (mark,) or None
+
+        self._db.write("writing", do, settled)
         if batch.erase or batch.inherited or self._db.erased:
             self._db.erased = True
             self._wipe()
@@ -653,6 +665,11 @@ class Postgres:
         """Remove erased bytes from the server's files, if there are any."""
         if self._db.joined is None and not getattr(self._erasing, "inside", False):
             self._db.erased = not wipe(self._db, self._patience)
+
+    def wipe(self) -> bool:
+        """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
+        self._check_writes()
+        return wipe(self._db, self._patience, largest=1 << 62)
 
     def sync(self) -> None:
         """See `Backend`."""
