@@ -44,7 +44,9 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
 
 
 @postgres.command("stop")
-def stop(folder: Dir = FOLDER) -> None:
+def stop(
+    folder: Dir = FOLDER, delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False
+) -> None:
     """Stop the PostgreSQL of a folder.
 
     Example:
@@ -55,7 +57,10 @@ def stop(folder: Dir = FOLDER) -> None:
 
     if not folder.exists():
         raise SpecError(f"there is no folder {folder}", advice="give it with --dir")
-    Server(folder).stop()
+    server = Server(folder)
+    server.stop()
+    if delete:
+        server.delete()
 
 
 @postgres.command("wipe")

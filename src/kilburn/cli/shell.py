@@ -217,6 +217,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import models
 
             return models
+        case "postgres":
+            from kilburn.cli import postgres
+
+            return postgres
     raise KeyError(verb)
 
 
