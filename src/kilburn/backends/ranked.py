@@ -139,6 +139,10 @@ class RankedIndex:
         have one of these words."""
         raise NotImplementedError
 
+    def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
+        """The first entries that have each of these words."""
+        return [self._having(word, ranges, depth) for word in words]
+
     def terms(self, query: str) -> dict[str, str]:
         """The words of a query worth looking up, as the index would split them, each with the compound that it is a part of,
         such as a path, or else itself."""
@@ -174,7 +178,7 @@ class RankedIndex:
         ranges = [(extents.segments[0] << 32, (extents.segments[-1] + 1 << 32) - 1)]
         # One long look is cheaper than one for each range.
         first = ROWS if apart else depth
-        found = [self._having(word, ranges, first) for word in words]
+        found = self._having_each(words, ranges, first)
         full = [len(numbers) >= first for numbers in found]
         wanted = extents.wanted
         if apart:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import kilburn
 from kilburn.backend import SegmentKind
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import is_url, open_backend
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Db, Json, Tenant
@@ -38,13 +38,13 @@ MOST = 2000
 
 
 def existing(db: str | None) -> str:
-    """The path of an existing store.
+    """The path of an existing store, or a URL.
 
     Raises:
         SpecError: there is none.
     """
     path = db or "agent.db"
-    if not Path(path).exists():
+    if not is_url(path) and not Path(path).exists():
         raise SpecError(
             f"there is no store at {path}", advice="give its file with --db, or in KILBURN_DB; `kilburn chat` makes one"
         )
@@ -112,7 +112,7 @@ def writing(
         meaning: see `reading`; what was added is embedded in the background while the store is open for writing: see
             `kilburn.open`.
     """
-    backend = Sqlite(path, tenant=tenant or "default", readonly=readonly)
+    backend = open_backend(path, tenant=tenant or "default", readonly=readonly)
     try:
         vectors = vectors_for(backend, "auto") if meaning else None
         made = Store(backend, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)

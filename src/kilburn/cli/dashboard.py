@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import open_backend
 from kilburn.cli.access import existing
 from kilburn.cli.serve import listener_at
 from kilburn.cli.shell import Db, Force, Tenant, app
@@ -58,7 +59,7 @@ def dashboard(
         raise SpecError("a session without --export", advice="open the dashboard and choose it there, or give --export FILE.html")
     path = existing(db)
     if export is not None:
-        with Sqlite(path, tenant=tenant or "default", readonly=True) as backend:
+        with closing(open_backend(path, tenant=tenant or "default", readonly=True)) as backend:
             size = exporting.write(backend, export, name, redact=redact, force=force)
         tell(f"{export}: {size:,} bytes, {'without what pages say' if redact else 'with what pages say'}")
         return
@@ -69,7 +70,7 @@ def dashboard(
         )
     import uvicorn
 
-    with Sqlite(path, tenant=tenant or "default", readonly=True) as backend, listener_at(host, port) as listener:
+    with closing(open_backend(path, tenant=tenant or "default", readonly=True)) as backend, listener_at(host, port) as listener:
         server: uvicorn.Server
         served = application.build(
             backend,

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from kilburn.backends.places import is_url
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import counting, existing, writing
@@ -88,6 +89,8 @@ def forget(
 
 def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
     """Erase a session that was quarantined."""
+    if is_url(path):
+        raise SpecError("only a file has sessions that were quarantined", advice="give an address, or --session")
     with Sqlite(path, tenant=tenant) as backend:
         numbers = [info.number for info in backend.segments() if info.name == name and info.damaged == QUARANTINED]
         if not numbers:

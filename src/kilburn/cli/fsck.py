@@ -14,12 +14,13 @@ from typer import Option
 
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.inspection import Finding
+from kilburn.backends.places import is_url
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+from kilburn.errors import KernelError, SpecError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.replay import rebuild
@@ -66,6 +67,8 @@ def fsck(
         kilburn fsck --repair
     """
     path = existing(db)
+    if is_url(path):
+        raise SpecError("fsck checks a file", advice="PostgreSQL checks itself: run pg_amcheck; every read here is verified")
     found: list[Finding] = []
     left: list[Finding] = []
     infos: list[SegmentInfo] = []
@@ -77,7 +80,7 @@ def fsck(
             if repair and found:
                 left = _repair(backend, found)
             infos = backend.segments()
-    except (StoreBusy, StoreFull, StoreReadOnly):
+    except (StoreBusy, StoreFull, StoreReadOnly, SpecError):
         raise
     except StoreError as error:
         broken = Finding(kind="file", what=error.what)

@@ -89,6 +89,7 @@ VERBS = {
     "documents": "Texts to be searched beside the memory.",
     "keys": "The gateway's keys: who may come in.",
     "models": "Model files: which are known, which are here.",
+    "postgres": "A PostgreSQL of one's own, for a store.",
 }
 """Each verb, and what `--help` says of it before it is loaded."""
 
@@ -236,6 +237,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import models
 
             return models
+        case "postgres":
+            from kilburn.cli import postgres
+
+            return postgres
     raise KeyError(verb)
 
 

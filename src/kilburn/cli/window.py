@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import open_backend
 from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
@@ -62,7 +62,7 @@ def preview(
         known = session(store, name)
         size = size or window_of(known) or by_hand.WINDOW
         policy = policy or by_hand.decider(known.receipts())
-    with Sqlite(existing(where.db), tenant=where.tenant or "default", readonly=True) as backend:
+    with open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True) as backend:
         found = by_hand.opened(backend, name, window=size, policy=policy).preview(tokens)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))

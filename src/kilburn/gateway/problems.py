@@ -21,6 +21,7 @@ from kilburn.errors import (
     StoreFull,
     StoreReadOnly,
     StoreStale,
+    StoreUnavailable,
     UnknownAddress,
     WireError,
 )
@@ -43,6 +44,7 @@ STORE: dict[type[StoreError], tuple[str, str]] = {
     StoreStale: ("store-changed", "the session changed meanwhile; ask again"),
     StoreCorrupt: ("store-damaged", "the gateway's store is damaged; its operator mends it with `kilburn fsck`"),
     StoreReadOnly: ("store-read-only", "the gateway's store cannot be written; its operator checks its permissions"),
+    StoreUnavailable: ("store-unavailable", "the gateway's store cannot be reached; try again"),
     StoreError: ("store-failed", "the gateway's store cannot be used; try again later"),
 }
 """For each error of the store: a reason in one word, and what a client is told. What SQLite says has the file's path."""

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 import kilburn
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backend import Backend
+from kilburn.backends.places import is_url, open_backend
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreBusy, StoreError, StoreFull, StoreStale
 from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
@@ -56,7 +57,7 @@ class Trouble:
     def __init__(self, path: str, tenant: str) -> None:
         self._path, self._tenant = path, tenant
         self._lock = threading.Lock()
-        self._backend: Sqlite | None = None
+        self._backend: Backend | None = None
         self._last: tuple[float, StoreError] | None = None
 
     def note(self, error: StoreError | None) -> None:
@@ -83,12 +84,13 @@ class Trouble:
         """
         if self._path == ":memory:":
             return
-        room = os.statvfs(os.path.dirname(os.path.abspath(self._path)))
-        if room.f_bavail * room.f_frsize < FREE:
-            raise StoreFull("there is no space left for the store", advice="free some space")
+        if not is_url(self._path):
+            room = os.statvfs(os.path.dirname(os.path.abspath(self._path)))
+            if room.f_bavail * room.f_frsize < FREE:
+                raise StoreFull("there is no space left for the store", advice="free some space")
         with self._lock:
             # A connection of its own: requests do not wait for this one.
-            self._backend = self._backend or Sqlite(self._path, tenant=self._tenant, busy_timeout=WAIT)
+            self._backend = self._backend or open_backend(self._path, tenant=self._tenant, busy_timeout=WAIT)
             with self._backend.together():
                 pass
         last = self._last

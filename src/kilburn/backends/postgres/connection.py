@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
@@ -41,6 +41,38 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 Connection = psycopg.Connection[Row]
+
+NOTHING = 0
+"""What psycopg tells a generator that waits when nothing has come for a while."""
+
+LOOK = 0.1
+"""Seconds of that while."""
+
+
+class BoundedConnection(psycopg.Connection[Row]):
+    """A connection that is given up when nothing comes from the server for too long, whatever the network says."""
+
+    silence = 30.0
+    """Seconds for which nothing may come while an answer is waited for."""
+
+    def wait(self, gen: Generator[Any, Any, T], interval: float = LOOK) -> T:
+        """See psycopg."""
+        return super().wait(self._bounded(gen), interval=LOOK)
+
+    def _bounded(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        silent = 0
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                silent = silent + 1 if ready == NOTHING else 0
+                if silent * LOOK > self.silence:
+                    self.close()
+                    raise psycopg.OperationalError(f"nothing came from the server for {self.silence:g} seconds")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return cast(T, end.value)
+
 
 ROLE = "kilburn_rows"
 """Owns nothing, and sees the rows of the tenant that a transaction says and no others."""
@@ -132,6 +164,7 @@ class _Shared:
                     min_size=0,
                     max_size=CONNECTIONS,
                     max_idle=60.0,
+                    connection_class=BoundedConnection,
                     kwargs={"autocommit": True},
                     configure=configure,
                     open=True,
@@ -174,7 +207,11 @@ class Database:
     def __init__(self, url: str, *, patience: float, durable: bool) -> None:
         self.url, self.shown = url, shown_url(url)
         self._patience, self._durable = patience, durable
+        # What a statement may take; a server that has nothing to say for longer is gone.
+        self._longest = max(2.0, 5 * patience)
         self.tenant = 0
+        # Whether erased bytes may still lie in the server's files.
+        self.erased = False
         self._pool: ConnectionPool[Connection] | None = _shared.take(url)
         # The connection of a thread whose writes are one transaction now.
         self._joined = threading.local()
@@ -184,6 +221,11 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             _shared.leave(self.url)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._pool is None
 
     @property
     def joined(self) -> Connection | None:
@@ -196,6 +238,8 @@ class Database:
         if self._pool is None:
             raise StoreError(f"{doing} {self.shown}: the store was closed", advice="open it again")
         with translate_errors(self.shown, doing), self._pool.connection(timeout=max(self._patience, 1.0)) as connection:
+            if isinstance(connection, BoundedConnection):
+                connection.silence = self._longest + 1.0
             yield connection
 
     def read(self, doing: str, do: Callable[[Statements], T]) -> T:
@@ -231,7 +275,7 @@ class Database:
 
     def _begin(self, statements: Statements, begin: str, *, durable: bool) -> None:
         wait = f"{round(self._patience * 1000)}ms"
-        longest = f"{round((self._patience + 30) * 1000)}ms"
+        longest = f"{round(self._longest * 1000)}ms"
         statements.send(begin)
         statements.send(_SETTINGS, ROLE, str(self.tenant), wait, longest, "on" if durable else "off")
 
@@ -290,9 +334,10 @@ class Database:
 
 
 @contextmanager
-def connected(url: str, doing: str, **options: Any) -> Iterator[Connection]:
-    """A connection of one's own, as the user of the URL."""
-    with translate_errors(shown_url(url), doing), psycopg.connect(url, autocommit=True, **options) as connection:
+def connected(url: str, doing: str, *, silence: float = 30.0) -> Iterator[Connection]:
+    """A connection of one's own, as the user of the URL; given up when the server says nothing for so many seconds."""
+    with translate_errors(shown_url(url), doing), BoundedConnection.connect(url, autocommit=True) as connection:
+        connection.silence = silence
         configure(connection)
         yield connection
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import apsw
+from psycopg import Cursor
 
 from kilburn.backends.passages import passages
-from kilburn.backends.postgres.connection import Statements
+from kilburn.backends.postgres.connection import Row, Statements
 from kilburn.backends.ranked import DEPTH, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
@@ -121,13 +122,19 @@ class Postings(RankedIndex):
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
+        return [entry for (entry,) in self._ask(word, ranges, depth, among).fetchall()]
+
+    def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
+        """See `RankedIndex`."""
+        answers = [self._ask(word, ranges, depth) for word in words]
+        return [[entry for (entry,) in answer.fetchall()] for answer in answers]
+
+    def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> Cursor[Row]:
         each = max(DEPTH, depth // len(ranges))
         place = [low for low, _ in ranges], [high for _, high in ranges], self._tenant, self._key(word)
         if among:
-            found = self._statements.rows(_WITH, *place, [self._key(other) for other in among], each)
-        else:
-            found = self._statements.rows(_PLAIN, *place, each)
-        return [entry for (entry,) in found]
+            return self._statements.send(_WITH, *place, [self._key(other) for other in among], each)
+        return self._statements.send(_PLAIN, *place, each)
 
     def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
         """The newest entries of a segment that have every one of these words, and one of the others if there are any."""

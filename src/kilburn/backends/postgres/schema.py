@@ -35,6 +35,7 @@ CREATE TABLE kilburn.counter(
 );
 
 -- epoch: counts the writes to a segment; each says the next number, and one that does not know the last is refused.
+-- writer: what the last write was marked with, so that who lost the reply knows whether it was done.
 -- The other columns are those of SQLite's tables, see kilburn.backends.schema. Names are bytes: no collation plays a part.
 CREATE TABLE kilburn.process(
     tenant bigint NOT NULL,
@@ -52,6 +53,7 @@ CREATE TABLE kilburn.process(
     characters bigint NOT NULL,
     tally bytea NOT NULL,
     epoch bigint NOT NULL,
+    writer bytea NOT NULL,
     PRIMARY KEY(tenant, id),
     UNIQUE(tenant, name)
 );
@@ -200,7 +202,9 @@ CREATE TABLE kilburn.embedded(
 
 -- One row while erased bytes of a tenant may still lie in the server's files.
 CREATE TABLE kilburn.erasure(
-    tenant bigint PRIMARY KEY
+    tenant bigint PRIMARY KEY,
+    number bigint NOT NULL,
+    at xid8 NOT NULL
 );
 
 -- ANALYZE would keep samples of words and names.

@@ -96,6 +96,16 @@ class Server:
         if self.runs():
             self._do("pg_ctl", "-D", str(self.data), "-w", "-m", how, "stop")
 
+    def delete(self) -> None:
+        """Remove its folder.
+
+        Raises:
+            SpecError: there is no server in it.
+        """
+        if not (self.data / "PG_VERSION").exists():
+            raise SpecError(f"{self.folder} is not the folder of a server", advice="give another with --dir")
+        shutil.rmtree(self.folder)
+
     def _run(self, program: str, *arguments: str) -> int:
         return self._output(program, *arguments)[0]
 

@@ -7,6 +7,7 @@ anything that a connection remembers.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -92,12 +93,15 @@ class Postgres:
         self.tenant = check_name(tenant, "tenant")
         self.readonly = readonly
         self._url = checked_url(url)
-        self._durable = durable
+        self._durable, self._patience = durable, busy_timeout
         self._erasing = threading.local()
         self._db = Database(self._url, patience=busy_timeout, durable=durable)
         self.path = self._db.shown
         try:
             self._number = self._db.tenant = self._register()
+            if not readonly:
+                # A program that was killed, or a reader, may have left erased bytes.
+                self._wipe()
         except BaseException:
             self._db.close()
             raise
@@ -185,8 +189,20 @@ class Postgres:
         What was erased is gone for every reader when this returns; see `kilburn.backends.postgres.erasing` for its bytes.
         """
         self._check_writes()
-        self._db.write("writing", lambda statements: Writing(statements, self._number, segment, batch).write())
-        if batch.erase or batch.inherited:
+        mark = secrets.token_bytes(8)
+
+        def do(statements: Statements) -> bool:
+            Writing(statements, self._number, segment, batch, mark).write()
+            return True
+
+        def settled(statements: Statements) -> bool | None:
+            # The row is free when the transaction that may have done it has ended.
+            select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
+            return statements.row(select, self._number, segment) == (mark,) or None
+
+        self._db.write("writing", do, settled)
+        if batch.erase or batch.inherited or self._db.erased:
+            self._db.erased = True
             self._wipe()
 
     def _stored(self, statements: Statements, segment: int) -> SegmentRow | None:
@@ -629,10 +645,9 @@ class Postgres:
     def together(self) -> Iterator[None]:
         """See `Backend`. Who writes to the same segments waits."""
         self._check_writes()
-        outermost = self._db.joined is None
         with self._db.together():
             yield
-        if outermost:
+        if self._db.erased:
             self._wipe()
 
     @contextmanager
@@ -649,7 +664,12 @@ class Postgres:
     def _wipe(self) -> None:
         """Remove erased bytes from the server's files, if there are any."""
         if self._db.joined is None and not getattr(self._erasing, "inside", False):
-            wipe(self._db)
+            self._db.erased = not wipe(self._db, self._patience)
+
+    def wipe(self) -> bool:
+        """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
+        self._check_writes()
+        return wipe(self._db, self._patience, largest=1 << 62)
 
     def sync(self) -> None:
         """See `Backend`."""
@@ -658,7 +678,11 @@ class Postgres:
 
     def close(self) -> None:
         """Give the connections back; idempotent."""
-        self._db.close()
+        try:
+            if self._db.erased and not self._db.closed:
+                self._wipe()
+        finally:
+            self._db.close()
 
     def __enter__(self) -> Postgres:
         return self

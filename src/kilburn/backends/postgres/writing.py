@@ -16,6 +16,7 @@ from kilburn.backends import citations, mentions
 from kilburn.backends.codec import encode_text, key_of, pack, unpack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -83,7 +84,7 @@ _ADD_CITATIONS = (
 )
 _END = (
     "UPDATE kilburn.process SET used = %s, head = %s, pages = %s, tokens = %s, passages = %s, characters = %s, tally = %s,"
-    " epoch = %s WHERE tenant = %s AND id = %s"
+    " epoch = %s, writer = %s WHERE tenant = %s AND id = %s"
 )
 
 
@@ -98,16 +99,17 @@ def locked(answer: Cursor[Row]) -> tuple[dict[int, SegmentRow], dict[int, int]]:
     return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
 
 
-def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence[float], epoch: int) -> None:
+def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
-    statements.send(_END, *tally, seal_of("tally", segment, *tally), epoch, tenant, segment)
+    statements.send(_END, *tally, seal_of("tally", segment, *tally), epoch, writer, tenant, segment)
 
 
 class Writing:
     """The steps of writing one batch to one segment, in a transaction that its caller ends."""
 
-    def __init__(self, statements: Statements, tenant: int, segment: int, batch: Batch) -> None:
+    def __init__(self, statements: Statements, tenant: int, segment: int, batch: Batch, mark: bytes = b"") -> None:
         self._statements, self._tenant, self._segment, self._batch = statements, tenant, segment, batch
+        self._mark = mark
         self._own = tenant, segment
         self._memo: Memo = {}
 
@@ -182,6 +184,7 @@ class Writing:
                 stored.characters + sum(stop - start for _, _, start, stop, _ in passages),
             ),
             epochs[segment] + 1,
+            self._mark,
         )
 
     def _check_head(self, segments: dict[int, SegmentRow]) -> SegmentRow:
@@ -380,11 +383,6 @@ class Writing:
             )
 
 
-def flag(statements: Statements, tenant: int) -> None:
-    """Say that erased bytes may still lie in the server's files."""
-    statements.send("INSERT INTO kilburn.erasure(tenant) VALUES(%s) ON CONFLICT DO NOTHING", tenant)
-
-
 def text_of(page: int, row: Row) -> str:
     """The text of a page's row, verified.
 
@@ -468,8 +466,8 @@ def create(statements: Statements, tenant: int, name: str, time: float, kind: Se
     seal = seal_of_segment(number, tenant, stored, float(time), 0, kind.value.encode(), owner)
     tally = float(time), 0, 0, 0, 0, 0
     insert = (
-        f"INSERT INTO kilburn.process(tenant, id, name, created, kind, owner, seal, {TALLY}, tally, epoch)"
-        " VALUES(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0) ON CONFLICT DO NOTHING RETURNING id"
+        f"INSERT INTO kilburn.process(tenant, id, name, created, kind, owner, seal, {TALLY}, tally, epoch, writer)"
+        " VALUES(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0, '') ON CONFLICT DO NOTHING RETURNING id"
     )
     sealed = seal_of("tally", number, *tally)
     made = statements.row(insert, tenant, number, stored, float(time), kind.value, owner, seal, *tally, sealed)

@@ -1,0 +1,71 @@
+"""What PostgreSQL costs beside a file: appends and searches, in one run, on a server of its own that syncs.
+
+    python lab/benchmarks/postgres.py
+    python lab/benchmarks/postgres.py --appends 200 --plain
+
+`--plain` sends each statement by itself, and waits for its answer: without pipeline mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import kilburn
+from kilburn.backends.postgres import connection
+from kilburn.backends.postgres.server import Server
+
+TEXT = "step {number}: I looked at line {line} of src/module_{number}/file.py, and nothing there explains error{number}. " * 4
+
+
+def measured(do: Callable[[int], object], times: int) -> tuple[float, float]:
+    """Milliseconds of the wall (the median) and of this process's processor (the mean) for each."""
+    walls, before = [], time.process_time()
+    for number in range(times):
+        began = time.perf_counter()
+        do(number)
+        walls.append(time.perf_counter() - began)
+    return statistics.median(walls) * 1e3, (time.process_time() - before) / times * 1e3
+
+
+def run(place: str, appends: int) -> dict[str, tuple[float, float]]:
+    with kilburn.open(place, window=4000, policy="lru", tokenizer="chars/4", embedder=None, tenant=os.urandom(4).hex()) as store:
+        session = store.session("s")
+
+        def append(number: int) -> None:
+            role = "user" if number % 2 else "assistant"
+            session.append({"role": role, "content": TEXT.format(number=number, line=number * 7)})
+
+        found = {"append": measured(append, appends)}
+        found["search"] = measured(lambda number: store.search(f"error{number} module line"), appends // 4)
+        found["open"] = measured(lambda number: store.backend.segment("s", time=0.0, create=False), appends // 4)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--appends", type=int, default=400)
+    parser.add_argument("--plain", action="store_true", help="without pipeline mode")
+    asked = parser.parse_args()
+    if asked.plain:
+        connection.BoundedConnection.pipeline = lambda self: nullcontext()  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
+        server = Server(Path(folder) / "s")
+        server.start()
+        try:
+            for kind, place in (("file", f"{folder}/agent.db"), ("PostgreSQL", server.url)):
+                for what, (wall, processor) in run(place, asked.appends).items():
+                    print(f"{kind:<12} {what:<8} {wall:7.2f} ms wall, median {processor:7.2f} ms processor of this process")
+        finally:
+            server.stop("immediate")
+
+
+if __name__ == "__main__":
+    main()

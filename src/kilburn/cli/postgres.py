@@ -1,0 +1,83 @@
+"""`postgres`: a PostgreSQL of one's own on this machine, and the upkeep of a store in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from kilburn.backends.places import is_url
+from kilburn.cli.shell import Json, Tenant, app
+from kilburn.errors import SpecError, StoreBusy
+from kilburn.terminal import emit, tell
+
+postgres = typer.Typer(help="A PostgreSQL of one's own, for a store.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(postgres, name="postgres")
+
+Dir = Annotated[Path, Option("--dir", metavar="DIR", help="Its folder.")]
+
+FOLDER = Path("agent.pg")
+
+PATIENCE = 60.0
+"""Seconds that a wipe waits for others."""
+
+
+@postgres.command("start")
+def start(folder: Dir = FOLDER, json: Json = False) -> None:
+    """Start a PostgreSQL in a folder, made where there is none, and print its URL.
+
+    It listens on a socket in the folder and on no port, and runs until it is stopped.
+
+    Example:
+
+        kilburn postgres start --dir agent.pg
+    """
+    from kilburn.backends.postgres.server import Server
+
+    url = Server(folder).start()
+    if json:
+        emit({"url": url})
+    else:
+        tell(url)
+
+
+@postgres.command("stop")
+def stop(
+    folder: Dir = FOLDER, delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False
+) -> None:
+    """Stop the PostgreSQL of a folder.
+
+    Example:
+
+        kilburn postgres stop --dir agent.pg
+    """
+    from kilburn.backends.postgres.server import Server
+
+    if not folder.exists():
+        raise SpecError(f"there is no folder {folder}", advice="give it with --dir")
+    server = Server(folder)
+    server.stop()
+    if delete:
+        server.delete()
+
+
+@postgres.command("wipe")
+def wipe(url: Annotated[str, Argument(metavar="URL", show_default=False, help="The store's.")], tenant: Tenant = None) -> None:
+    """Write the tables of a large store anew, so that no byte of what was forgotten stays in the server's files. Others wait.
+
+    Of a small store, forgetting does so by itself.
+
+    Example:
+
+        kilburn postgres wipe "$KILBURN_DB"
+    """
+    if not is_url(url):
+        raise SpecError("a file has nothing to wipe", advice="give postgresql://user@host:5432/database")
+    from kilburn.backends.postgres.store import Postgres
+
+    with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
+        if not backend.wipe():
+            raise StoreBusy("others use the tables, or older rows", advice="try again when few do")
+    tell("nothing of what was forgotten is left in the server's files")

@@ -1,0 +1,95 @@
+"""Programs that are killed, and a server that is: what was acknowledged is there, and nothing of what was not is half there."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import kilburn
+from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.store import Postgres
+from kilburn.errors import StoreError
+from kilburn.testing import check_laws
+from kilburn.testing.stores import batch_of, start
+
+WRITER = """
+import sys, kilburn
+url, first = sys.argv[1], int(sys.argv[2])
+with kilburn.open(url, window=500, policy="summarize", tokenizer="chars/4", embedder=None) as store:
+    session = store.session("s")
+    number = first
+    while True:
+        session.append({"role": "user", "content": f"message {number} of the talk, about nothing in particular"})
+        session.render()
+        print(number, flush=True)
+        number += 1
+"""
+
+
+def killed_after(url: str, first: int, lines: int) -> int:
+    """Run a writer, kill it when it has said so many lines, and return the last number that it acknowledged."""
+    last = first - 1
+    with subprocess.Popen([sys.executable, "-c", WRITER, url, str(first)], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        for _ in range(lines):
+            last = int(program.stdout.readline())
+        program.send_signal(signal.SIGKILL)
+        rest = program.stdout.read().split()
+        return int(rest[-1]) if rest else last
+
+
+def numbers(session: kilburn.Session) -> list[int]:
+    return [int(str(message["content"]).split()[1]) for message in session.messages()]
+
+
+@pytest.mark.slow
+def test_a_killed_writer_is_taken_over_by_the_next(url: str) -> None:
+    last = 0
+    for lines in (3, 1, 8, 2):
+        last = killed_after(url, last + 1, lines)
+        with kilburn.open(url, window=500, policy="summarize", tokenizer="chars/4", embedder=None) as store:
+            session = store.session("s")
+            found = numbers(session)
+            # The one that it was at may be there, too: it was not acknowledged, and nothing of it is half there.
+            assert found in (list(range(1, last + 1)), list(range(1, last + 2)))
+            last = found[-1]
+            check_laws(session)
+
+
+def test_a_server_that_crashes_keeps_what_was_acknowledged(server: Server, url: str) -> None:
+    with kilburn.open(url, window=500, policy="lru", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("s")
+        said = 0
+        for _ in range(3):
+            for _ in range(5):
+                said += 1
+                session.append({"role": "user", "content": f"message {said}"})
+            server.stop("immediate")
+            with pytest.raises(StoreError):
+                session.append({"role": "user", "content": "message 0"})
+            server.start()
+            session = store.session("s")
+            assert numbers(session) == list(range(1, said + 1))
+            check_laws(session)
+
+
+def test_a_connection_that_is_cut_within_a_transaction_leaves_nothing(url: str) -> None:
+    with Postgres(url) as backend:
+        segment = start(backend)
+        backend.commit(segment, batch_of(0, {1: "first"}))
+
+        def write() -> None:
+            with backend.together():
+                backend.commit(segment, batch_of(1, {2: "second"}))
+                joined = backend._db.joined
+                assert joined is not None
+                joined.close()
+                backend.commit(segment, batch_of(2, {3: "third"}))
+
+        with pytest.raises(StoreError):
+            write()
+        assert [page.id for page, _ in backend.pages(segment)] == [1]
+        backend.commit(segment, batch_of(1, {2: "again"}))

@@ -1,0 +1,92 @@
+"""A search finds in PostgreSQL what it finds in a file: the same passages, in the same order, with the same scores."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kilburn.backend import Backend, Batch
+from kilburn.backends.postgres.store import Postgres
+from kilburn.backends.ranked import ROWS
+from kilburn.testing import MemoryBackend
+from kilburn.testing.stores import batch_of, start
+
+WORDS = [
+    "the",
+    "and",
+    "parser",
+    "parsing",
+    "getUserName",
+    "src/kilburn/backend.py",
+    "foo_bar",
+    "Zürich",
+    "東京都",
+    "x" * 90,
+    "4711",
+]
+TEXT = st.lists(st.sampled_from(WORDS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12), max_size=30).map(
+    " ".join
+)
+QUERY = st.lists(st.sampled_from([*WORDS, "user", "backend", "absent", "NEAR", '"', "*"]), min_size=1, max_size=8).map(" ".join)
+
+tenants = itertools.count()
+
+
+def fill(backend: Backend, sessions: list[list[str]]) -> list[int]:
+    numbers = []
+    for at, texts in enumerate(sessions):
+        number = start(backend, f"session {at}")
+        for head, text in enumerate(texts):
+            backend.commit(number, batch_of(head, {head + 1: text}))
+        numbers.append(number)
+    return numbers
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25)
+@given(
+    st.lists(st.lists(TEXT, min_size=1, max_size=5), min_size=1, max_size=3),
+    st.lists(QUERY, min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.booleans(),
+)
+def test_both_find_the_same(url: str, sessions: list[list[str]], queries: list[str], limit: int, forgets: bool) -> None:
+    with MemoryBackend() as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
+        numbers = fill(file, sessions)
+        assert fill(database, sessions) == numbers
+        if forgets:
+            for backend in (file, database):
+                backend.commit(numbers[0], Batch(head=len(sessions[0]), erase=[1]))
+        for query in queries:
+            assert database.search(query, limit=limit) == file.search(query, limit=limit)
+            assert database.search(query, segments=numbers[::2], limit=limit) == file.search(
+                query, segments=numbers[::2], limit=limit
+            )
+            pairs = [(query, ""), (query, queries[0])]
+            assert database.newest(numbers[-1], pairs, limit) == file.newest(numbers[-1], pairs, limit)
+
+
+@pytest.mark.slow
+def test_both_find_the_same_where_words_are_common(url: str) -> None:
+    """More passages than are visited for a word: frequencies are estimated, and common words looked up among rarer ones."""
+    texts = {
+        number: f"common {'often' if number % 2 else 'seldom'} word{number % 97} rare{number % 997} and item{number}"
+        for number in range(1, ROWS + 900)
+    }
+    with MemoryBackend() as file, Postgres(url) as database:
+        for backend in (file, database):
+            one, other = start(backend, "one"), start(backend, "other")
+            backend.commit(one, batch_of(0, texts))
+            backend.commit(other, batch_of(0, {number: text for number, text in texts.items() if number % 5 == 0}))
+        for query in (
+            "common",
+            "common often",
+            "seldom word3",
+            "common often rare500 word7",
+            "and item77 common",
+            "often seldom common",
+        ):
+            for segments in (None, [1], [2], [1, 2]):
+                assert database.search(query, segments=segments, limit=9) == file.search(query, segments=segments, limit=9), query
