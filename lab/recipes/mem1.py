@@ -21,18 +21,19 @@ from torch import Tensor
 
 from kilburn.cli.shell import main
 from kilburn.selection.directives import state_of, within
-from kilburn_lab.training.course import Chance, Course
+from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.episode import Played, play
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.recipe import Figures, Recipe, command
 from kilburn_lab.training.steps import Row, advantages, policy_loss, sft_loss
-from kilburn_lab.training.transformer import Shape, Transformer, generate
-from kilburn_lab.training.words import AGENT, END, GAP, TOOL, USER, Words
+from kilburn_lab.training.transformer import Transformer, TransformerShape, generate
+from kilburn_lab.training.words import AGENT, END, GAP, TOOL, USER, WordTokenizer
 
 KEYS = [f"k{number}" for number in range(16)]
 VALUES = [f"v{number}" for number in range(10)]
 FILLERS = [f"w{number}" for number in range(8)]
-WORDS = Words("mem1", ["ask", "note", "end", "<IS>", "</IS>", "<answer>", "</answer>", *KEYS, *VALUES, *FILLERS], {"next": ()})
+SAID = ["ask", "note", "end", "<IS>", "</IS>", "<answer>", "</answer>"]
+WORDS = WordTokenizer("mem1", [*SAID, *KEYS, *VALUES, *FILLERS], {"next": ()})
 GROUP = 8
 Pairs = list[tuple[str, str]]
 
@@ -172,7 +173,7 @@ def played(model: Toy, task: Task, blank: bool = False) -> Played:
     )
 
 
-def measured(course: Course, arm: str, episodes: int, blank: bool = False) -> Figures:
+def measured(course: TrainingRun, arm: str, episodes: int, blank: bool = False) -> Figures:
     """Exact answers and the size of prompts, for 2, 4 and 8 questions, greedily."""
     model, found, label = Toy(str(course.checkpoint(arm))), {}, f"{arm}, state blanked" if blank else arm
     for count in (2, 4, 8):
@@ -185,11 +186,11 @@ def measured(course: Course, arm: str, episodes: int, blank: bool = False) -> Fi
     return found
 
 
-def train(course: Course) -> Figures:
+def train(course: TrainingRun) -> Figures:
     """Demonstrations, then reward; measured through the product."""
     course.train("sft", 120 if course.smoke else 400, supervised, rate=4e-3)
     course.train("rl", 3 if course.smoke else 60, reinforced, rate=1e-3, begin="sft")
-    episodes = 4 if course.smoke else 40
+    episodes = 4 if course.smoke else 20
     return measured(course, "sft", episodes) | measured(course, "rl", episodes) | measured(course, "rl", episodes, blank=True)
 
 
@@ -197,7 +198,7 @@ RECIPE = Recipe(
     name="mem1",
     doc=(__doc__ or "").partition("\n")[0],
     words=WORDS,
-    shape=Shape(layers=2, width=64, heads=4, context=160),
+    shape=TransformerShape(layers=2, width=64, heads=4, context=160),
     reply=20,
     train=train,
     drawn={"reward": ("rl",)},

@@ -12,7 +12,7 @@ import kilburn
 from kilburn.agents.loop import Agent, Limits
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing import Scripted
-from kilburn_lab.training.course import Course
+from kilburn_lab.training.course import TrainingRun
 from kilburn_lab.training.model import Toy
 from mem1 import RECIPE, WORDS, demonstrated, draw, played, valid
 
@@ -62,7 +62,7 @@ def test_reward_is_the_share_of_exact_answers() -> None:
 @pytest.mark.slow
 def test_a_short_training_learns_the_form_and_its_checkpoint_plays_through_the_kernel(tmp_path: Path) -> None:
     report = RECIPE.run(tmp_path, seeds=1, smoke=True)
-    course = Course("mem1", tmp_path, WORDS, RECIPE.shape, reply=RECIPE.reply)
+    course = TrainingRun("mem1", tmp_path, WORDS, RECIPE.shape, reply=RECIPE.reply)
     losses = [line["loss"] for line in course.lines("sft")]
     assert losses[-1] < losses[0] / 3
     assert 0 < course.lines("rl")[-1]["reward"] <= 1

@@ -14,7 +14,7 @@ from cli.terminal import kilburn as run
 from kilburn.agents.loop import Agent
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing import Scripted
-from kilburn_lab.training.calls import Calls
+from kilburn_lab.training.calls import LedgerCalls
 
 LONG = " ".join(["nothing of it matters"] * 30)
 
@@ -55,7 +55,7 @@ def test_prompts_are_what_the_model_was_shown(tmp_path: Path, policy: str, says:
     db = tmp_path / "agent.db"
     shown = recorded(db, policy, says, window)
     with kilburn.open(str(db), window=window, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        calls = list(Calls(store.session("run")))
+        calls = list(LedgerCalls(store.session("run")))
         whole = store.session("run").messages()
     assert [msgspec.json.encode(call.prompt) for call in calls] == shown
     assert [call.completion[0] for call in calls] == [message for message in whole if message["role"] == "assistant"]
@@ -84,7 +84,7 @@ def test_what_was_forgotten_is_in_no_example(tmp_path: Path) -> None:
     recorded(db, "mem1", state, 4000)
     with kilburn.open(str(db), window=4000, policy="mem1", tokenizer="chars/4", embedder=None) as store:
         store.session("run").forget("p5")
-        calls = Calls(store.session("run"))
+        calls = LedgerCalls(store.session("run"))
         kept = list(calls)
         assert calls.left_out >= 1
         assert len(kept) + calls.left_out == 8

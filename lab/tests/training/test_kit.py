@@ -15,15 +15,15 @@ import torch
 from kilburn.errors import Overlong, SpecError
 from kilburn.model import Request, complete
 from kilburn.testing import check_model
-from kilburn_lab.training.course import Chance, Course
+from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.report import Figure, Trained
 from kilburn_lab.training.steps import advantages, log_probabilities, policy_loss, sft_loss
-from kilburn_lab.training.transformer import Shape, Transformer, generate, save
-from kilburn_lab.training.words import AGENT, END, GAP, TOOL, UNKNOWN, USER, Words
+from kilburn_lab.training.transformer import Transformer, TransformerShape, generate, save
+from kilburn_lab.training.words import AGENT, END, GAP, TOOL, UNKNOWN, USER, WordTokenizer
 
-WORLD = Words("test", ["a", "b", "c", "k1", "k12", "<IS>", "</IS>"], {"next": (), "read": ("key",)})
-SMALL = Shape(layers=2, width=16, heads=2, context=48)
+WORLD = WordTokenizer("test", ["a", "b", "c", "k1", "k12", "<IS>", "</IS>"], {"next": (), "read": ("key",)})
+SMALL = TransformerShape(layers=2, width=16, heads=2, context=48)
 
 
 def ids(*words: str) -> list[int]:
@@ -61,7 +61,7 @@ def test_a_reply_is_a_call_only_with_as_many_words_as_the_tool_has_arguments() -
 
 @pytest.mark.parametrize("smears", [True, False])
 def test_decoding_in_a_batch_is_decoding_one_by_one_and_what_a_whole_pass_says(smears: bool) -> None:
-    model = Transformer(20, Shape(layers=2, width=16, heads=2, context=48, smears=smears), seed=3)
+    model = Transformer(20, TransformerShape(layers=2, width=16, heads=2, context=48, smears=smears), seed=3)
     with torch.no_grad():
         for name, part in model.named_parameters():
             if name.endswith("smear"):
@@ -114,8 +114,8 @@ RUN = """
 """
 
 
-def course(folder: Path) -> Course:
-    return Course("copying", folder, WORLD, SMALL, reply=4, seed=1)
+def course(folder: Path) -> TrainingRun:
+    return TrainingRun("copying", folder, WORLD, SMALL, reply=4, seed=1)
 
 
 def learn(model: Transformer, chance: Chance, done: float, kill: int = 0) -> tuple[torch.Tensor, dict[str, float]]:

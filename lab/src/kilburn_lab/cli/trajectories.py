@@ -14,7 +14,7 @@ from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
 from kilburn.terminal import say
 from kilburn_lab.cli.verbs import lab
-from kilburn_lab.training.calls import FORMS, Calls
+from kilburn_lab.training.calls import FORMS, LedgerCalls
 
 
 @lab.command()
@@ -42,7 +42,7 @@ def trajectories(
     many = left_out = 0
     with reading(db, tenant) as store, write_file(out, force=force) as file:
         for each in name or [info.name for info in store.sessions()]:
-            calls = Calls(session(store, each))
+            calls = LedgerCalls(session(store, each))
             for call in calls:
                 file.write(msgspec.json.encode(call.example(form)) + b"\n")
                 many += 1

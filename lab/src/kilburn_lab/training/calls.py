@@ -24,7 +24,7 @@ FORMS = ("prompt", "messages")
 """TRL's conversational forms: a prompt and a completion, or all messages together."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class ModelCall(msgspec.Struct, frozen=True):
     """One call of the model: what it was shown, and what it said, as messages in the chat form."""
 
     session: str
@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True):
         return {"prompt": self.prompt, "completion": self.completion}
 
 
-class Calls:
+class LedgerCalls:
     """The calls of a session, in order; `left_out` counts those that cannot be told, after all have been read.
 
     A call is left out if a page that it was shown, or what it said, was forgotten since; or if a search had brought something
@@ -50,7 +50,7 @@ class Calls:
         self.session = session
         self.left_out = 0
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[ModelCall]:
         session = self.session
         self.left_out = 0
         prompt: list[dict[str, Any]] | None = None
@@ -67,7 +67,7 @@ class Calls:
                     if prompt is None or completion is None:
                         self.left_out += 1
                     else:
-                        yield Call(session.name, event.number, prompt, completion)
+                        yield ModelCall(session.name, event.number, prompt, completion)
                 prompt, gone = None, False
 
     def _said(self, event: Event) -> list[Page]:

@@ -18,8 +18,8 @@ import msgspec
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import write_file
 from kilburn_lab.training import transformer
-from kilburn_lab.training.transformer import Shape, Transformer
-from kilburn_lab.training.words import Words
+from kilburn_lab.training.transformer import Transformer, TransformerShape
+from kilburn_lab.training.words import WordTokenizer
 
 try:
     import torch
@@ -47,7 +47,7 @@ Step = Callable[[Transformer, Chance, float], tuple[Tensor, dict[str, float]]]
 ledger."""
 
 
-class Course:
+class TrainingRun:
     """The training of one recipe with one seed, in a folder.
 
     Args:
@@ -60,8 +60,8 @@ class Course:
         self,
         recipe: str,
         folder: Path,
-        words: Words,
-        shape: Shape,
+        words: WordTokenizer,
+        shape: TransformerShape,
         *,
         reply: int,
         seed: int = 0,

@@ -15,10 +15,10 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import write_file
 from kilburn.picture import check_picture
 from kilburn.terminal import say, show
-from kilburn_lab.training.course import Course
+from kilburn_lab.training.course import TrainingRun
 from kilburn_lab.training.report import Figure, Trained, draw
-from kilburn_lab.training.transformer import Shape, Transformer
-from kilburn_lab.training.words import Words
+from kilburn_lab.training.transformer import Transformer, TransformerShape
+from kilburn_lab.training.words import WordTokenizer
 
 try:
     import torch
@@ -41,10 +41,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     doc: str
-    words: Words
-    shape: Shape
+    words: WordTokenizer
+    shape: TransformerShape
     reply: int
-    train: Callable[[Course], Figures]
+    train: Callable[[TrainingRun], Figures]
     drawn: Mapping[str, tuple[str, ...]]
     note: str = ""
 
@@ -59,7 +59,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         courses = []
         began, trained = time.process_time(), 0.0
         for seed in range(seeds):
-            course = Course(self.name, folder, self.words, self.shape, reply=self.reply, seed=seed, smoke=smoke, heard=heard)
+            course = TrainingRun(self.name, folder, self.words, self.shape, reply=self.reply, seed=seed, smoke=smoke, heard=heard)
             courses.append(course)
             found.append(self.train(course))
             trained += course.seconds()
@@ -90,9 +90,7 @@ def command(recipe: Recipe) -> typer.Typer:
         smoke: Annotated[bool, typer.Option("--smoke", help="A short version, which shows that it works and no more.")] = False,
         out: Annotated[
             Path | None,
-            typer.Option(
-                metavar="DIR", help="For all that comes of it; a run there goes on. trained/NAME by default."
-            ),
+            typer.Option(metavar="DIR", help="For all that comes of it; a run there goes on. trained/NAME by default."),
         ] = None,
         json: Json = False,
     ) -> None:

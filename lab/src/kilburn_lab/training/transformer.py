@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import write_file
-from kilburn_lab.training.words import END, PAD, Words
+from kilburn_lab.training.words import END, PAD, WordTokenizer
 
 try:
     import torch
@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 EPSILON = 1e-6
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a transformer.
 
     Args:
@@ -49,13 +49,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if min(self.layers, self.width, self.heads, self.context) < 1 or self.width % (2 * self.heads):
-            raise SpecError(
-                f"a transformer of the shape {self}", advice="give 1 or more, and a width of 2 a head or more"
-            )
+            raise SpecError(f"a transformer of the shape {self}", advice="give 1 or more, and a width of 2 a head or more")
 
 
 class _Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         width, inner = shape.width, shape.width * 5 // 2
         self.heads, self.smears = shape.heads, shape.smears
@@ -86,7 +84,7 @@ class _Block(nn.Module):
 class _Cache:
     """Keys and values of one layer, in room for so many tokens; and the last key before it was smeared."""
 
-    def __init__(self, rows: int, shape: Shape, room: int) -> None:
+    def __init__(self, rows: int, shape: TransformerShape, room: int) -> None:
         self.keys, self.values = (torch.zeros(rows, shape.heads, room, shape.width // shape.heads) for _ in range(2))
         self.last: Tensor | None = None
         self.at = 0
@@ -106,7 +104,7 @@ class Transformer(nn.Module):
         seed: of the weights that it begins with.
     """
 
-    def __init__(self, size: int, shape: Shape, seed: int = 0) -> None:
+    def __init__(self, size: int, shape: TransformerShape, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
         with torch.random.fork_rng(devices=[]):
@@ -199,7 +197,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What stands beside the weights: what they were trained for, and how they read and write.
 
     Args:
-        tools: see `Words`. reply: tokens of a reply, at most.
+        tools: see `WordTokenizer`. reply: tokens of a reply, at most.
     """
 
     recipe: str
@@ -208,11 +206,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     world: str
     words: tuple[str, ...]
     tools: dict[str, tuple[str, ...]]
-    shape: Shape
+    shape: TransformerShape
     reply: int
 
 
-def save(path: Path, model: Transformer, words: Words, *, recipe: str, arm: str, seed: int, reply: int) -> None:
+def save(path: Path, model: Transformer, words: WordTokenizer, *, recipe: str, arm: str, seed: int, reply: int) -> None:
     """Write weights as safetensors, and what they mean as JSON beside them."""
     described = Checkpoint(
         recipe=recipe,
@@ -230,7 +228,7 @@ def save(path: Path, model: Transformer, words: Words, *, recipe: str, arm: str,
         file.write(msgspec.json.format(msgspec.json.encode(described), indent=1))
 
 
-def load(path: Path) -> tuple[Transformer, Words, Checkpoint]:
+def load(path: Path) -> tuple[Transformer, WordTokenizer, Checkpoint]:
     """The weights of a checkpoint, its words, and what it says of itself.
 
     Raises:
@@ -238,11 +236,9 @@ def load(path: Path) -> tuple[Transformer, Words, Checkpoint]:
     """
     try:
         described = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Checkpoint)
-        words = Words(described.world, described.words, described.tools)
+        words = WordTokenizer(described.world, described.words, described.tools)
         model = Transformer(len(words), described.shape)
         model.load_state_dict(read_tensors(path.read_bytes()))
     except (OSError, msgspec.MsgspecError, SafetensorError, RuntimeError, ValueError) as error:
-        raise SpecError(
-            f"no checkpoint at {path}: {str(error)[:200]}", advice="give the .safetensors of a recipe"
-        ) from error
+        raise SpecError(f"no checkpoint at {path}: {str(error)[:200]}", advice="give the .safetensors of a recipe") from error
     return model.eval(), words, described

@@ -1,7 +1,8 @@
 """A tokenizer of a small world, where each word is one token, and its chat template.
 
-What the kernel renders is what the transformer reads: each message begins with a token for its role, a handle of what is out
-is one token, and a tool call stands behind the reply's text as the tool's name and its arguments.
+What the kernel renders is what the transformer reads. Each message begins with a token for its role. What the kernel writes in
+brackets about addresses (a handle, the head and the end of a fold) is one token. A tool call stands behind the reply's text as
+the tool's name and its arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PAD, UNKNOWN, GAP, USER, AGENT, TOOL, END = range(len(CONTROL))
 ROLES = {"system": USER, "user": USER, "assistant": AGENT, "tool": TOOL}
 
 
-class Words:
+class WordTokenizer:
     """The words of a world, and its tools. Also the counter of a session, as `kilburn.open(tokenizer=...)` takes it.
 
     Args:
@@ -38,7 +39,9 @@ class Words:
         self.ids = {word: number for number, word in enumerate(self.words)}
         known = sorted(self.words[len(CONTROL) :], key=lambda word: (-len(word), word))
         spelled = (re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else "") for word in known)
-        self._read = re.compile(rf"(?P<gap>\[p\d[^\]\n]*\])|(?P<word>{'|'.join(spelled)})|(?P<other>\w+|[^\w\s])")
+        self._read = re.compile(
+            rf"(?P<gap>\[(?:p\d|end [0-9a-f])[^\]\n]*\])|(?P<word>{'|'.join(spelled)})|(?P<other>\w+|[^\w\s])"
+        )
 
     def __len__(self) -> int:
         return len(self.words)
