@@ -21,6 +21,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     sleep,
     table,
     tasks,
+    trajectories,
     vectors,
     workflows,
 )

@@ -1,0 +1,191 @@
+"""A training run that can be killed: what it did is in a ledger of JSON lines, and it goes on where its last state stands.
+
+Each step draws from chances that are made of the recipe, the arm, the seed and the step's number. So nothing of them need be
+kept, and a run that was killed and goes on is bit for bit the run that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import MissingExtra, SpecError
+from kilburn.file import write_file
+from kilburn_lab.training import transformer
+from kilburn_lab.training.transformer import Transformer, TransformerShape
+from kilburn_lab.training.words import WordTokenizer
+
+try:
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save as tensors_of
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise MissingExtra(error.name or "torch", "train") from error
+
+
+class Chance:
+    """What a step draws from: `worlds` makes tasks, `sampling` draws tokens.
+
+    Args:
+        name: the same name gives the same draws.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.worlds = random.Random(name)
+        self.sampling = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
+
+
+Step = Callable[[Transformer, Chance, float], tuple[Tensor, dict[str, float]]]
+"""One step: the model, its chances, and how much of the arm is done, from 0 to 1. It gives the loss, and figures for the
+ledger."""
+
+
+class TrainingRun:
+    """The training of one recipe with one seed, in a folder.
+
+    Args:
+        reply: tokens of a reply, at most.
+        smoke: whether this is the short version, for tests.
+        heard: gets a line now and then, for people.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        folder: Path,
+        words: WordTokenizer,
+        shape: TransformerShape,
+        *,
+        reply: int,
+        seed: int = 0,
+        smoke: bool = False,
+        heard: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.recipe, self.folder, self.words, self.shape = recipe, folder, words, shape
+        self.reply, self.seed, self.smoke, self.heard = reply, seed, smoke, heard
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def chance(self, what: str) -> Chance:
+        """Chances for something of this seed, such as what is measured."""
+        return Chance(f"{self.recipe}/{what}/{self.seed}")
+
+    def checkpoint(self, arm: str) -> Path:
+        """Where the trained weights of an arm are."""
+        return self.folder / f"{arm}-{self.seed}.safetensors"
+
+    def ledger(self, arm: str) -> Path:
+        """Where the ledger of an arm is: a line a step."""
+        return self.folder / f"{arm}-{self.seed}.jsonl"
+
+    def train(
+        self, arm: str, steps: int, step: Step, *, rate: float, begin: str = "", every: int = 20, decay: float = 0.1
+    ) -> Transformer:
+        """Train an arm, or go on with it, or read it if it is done; its weights are exported.
+
+        Args:
+            rate: the highest learning rate, after the first twentieth of the steps.
+            begin: the arm whose weights this one begins with; fresh ones where "".
+            every: steps between two states that a killed run can go on from.
+            decay: the share of the rate that is left at the end.
+
+        Raises:
+            SpecError: the folder holds a run of other settings.
+        """
+        if begin:
+            model, _, _ = transformer.load(self.checkpoint(begin))
+        else:
+            model = Transformer(len(self.words), self.shape, self.seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        setting = (self.recipe, arm, self.seed, self.words.words, msgspec.to_builtins(self.shape), steps, rate, begin, decay)
+        state = _State(self.folder / f"{arm}-{self.seed}.state", hashlib.sha256(repr(setting).encode()).hexdigest())
+        done, spent = state.read(model, optimizer)
+        lines = self.ledger(arm).read_bytes().splitlines(keepends=True)[:done] if done else []
+        self.ledger(arm).write_bytes(b"".join(lines))
+        model.train()
+        began = time.process_time()
+        with self.ledger(arm).open("ab") as ledger:
+            for number in range(done, steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * _warmth(number, steps, decay)
+                loss, figures = step(model, Chance(f"{self.recipe}/{arm}/{self.seed}/{number}"), number / steps)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                seconds = spent + time.process_time() - began
+                told = {"step": number + 1, "loss": loss.item(), **figures, "seconds": round(seconds, 2)}
+                ledger.write(msgspec.json.encode(told) + b"\n")
+                if (number + 1) % every == 0 or number + 1 == steps:
+                    ledger.flush()
+                    state.write(model, optimizer, number + 1, seconds)
+                    left = seconds / (number + 1) * (steps - number - 1)
+                    shown = ", ".join(f"{name} {value:.3f}" for name, value in {"loss": told["loss"], **figures}.items())
+                    self.heard(
+                        f"{self.recipe} seed {self.seed}, {arm}: step {number + 1} of {steps}, {shown}; "
+                        f"{seconds:.0f} s of processor time, about {left:.0f} s to go"
+                    )
+        model.eval()
+        transformer.save(self.checkpoint(arm), model, self.words, recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply)
+        return model
+
+    def seconds(self) -> float:
+        """The processor seconds that this seed's arms took, earlier parts of a killed run included."""
+        return sum(lines[-1]["seconds"] for arm in self.arms() if (lines := self.lines(arm)))
+
+    def arms(self) -> list[str]:
+        """The arms of this seed that have begun, by name."""
+        end = f"-{self.seed}.jsonl"
+        return sorted(path.name.removesuffix(end) for path in self.folder.glob(f"*{end}"))
+
+    def lines(self, arm: str) -> list[dict[str, Any]]:
+        """The ledger of an arm."""
+        return [msgspec.json.decode(line) for line in self.ledger(arm).read_bytes().splitlines()]
+
+
+def _warmth(step: int, steps: int, decay: float) -> float:
+    """The share of the learning rate at a step: it rises for a twentieth of the steps, and then falls in a line."""
+    first = max(1, steps // 20)
+    if step < first:
+        return (step + 1) / first
+    return 1.0 - (1.0 - decay) * (step - first) / max(1, steps - first)
+
+
+class _State:
+    """The file that a killed run goes on from: weights and the optimiser's moments as safetensors, never pickle."""
+
+    def __init__(self, path: Path, setting: str) -> None:
+        self.path, self.setting = path, setting
+
+    def write(self, model: Transformer, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
+        tensors = {f"w.{name}": part.detach().contiguous() for name, part in model.state_dict().items()}
+        for name, part in model.named_parameters():
+            kept = optimizer.state[part]
+            tensors |= {f"m.{name}": kept["exp_avg"].contiguous(), f"v.{name}": kept["exp_avg_sq"].contiguous()}
+        said = {"step": str(step), "seconds": repr(seconds), "setting": self.setting}
+        with write_file(self.path, force=True) as file:
+            file.write(tensors_of(tensors, said))
+
+    def read(self, model: Transformer, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+        """The steps that are done, and the seconds that they took; the model and its optimiser are then as they were."""
+        if not self.path.exists():
+            return 0, 0.0
+        with safe_open(self.path, "pt") as file:
+            said = file.metadata()
+            if said.get("setting") != self.setting:
+                raise SpecError(f"{self.path} is of a run with other settings", advice="give another folder, or remove this one")
+            step = int(said["step"])
+            model.load_state_dict({name: file.get_tensor(f"w.{name}") for name in model.state_dict()})
+            for name, part in model.named_parameters():
+                optimizer.state[part] = {
+                    "step": torch.tensor(float(step)),
+                    "exp_avg": file.get_tensor(f"m.{name}"),
+                    "exp_avg_sq": file.get_tensor(f"v.{name}"),
+                }
+        return step, float(said["seconds"])

@@ -1,0 +1,113 @@
+"""An episode through the real thing: the product's agent, its session, policy, window and ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+import kilburn
+from kilburn.agents.loop import Agent, Limits
+from kilburn.errors import Overlong
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
+from kilburn.message import Kind, Part
+from kilburn.model import Delta, Reply, Request
+from kilburn_lab.training.model import Toy
+
+
+class Shown:
+    """A model that keeps what another one was shown, and what it said.
+
+    Args:
+        rewrite: what becomes of a reply's text before it is kept, for ablations.
+    """
+
+    form = "chat"
+
+    def __init__(self, model: Toy, rewrite: Callable[[str], str] = lambda text: text) -> None:
+        self.model, self.rewrite = model, rewrite
+        self.name, self.context, self.tokenizer = model.name, model.context, model.tokenizer
+        self.prompts: list[list[dict[str, Any]]] = []
+        self.replies: list[str] = []
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """What the other one says, rewritten."""
+        self.prompts.append(msgspec.json.decode(msgspec.json.encode(request.messages)))
+        for piece in self.model.stream(request):
+            if isinstance(piece, Reply):
+                parts = tuple(map(self._part, piece.message.parts))
+                piece = msgspec.structs.replace(piece, message=msgspec.structs.replace(piece.message, parts=parts))
+                self.replies.append(piece.text)
+            yield piece
+
+    def _part(self, part: Part) -> Part:
+        return msgspec.structs.replace(part, text=self.rewrite(part.text)) if part.kind is Kind.TEXT else part
+
+    @property
+    def sizes(self) -> list[int]:
+        """The tokens of each prompt, as the transformer reads it."""
+        return [len(self.tokenizer.prompt(prompt)) for prompt in self.prompts]
+
+
+class Played(msgspec.Struct, kw_only=True):
+    """How an episode went.
+
+    Args:
+        finish: of the run: "stop" where the agent ended it. text: its last reply.
+        sizes: tokens of each prompt. replies: each reply's text.
+        whole: tokens of the whole transcript: the last prompt, had nothing left.
+    """
+
+    finish: str
+    text: str
+    sizes: list[int]
+    replies: list[str]
+    whole: int
+
+    @property
+    def peak(self) -> int:
+        """Tokens of the largest prompt."""
+        return max(self.sizes, default=0)
+
+
+def play(
+    model: Toy,
+    task: str,
+    tools: Sequence[Callable[..., Any]],
+    *,
+    policy: str,
+    window: int,
+    steps: int,
+    rewrite: Callable[[str], str] = lambda text: text,
+    store: Store | None = None,
+    name: str = "episode",
+) -> Played:
+    """Let a trained model work at a task as the product's agent, in a session with this policy and window.
+
+    Args:
+        store: where the session is kept, with a window and a policy of its own; in memory where None.
+    """
+    shown = Shown(model, rewrite)
+    if store is not None:
+        return _played(shown, store.session(name), task, tools, steps)
+    with kilburn.open(":memory:", window=window, policy=policy, tokenizer=model.tokenizer, model=shown, embedder=None) as opened:
+        return _played(shown, opened.session(name), task, tools, steps)
+
+
+def _played(shown: Shown, session: Session, task: str, tools: Sequence[Callable[..., Any]], steps: int) -> Played:
+    limits = Limits(steps=steps, reply=shown.model.described.reply)
+    agent = Agent(shown, tools, session, limits=limits, memory=False)
+    try:
+        result = agent.run(task)
+        finish, text = result.finish, result.text
+    except Overlong:
+        finish, text = "overlong", ""
+    return Played(
+        finish=finish,
+        text=text,
+        sizes=shown.sizes,
+        replies=shown.replies,
+        whole=len(shown.tokenizer.prompt(session.messages())) - 1,
+    )

@@ -1,0 +1,75 @@
+"""A trained checkpoint as a model of the product: it reads what the kernel rendered, and its replies go into the ledger.
+
+kilburn.open(..., model="kilburn_lab.training.model:Toy('out/rl-0.safetensors')")
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from kilburn.errors import MissingExtra, Overlong, Refused
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import Delta, Finish, Reply, Request, Tokens
+from kilburn_lab.training.transformer import generate, load
+from kilburn_lab.training.words import END
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise MissingExtra(error.name or "torch", "train") from error
+
+
+class Toy:
+    """The weights of a recipe, as a model.
+
+    Args:
+        path: the `.safetensors` that a recipe exported; its `.json` stands beside it.
+        temperature: where a request names none; 0 for the likeliest token.
+        seed: of what is drawn, where a request names none; the number of the reply is added to it.
+
+    Raises:
+        SpecError: no checkpoint there, or a damaged one.
+    """
+
+    form = "chat"
+
+    def __init__(self, path: str, temperature: float = 0.0, seed: int = 0) -> None:
+        self._model, self.words, self.described = load(Path(path))
+        self.name = f"toy:{self.described.recipe}-{self.described.arm}-{self.described.seed}"
+        self.context: int | None = self.described.shape.context
+        self.tokenizer = self.words
+        self._temperature, self._seed, self._replies = temperature, seed, 0
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply; a tool's name in it, with as many words behind it as the tool has arguments, is a call.
+
+        Raises:
+            Refused: a request without messages. Overlong: the prompt and the reply do not fit into the context.
+        """
+        if not request.messages:
+            raise Refused("a request without messages", advice="send at least one message")
+        prompt = self.words.prompt(request.messages)
+        most = min(request.max_tokens, self.described.reply)
+        if len(prompt) + most > self.described.shape.context:
+            raise Overlong(
+                f"{len(prompt)} tokens and {most} to write", advice=f"a window of {self.described.shape.context - most} fits"
+            )
+        warm = self._temperature if request.temperature is None else request.temperature
+        chance = torch.Generator().manual_seed(self._seed + self._replies if request.seed is None else request.seed)
+        self._replies += 1
+        [tokens] = generate(self._model, [prompt], most, temperature=warm, chance=chance)
+        text, tool, given = self.words.split(self.words.decode(tokens))
+        parts = [Part(kind=Kind.TEXT, text=text)] if text or not tool else []
+        if tool:
+            call = hashlib.sha256(f"{self.name}/{self._seed}/{self._replies}/{prompt}".encode()).hexdigest()[:12]
+            parts.append(Part(kind=Kind.CALL, text=given, name=tool, call=f"call_{call}"))
+        if text:
+            yield Delta(text)
+        finish = Finish.CALLS if tool else Finish.STOP if tokens[-1] == END else Finish.LENGTH
+        yield Reply(
+            message=Message(role=Role.ASSISTANT, parts=tuple(parts)),
+            finish=finish,
+            usage=Tokens(prompt=len(prompt), reply=len(tokens)),
+        )

@@ -1,0 +1,109 @@
+"""A tokenizer of a small world, where each word is one token, and its chat template.
+
+What the kernel renders is what the transformer reads. Each message begins with a token for its role. What the kernel writes in
+brackets about addresses (a handle, the head and the end of a fold) is one token. A tool call stands behind the reply's text as
+the tool's name and its arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import InvalidMessage
+
+CONTROL = ("<pad>", "<unknown>", "<gap>", "<user>", "<agent>", "<tool>", "<end>")
+PAD, UNKNOWN, GAP, USER, AGENT, TOOL, END = range(len(CONTROL))
+ROLES = {"system": USER, "user": USER, "assistant": AGENT, "tool": TOOL}
+
+
+class WordTokenizer:
+    """The words of a world, and its tools. Also the counter of a session, as `kilburn.open(tokenizer=...)` takes it.
+
+    Args:
+        name: of the world.
+        words: all of them, each once. A word may hold blanks and signs; where two fit, the longer one is read.
+        tools: the names of each tool's arguments, in the order in which the transformer writes their values.
+    """
+
+    envelope = 1
+
+    def __init__(self, name: str, words: Iterable[str], tools: Mapping[str, Sequence[str]] | None = None) -> None:
+        self.name = f"words:{name}"
+        self.world = name
+        self.tools = {tool: tuple(given) for tool, given in (tools or {}).items()}
+        self.words = tuple(dict.fromkeys((*CONTROL, *words, *self.tools)))
+        self.ids = {word: number for number, word in enumerate(self.words)}
+        known = sorted(self.words[len(CONTROL) :], key=lambda word: (-len(word), word))
+        spelled = (re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else "") for word in known)
+        self._read = re.compile(
+            rf"(?P<gap>\[(?:p\d|end [0-9a-f])[^\]\n]*\])|(?P<word>{'|'.join(spelled)})|(?P<other>\w+|[^\w\s])"
+        )
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self.encode(text))
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text; a word of another world is `<unknown>`."""
+        found = []
+        for match in self._read.finditer(text):
+            kind = match.lastgroup
+            found.append(GAP if kind == "gap" else self.ids[match[0]] if kind == "word" else UNKNOWN)
+        return found
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The words of some tokens, with blanks between them."""
+        return " ".join(self.words[token] for token in tokens if token != END)
+
+    def prompt(self, messages: Iterable[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a prompt in the chat form, up to where the reply begins."""
+        found: list[int] = []
+        for message in messages:
+            role = ROLES.get(str(message.get("role")), USER)
+            found += [role, *self.encode(_text(message))]
+            for call in message.get("tool_calls") or ():
+                found += self.encode(self._called(call["function"]))
+            if role == AGENT:
+                found.append(END)
+        return [*found, AGENT]
+
+    def reply(self, text: str) -> list[int]:
+        """The tokens of a reply."""
+        return [*self.encode(text), END]
+
+    def split(self, text: str) -> tuple[str, str, str]:
+        """A reply as its text, the tool that it calls, and the arguments in JSON; the tool is "" where it calls none.
+
+        Words behind the tool's name are its arguments; one too few or too many makes no call.
+        """
+        words = text.split(" ")
+        at = next((number for number, word in enumerate(words) if word in self.tools), None)
+        if at is None:
+            return text, "", ""
+        names, values = self.tools[words[at]], words[at + 1 :]
+        if len(names) != len(values):
+            return text, "", ""
+        return " ".join(words[:at]), words[at], msgspec.json.encode(dict(zip(names, values, strict=True))).decode()
+
+    def _called(self, function: Mapping[str, Any]) -> str:
+        name, given = str(function.get("name")), function.get("arguments") or "{}"
+        try:
+            values = msgspec.json.decode(given, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise InvalidMessage(f"a call of {name} without arguments in JSON", advice="give a JSON object") from error
+        return " ".join((name, *(str(values[key]) for key in self.tools.get(name, ()) if key in values)))
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "\n".join(str(block["text"]) for block in blocks if isinstance(block, dict) and "text" in block)

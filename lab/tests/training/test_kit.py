@@ -1,0 +1,198 @@
+"""The kit for training: a tokenizer of a small world, weights, losses, and runs that can be killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from kilburn.errors import Overlong, SpecError
+from kilburn.model import Request, complete
+from kilburn.testing import check_model
+from kilburn_lab.training.course import Chance, TrainingRun
+from kilburn_lab.training.model import Toy
+from kilburn_lab.training.report import Figure, Trained
+from kilburn_lab.training.steps import advantages, log_probabilities, policy_loss, sft_loss
+from kilburn_lab.training.transformer import Transformer, TransformerShape, generate, save
+from kilburn_lab.training.words import AGENT, END, GAP, TOOL, UNKNOWN, USER, WordTokenizer
+
+WORLD = WordTokenizer("test", ["a", "b", "c", "k1", "k12", "<IS>", "</IS>"], {"next": (), "read": ("key",)})
+SMALL = TransformerShape(layers=2, width=16, heads=2, context=48)
+
+
+def ids(*words: str) -> list[int]:
+    return [WORLD.ids[word] for word in words]
+
+
+def test_the_longer_word_is_read_and_what_is_of_no_world_is_unknown() -> None:
+    assert WORLD.encode("k12 k1 <IS>a</IS> zebra !") == [*ids("k12", "k1", "<IS>", "a", "</IS>"), UNKNOWN, UNKNOWN]
+    assert WORLD.count("") == 0
+
+
+def test_a_prompt_is_roles_words_calls_and_handles() -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "read", "arguments": '{"key": "k1"}'}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "[p3-p4 out: 2 pages, 30 tokens]"},
+        {"role": "assistant", "content": "b", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": "c"},
+    ]
+    assert WORLD.prompt(messages) == [
+        *(USER, *ids("a")),
+        *(USER, GAP),
+        *(AGENT, *ids("b", "read", "k1"), END),
+        *(TOOL, *ids("c")),
+        AGENT,
+    ]
+
+
+def test_a_reply_is_a_call_only_with_as_many_words_as_the_tool_has_arguments() -> None:
+    assert WORLD.split("a b read k1") == ("a b", "read", '{"key":"k1"}')
+    assert WORLD.split("next") == ("", "next", "{}")
+    for reply in ("a read", "a read k1 k12", "a next b", "a b"):
+        assert WORLD.split(reply) == (reply, "", "")
+
+
+@pytest.mark.parametrize("smears", [True, False])
+def test_decoding_in_a_batch_is_decoding_one_by_one_and_what_a_whole_pass_says(smears: bool) -> None:
+    model = Transformer(20, TransformerShape(layers=2, width=16, heads=2, context=48, smears=smears), seed=3)
+    with torch.no_grad():
+        for name, part in model.named_parameters():
+            if name.endswith("smear"):
+                part.normal_(generator=torch.Generator().manual_seed(1))
+    prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15, 16], [17]]
+    together = generate(model, prompts, 10)
+    assert together == [generate(model, [prompt], 10)[0] for prompt in prompts]
+    for prompt, reply in zip(prompts, together, strict=True):
+        scores = model.logits(model.hidden(torch.tensor([prompt + reply])))[0]
+        assert scores[len(prompt) - 1 : -1].argmax(-1).tolist() == reply
+    assert len({tuple(reply) for reply in together}) > 1
+
+
+def test_log_probabilities_are_those_of_the_replies_and_padding_changes_none() -> None:
+    model = Transformer(20, SMALL, seed=1)
+    rows = [([7, 8], [9, 10, END]), ([7, 8, 11, 12, 13], [END])]
+    together, owners = log_probabilities(model, rows)
+    assert owners.tolist() == [0, 0, 0, 1]
+    alone = torch.cat([log_probabilities(model, [row])[0] for row in rows])
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert (together < 0).all()
+
+
+def test_advantages_are_within_a_group() -> None:
+    found = advantages([0, 1, 0, 1, 1, 1, 1, 1], 4)
+    assert found[:4] == pytest.approx([-1, 1, -1, 1], abs=1e-4)
+    assert found[4:] == [0, 0, 0, 0]
+
+
+def test_a_step_makes_what_was_rewarded_likelier_and_the_rest_less_likely() -> None:
+    model = Transformer(20, SMALL, seed=2)
+    rows = [([7], [8, END]), ([7], [9, END])]
+    before = [float(log_probabilities(model, [row])[0].sum().detach()) for row in rows]
+    loss = policy_loss(model, rows, [1.0, -1.0])
+    loss.backward()
+    with torch.no_grad():
+        for part in model.parameters():
+            part -= 0.1 * part.grad
+    after = [float(log_probabilities(model, [row])[0].sum().detach()) for row in rows]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+RUN = """
+    import os, signal, sys
+    from pathlib import Path
+    from test_kit import course, learn
+
+    course(Path(sys.argv[1])).train("copy", 12, lambda *given: learn(*given, kill=9), rate=1e-2, every=4)
+"""
+
+
+def course(folder: Path) -> TrainingRun:
+    return TrainingRun("copying", folder, WORLD, SMALL, reply=4, seed=1)
+
+
+def learn(model: Transformer, chance: Chance, done: float, kill: int = 0) -> tuple[torch.Tensor, dict[str, float]]:
+    """Say what was said; the process dies before the step `kill`."""
+    if kill and round(done * 12) == kill:
+        import os
+
+        os.kill(os.getpid(), signal.SIGKILL)
+    words = [chance.worlds.choice(ids("a", "b", "c")) for _ in range(8)]
+    drawn = float(torch.rand(1, generator=chance.sampling))
+    return sft_loss(model, [([USER, word, AGENT], [word, END]) for word in words]), {"drawn": drawn}
+
+
+def test_a_killed_run_goes_on_and_is_bit_for_bit_the_run_that_was_not(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    whole = course(tmp_path / "whole")
+    whole.train("copy", 12, learn, rate=1e-2, every=4)
+    program = textwrap.dedent(RUN)
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{program}", str(killed)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not course(killed).checkpoint("copy").exists()
+    rest = course(killed)
+    seen = []
+    rest.train("copy", 12, lambda *given: (seen.append(given[2]), learn(*given))[1], rate=1e-2, every=4)
+    assert len(seen) == 4
+    assert rest.checkpoint("copy").read_bytes() == whole.checkpoint("copy").read_bytes()
+    plain = [[{key: line[key] for key in ("step", "loss", "drawn")} for line in each.lines("copy")] for each in (whole, rest)]
+    assert plain[0] == plain[1]
+    assert [line["step"] for line in plain[0]] == list(range(1, 13))
+    assert rest.lines("copy")[-1]["loss"] < rest.lines("copy")[0]["loss"] / 2
+
+
+def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    course(tmp_path).train("copy", 4, learn, rate=1e-2)
+    with pytest.raises(SpecError, match="other settings"):
+        course(tmp_path).train("copy", 5, learn, rate=1e-2)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.safetensors"
+    save(path, Transformer(len(WORLD), SMALL, seed=5), WORLD, recipe="test", arm="none", seed=0, reply=8)
+    return path
+
+
+def test_a_checkpoint_is_a_model_of_the_product(checkpoint: Path) -> None:
+    check_model(lambda: Toy(str(checkpoint)))
+    reply = complete(Toy(str(checkpoint)), Request(messages=[{"role": "user", "content": "a b"}]))
+    assert reply.usage is not None
+    assert reply.usage.prompt == 4
+
+
+def test_a_prompt_that_does_not_fit_is_overlong(checkpoint: Path) -> None:
+    with pytest.raises(Overlong):
+        complete(Toy(str(checkpoint)), Request(messages=[{"role": "user", "content": "a " * 60}]))
+
+
+@pytest.mark.parametrize("damage", ["weights", "words", "none"])
+def test_a_damaged_checkpoint_is_refused(checkpoint: Path, damage: str) -> None:
+    if damage == "weights":
+        checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    elif damage == "words":
+        described = json.loads(checkpoint.with_suffix(".json").read_text(encoding="utf-8"))
+        described["words"].append("more")
+        checkpoint.with_suffix(".json").write_text(json.dumps(described), encoding="utf-8")
+    else:
+        checkpoint.unlink()
+    with pytest.raises(SpecError, match="no checkpoint"):
+        Toy(str(checkpoint))
+
+
+def test_figures_are_given_with_the_interval_over_seeds() -> None:
+    figure = Figure.of("rl", "reward", [0.5, 0.6, 0.7])
+    assert (figure.low, figure.high) == (pytest.approx(0.6 - 0.2484, abs=1e-3), pytest.approx(0.6 + 0.2484, abs=1e-3))
+    report = Trained(recipe="x", seeds=3, parameters=10, seconds=1.0, rows=(figure,))
+    assert "0.352 to 0.848" in report.table()
+    assert report.figure("rl", "reward").mean == pytest.approx(0.6)
+    with pytest.raises(KeyError):
+        report.figure("sft", "reward")
