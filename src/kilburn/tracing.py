@@ -8,7 +8,6 @@ tell, and a span costs one look into a dictionary. No span holds what was said. 
 from __future__ import annotations
 
 import logging
-import queue
 import sys
 import threading
 import time
@@ -195,6 +194,9 @@ class _Aside:
     """A thread that ends spans, because whoever exports them may be slow."""
 
     def __init__(self) -> None:
+        import queue  # a program that exports nothing has no use for it
+
+        self._full = queue.Full
         self._spans: queue.Queue[tuple[Any, float]] = queue.Queue(WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -203,7 +205,7 @@ class _Aside:
         """End a span that was over at a time; if too many wait, it is not told."""
         try:
             self._spans.put_nowait((real, at))
-        except queue.Full:
+        except self._full:
             _fails(OverflowError())
             return
         if self._thread is None:

@@ -13,9 +13,11 @@ import httpx2
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
+import kilburn
 from gateway.talk import TALK, user
 from kilburn import tracing
 from kilburn.cli import main
+from kilburn.event import Act
 from kilburn.testing.upstream import Break, Refusal, Upstream, calling
 from tracing.conftest import Told
 from tracing.test_agents import KNOWN, given
@@ -213,6 +215,17 @@ def test_the_same_id_of_two_clients_finds_both_and_never_another_tenants(
     assert len({found["session"] for found in shipped(setup, "same", capsys)}) == 2
     assert main(["window", "shipped", "same", "--db", str(setup.db), "--tenant", "other", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prompts"] == []
+
+
+def test_what_another_program_wrote_of_a_request_stops_nobody(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    with kilburn.open(tmp_path / "a.db", window=500, tokenizer="chars/4", embedder=None) as store:
+        session = store.session("s")
+        session.append(user("hello"))
+        odd: Any
+        for odd in ("words", ["a"], {"id": ["a"], "x": "a"}, {"id": "a"}):
+            session.record(Act.SHIP, request=odd, turn="no", again=0, window=1)  # type: ignore[arg-type]
+    assert main(["window", "shipped", "a", "--db", str(tmp_path / "a.db"), "--json"]) == 0
+    assert [one["pages"] for one in json.loads(capsys.readouterr().out)["prompts"]] == [["p1"], ["p1"]]
 
 
 def test_every_answer_has_the_id_of_its_request(gateway: Callable[..., Any]) -> None:

@@ -68,7 +68,7 @@ def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event
     rebuilt = rebuild(backend, info, counter, until=ship.number)
     window, owner = rebuilt.window, rebuilt.lineage.owner
     # A request that was asked again is answered from the session as it was then.
-    turn = int(ship.data.get("turn", ship.turn))
+    turn = then if is_count(then := ship.data.get("turn")) else ship.turn
     shown = [page for _, page, instead in items(window) if page is not None and not instead and page.message <= turn]
     now = backend.read((owner(page.id), page.id) for page in shown)
     gone = sum(1 for _, state in now.values() if state.at is Place.DROPPED)
@@ -88,7 +88,7 @@ def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event
         beside=(*own, *beside),
         forgotten=gone,
         tokens=ship.tokens,
-        again=int(ship.data.get("again", 0)),
+        again=again if is_count(again := ship.data.get("again")) else 0,
         **told,
     )
 
