@@ -57,7 +57,10 @@ def grow(session: kilburn.Session, pages: int, single: int) -> None:
 
 
 def copy(backend: Backend, number: int, name: str) -> None:
-    """Write the pages and the ledger of a session once more, under another name, in one transaction."""
+    """Write the pages and the ledger of a session once more, under another name, in one transaction.
+
+    No search finds them: that would take most of the time, and no screen here searches.
+    """
     events, pages, checkpoint = list(backend.events(number)), list(backend.pages(number)), backend.checkpoint(number)
     made = [page for page, _ in pages]
     info = backend.segment(name, time=time.time())
@@ -68,7 +71,7 @@ def copy(backend: Backend, number: int, name: str) -> None:
         info.number,
         Batch(
             head=0, events=events, pages=made, texts=backend.texts(digests), states={page.id: state for page, state in pages},
-            index=[page.id for page in made], checkpoint=checkpoint[1] if checkpoint is not None and whole else None,
+            checkpoint=checkpoint[1] if checkpoint is not None and whole else None,
         ),
     )  # fmt: skip
 
@@ -83,7 +86,7 @@ def fill(path: Path, sessions: int, pages: int, long: int) -> None:
         store.release(first.name)
         for number in range(1, sessions):
             copy(store.backend, first.number, f"agent-{number:04}")
-        grow(store.session("long"), long, long)
+        grow(store.session("long"), long, long // 50)
 
 
 class Running(NamedTuple):
