@@ -209,6 +209,7 @@ def beside(folder: Path, pairs: int, requests: int) -> Iterator[Row]:
         upstream, db = f"http://127.0.0.1:{int(stub.stdout.readline())}/v1", str(folder / "gateway.db")
         p95: dict[bool, list[float]] = {False: [], True: []}
         cpu: dict[bool, list[float]] = {False: [], True: []}
+        shares = list[float]()
         options = ("--upstream", upstream, "--db", db, "--window", str(WINDOW))
         with running("serve", "--port", "{port}", *options) as gateway:
             asyncio.run(load(gateway.port, 5 * AT_ONCE, 0))
@@ -216,11 +217,12 @@ def beside(folder: Path, pairs: int, requests: int) -> Iterator[Row]:
                 for pair in range(pairs):
                     for opened in (False, True) if pair % 2 else (True, False):
                         browser = _browser(dashboard.port) if opened else None
-                        spent = gateway.spent()
+                        spent, own, began = gateway.spent(), dashboard.spent(), time.perf_counter()
                         waits = asyncio.run(load(gateway.port, requests, 10_000 * (2 * pair + opened + 1)))
                         cpu[opened].append(1000 * (gateway.spent() - spent) / requests)
                         p95[opened].append(1000 * quantile(waits, 0.95))
                         if browser is not None:
+                            shares.append((dashboard.spent() - own) / (time.perf_counter() - began))
                             browser.kill()
                             browser.communicate()
         for figure, found in (("p95", p95), ("processor time of a request", cpu)):
@@ -233,6 +235,7 @@ def beside(folder: Path, pairs: int, requests: int) -> Iterator[Row]:
                 "aim": 1.1,
                 "least ratio": min(ratios),
                 "largest ratio": max(ratios),
+                "processors of the dashboard": median(shares),
             }
     finally:
         stub.kill()
