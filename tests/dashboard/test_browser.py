@@ -146,6 +146,7 @@ def test_another_policy_is_chosen_and_the_page_fills_itself(seen: Seen, served: 
     page.get_by_label("Replay this session with").select_option("mask")
     page.get_by_role("button", name="Work it out").click()
     page.get_by_role("rowheader", name="mask").wait_for()
+    assert page.get_by_role("rowheader", name="as it was").count() == 1
     page.get_by_role("navigation", name="Session").get_by_role("link", name="Faults and searches").click()
     page.get_by_role("link", name="Work out the regret").click()
     page.get_by_text("a regret of 100%").wait_for()

@@ -164,7 +164,8 @@ def test_memory_faults_branches_prices_and_the_cache(app: Any) -> None:
     handbook = next(link for link in ok(app, "/memory", user="ana").links if "handbook" in link)
     assert "Ring the bell in fog." in ask(app, handbook).text
     cached = words_of(ok(app, "/cache", name="cached"))
-    assert "12 tokens had their keys and values on the device" in cached
+    assert "12 tokens, as the model counts them, had their keys and values on the device" in cached
+    assert "left the device to make room 1 50%" in cached
     assert "edited in place 12 7 30 kernel p1" in cached
     assert "not on the device since they left it to make room: p2" in cached
     assert "no records of keys and values" in words_of(ok(app, "/cache", name="parser"))

@@ -121,7 +121,7 @@ def _returned(reading: LedgerReader, info: SegmentInfo, fork: Fork) -> str:
 # A recursive model
 
 
-class RootReply(msgspec.Struct, frozen=True, kw_only=True):
+class RunStep(msgspec.Struct, frozen=True, kw_only=True):
     """A reply of the root: the page of its code, and that of what it printed; how many calls its code made, and how many a limit
     refused."""
 
@@ -131,7 +131,7 @@ class RootReply(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
 
 
-class SubCall(msgspec.Struct, frozen=True, kw_only=True):
+class MadeCall(msgspec.Struct, frozen=True, kw_only=True):
     """A sub-call: the branch that it stands in, its prompt, its reply, or why there is none. Each text comes with the number of
     characters that are left out; -1 where it was forgotten."""
 
@@ -159,7 +159,7 @@ def run_of(reading: LedgerReader, session: Session, begin: int, most: int) -> di
     holding = {info.number: info for info in below if branches.get(info.name.rpartition("/")[2])}
     runs = [info.name for info in below if branches.get(info.name.rpartition("/")[2]) is False]
     spent = _spent([*notes, *(event for info in holding.values() for event in _notes(reading, info))])
-    ended = next((event.data for event in reversed(notes) if "answered" in event.data), {})
+    ended: Mapping[str, Any] = next((event.data for event in reversed(notes) if "answered" in event.data), {})
     refused: dict[int, int] = {}
     for event in notes:
         if "refused" in event.data and event.pages:
@@ -189,9 +189,9 @@ def _page(session: Session, number: int) -> Page | None:
 
 def _steps(
     reading: LedgerReader, session: Session, pages: range, most: int, holding: set[int], refused: Mapping[int, int]
-) -> tuple[list[RootReply], int]:
+) -> tuple[list[RunStep], int]:
     """So many steps among some pages; and the page with which the next ones begin, or 0."""
-    window, found = session.window, list[RootReply]()
+    window, found = session.window, list[RunStep]()
     numbers = pages[: 4 * most]
     window.pages.fetch([one for one in numbers if one in window.states])
     for number in numbers:
@@ -203,7 +203,7 @@ def _steps(
         after = _page(session, number + 1)
         output = after if after is not None and after.role is not Role.ASSISTANT else None
         calls = [key for key in reading.backend.citing(session.number, [number]) if key[0] in holding]
-        found.append(RootReply(code=page, output=output, calls=len(calls), refused=refused.get(number, 0)))
+        found.append(RunStep(code=page, output=output, calls=len(calls), refused=refused.get(number, 0)))
     return found, pages[len(numbers)] if len(numbers) < len(pages) else 0
 
 
@@ -236,7 +236,7 @@ def calls_in(reading: LedgerReader, session: Session, cell: str, begin: int, mos
 
 def _calls(
     reading: LedgerReader, names: Mapping[int, SegmentInfo], keys: Sequence[tuple[int, int]], letters: int
-) -> Iterator[SubCall]:
+) -> Iterator[MadeCall]:
     why: dict[int, dict[int, str]] = {}
     for number, page in keys:
         info = names[number]
@@ -247,7 +247,7 @@ def _calls(
         if prompt is None:
             continue
         reply = after if after is not None and page in after.sources and not after.cites else None
-        yield SubCall(
+        yield MadeCall(
             branch=info.name,
             prompt=prompt,
             asked=_text(branch, prompt, letters),

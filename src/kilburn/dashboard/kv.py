@@ -41,13 +41,15 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True):
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """All lines together: how many edits, the tokens that were computed again for them, and pages of the window whose keys and
-    values left the device to make room and were not computed since."""
+    values left the device to make room and were not computed since; `off` are their tokens, as the window counts them. `cached`
+    is counted by the model's own tokenizer."""
 
     edits: int
     again: int
     largest: int
     relieved: int
     missing: tuple[int, ...]
+    off: int
     cached: int
     more: bool
 
@@ -81,15 +83,17 @@ def held_of(reading: LedgerReader, session: Session) -> Held | None:
         if "how" in line.event.data:
             edits, again, largest = edits + 1, again + line.again, max(largest, line.again)
             if line.event.data["how"] == "prefill":
-                # What is computed from some point on has all that stands there again.
-                missing.clear()
+                # From the first page that left on, all was computed again.
+                cut = min((page for page in line.event.pages if page > 0), default=0)
+                missing = {page: None for page in missing if 0 < page < cut}
         elif not line.refused:
             relieved += 1
             missing |= dict.fromkeys(line.event.pages)
     states = session.window.states
     there = tuple(page for page in missing if page in states and states[page].at is Place.IN)
     return Held(
-        edits=edits, again=again, largest=largest, relieved=relieved, missing=there, cached=newest[0].tokens, more=bool(older)
+        edits=edits, again=again, largest=largest, relieved=relieved, missing=there, off=sum(map(session.window.cost, there)),
+        cached=newest[0].tokens, more=bool(older),
     )  # fmt: skip
 
 
