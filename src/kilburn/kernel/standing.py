@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Span
@@ -65,7 +66,8 @@ _OTHERS = (
     r"常に|必ず|決して|今後|これからは|覚えて|忘れない|しないで|ではなく",
     r"항상|절대|앞으로|기억해|잊지 마|하지 마|반드시",
 )
-_CORRECTS = re.compile(
+_STAYS = "|".join((_ENGLISH, *_OTHERS))
+_CORRECTS = (
     r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no(?=[,.!:;—–-])|nope|not (?:quite|that|what)|wrong"
     r"|that(?:['’]s| is) (?:wrong|not)"
     r"|actually|i meant?\b|i said|correction|instead|"
@@ -73,29 +75,33 @@ _CORRECTS = re.compile(
     r"non(?=[,.!:])|en fait|je voulais dire|c['’]est faux|en realidad|quise decir|me refería|está mal|não(?=[,.!:])|na verdade"
     r"|eu quis dizer|está errado|in realtà|volevo dire|intendevo|sbagliato|"
     r"нет(?=[,.!:])|на самом деле|я имел|я имела|неправильно"
-    r"|不(?=[，,。！])|不对|错了|我是说|其实|いいえ|違|いや|実は|아니|틀렸)",
-    re.IGNORECASE,
+    r"|不(?=[，,。！])|不对|错了|我是说|其实|いいえ|違|いや|実は|아니|틀렸)"
 )
-_STAYS = re.compile("|".join((_ENGLISH, *_OTHERS)), re.IGNORECASE)
-_SENTENCE = re.compile(r"[^\n]+?(?:[.!?](?=\s|$)|[。！？]|(?=\n)|$)", re.MULTILINE)
-_FOREIGN = re.compile(r"\s{4}|\t|[>#|$`<]|//|/\*|\d+[:|]|\[")
+_SENTENCE = r"[^\n]+?(?:[.!?](?=\s|$)|[。！？]|(?=\n)|$)"
+_FOREIGN = r"\s{4}|\t|[>#|$`<]|//|/\*|\d+[:|]|\["
 """How a line begins that is a quotation, code, a numbered line, or the output of a program."""
-_PLEASE = re.compile(r"\b(?:please|can you|could you|will you|would you)\b", re.IGNORECASE)
+_PLEASE = r"\b(?:please|can you|could you|will you|would you)\b"
 """What makes a question an order."""
-_REMINDER = re.compile(r"\s*<([\w-]+)>.*</\1>\s*", re.DOTALL)
+_REMINDER = r"(?s:\s*<([\w-]+)>.*</\1>\s*)"
 """What a framework puts under the user's name."""
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compiled when a user first says something: an import takes no time for it."""
+    return re.compile(text, re.IGNORECASE | re.MULTILINE)
 
 
 def sentences_of(text: str) -> tuple[Span, ...]:
     """The sentences of a user's message that are to stay."""
-    if _REMINDER.fullmatch(text):
+    if _pattern(_REMINDER).fullmatch(text):
         return ()
     found: list[Span] = []
     first = True
     for start, stop in _sentences(text):
         said = text[start:stop]
-        asks = said[-1] in "?？" and not _PLEASE.search(said)
-        if (not asks and _STAYS.search(said)) or (first and _CORRECTS.match(said)):
+        asks = said[-1] in "?？" and not _pattern(_PLEASE).search(said)
+        if (not asks and _pattern(_STAYS).search(said)) or (first and _pattern(_CORRECTS).match(said)):
             found.append((start, stop))
         first = False
     return tuple(found)
@@ -108,8 +114,8 @@ def _sentences(text: str) -> Iterator[Span]:
         for line in re.finditer(r"[^\n]+", text[start:stop]):
             if line[0].lstrip().startswith("```"):
                 fenced = not fenced
-            elif not fenced and not _FOREIGN.match(line[0]):
-                for found in _SENTENCE.finditer(line[0]):
+            elif not fenced and not _pattern(_FOREIGN).match(line[0]):
+                for found in _pattern(_SENTENCE).finditer(line[0]):
                     said = found[0].strip()
                     if said and len(said) <= SENTENCE:
                         at = start + line.start() + found.start() + len(found[0]) - len(found[0].lstrip())

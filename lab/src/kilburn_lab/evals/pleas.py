@@ -268,7 +268,7 @@ class PleaDay:
 
     def hand_out(self) -> None:
         """Sub-agents work side by side, and their results come at once."""
-        calls = []
+        calls: list[dict[str, Any]] = []
         for _ in range(HELPERS):
             self._calls += 1
             function = {"name": "branch", "arguments": f'{{"description": "look", "prompt": "Look into {self.word()}."}}'}
