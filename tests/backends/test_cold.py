@@ -51,6 +51,7 @@ def test_a_cold_text_is_read_back_exactly(tmp_path: Path, encrypted: bool) -> No
         assert moved.texts == 6
         assert moved.bytes > 0
         assert len(objects(folder)) == 6
+        assert all(each.stat().st_mode & 0o077 == 0 for each in folder.iterdir())
         assert backend.cold() == {DIGESTS[number]: len(text) for number, text in TEXTS.items()}
         assert backend.texts(DIGESTS.values()) == {DIGESTS[number]: text for number, text in TEXTS.items()}
         assert 3 in {hit.page for hit in backend.search("canaryword3")}

@@ -174,6 +174,9 @@ class ColdPlace:
         import obstore
 
         with self._told("writing"):
+            if self._local is not None:
+                # Nobody but its owner may read there, whatever the umask is.
+                os.makedirs(self._local / self.place.folder, mode=0o700, exist_ok=True)
             obstore.put(self._objects, self._path(name), body, mode="create" if self._local is None else "overwrite")
             if self._local is not None:
                 # The library leaves it to the system when a file is on the disk.
