@@ -167,6 +167,14 @@ def test_another_key_or_none_is_refused(tmp_path: Path) -> None:
             backend.texts([DIGESTS[1]])
     key.write_text(right)
     with Sqlite(tmp_path / "a.db") as backend:
+        backend.commit(1, Batch(head=1, unindex=[2]))
+        key.unlink()
+    with Sqlite(tmp_path / "a.db") as backend:
+        # To forget nobody needs the key.
+        backend.commit(1, Batch(head=1, erase=[2]))
+        assert len(objects(tmp_path / "cold")) == 5
+    key.write_text(right)
+    with Sqlite(tmp_path / "a.db") as backend:
         assert backend.texts([DIGESTS[1]])
         assert backend.findings() == []
 
