@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from os import fsencode
-from os.path import abspath
+from os.path import realpath
 from typing import TYPE_CHECKING, Any
 
 from kilburn import tracing
@@ -140,7 +140,7 @@ def copy(
 
     for path in (source, target):
         _check_path(path)
-    places = [f"{abspath(path)}#{name}" for path, name in ((source, tenant), (target, to or tenant))]
+    places = [f"{realpath(path)}#{name}" for path, name in ((source, tenant), (target, to or tenant))]
     if places[0] == places[1] or ":memory:" in (source, target):
         raise SpecError(f"a copy of {source} into {target}", advice="give two files, or another tenant with `to`")
 

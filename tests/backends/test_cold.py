@@ -51,6 +51,7 @@ def test_a_cold_text_is_read_back_exactly(tmp_path: Path, encrypted: bool) -> No
         assert moved.texts == 6
         assert moved.bytes > 0
         assert len(objects(folder)) == 6
+        assert all(each.stat().st_mode & 0o077 == 0 for each in folder.iterdir())
         assert backend.cold() == {DIGESTS[number]: len(text) for number, text in TEXTS.items()}
         assert backend.texts(DIGESTS.values()) == {DIGESTS[number]: text for number, text in TEXTS.items()}
         assert 3 in {hit.page for hit in backend.search("canaryword3")}
@@ -164,6 +165,14 @@ def test_another_key_or_none_is_refused(tmp_path: Path) -> None:
         key.write_text(wrong)
         with Sqlite(tmp_path / "a.db") as backend, pytest.raises(SpecError, match="key"):
             backend.texts([DIGESTS[1]])
+    key.write_text(right)
+    with Sqlite(tmp_path / "a.db") as backend:
+        backend.commit(1, Batch(head=1, unindex=[2]))
+        key.unlink()
+    with Sqlite(tmp_path / "a.db") as backend:
+        # To forget nobody needs the key.
+        backend.commit(1, Batch(head=1, erase=[2]))
+        assert len(objects(tmp_path / "cold")) == 5
     key.write_text(right)
     with Sqlite(tmp_path / "a.db") as backend:
         assert backend.texts([DIGESTS[1]])

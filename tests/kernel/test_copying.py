@@ -267,6 +267,11 @@ def test_what_was_forgotten_in_the_copy_does_not_come_back(tmp_path: Path) -> No
         backend.commit(found.number, Batch(head=found.head, erase=[1]))
     with pytest.raises(StoreError, match="was forgotten there"):
         kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "c.db"))
+    with opened(tmp_path / "c.db") as store:
+        store.forget(session="copy~2")
+    with pytest.raises(StoreError, match="was forgotten there"):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "c.db"))
 
 
 def test_forgetting_names_the_copy(tmp_path: Path) -> None:
@@ -296,6 +301,9 @@ def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
     for pair in (("a.db", "a.db"), ("a.db", "./a.db"), (":memory:", "a.db"), ("a.db", ":memory:")):
         with pytest.raises(SpecError):
             kilburn.copy(*(each if each == ":memory:" else str(tmp_path / each) for each in pair))
+    (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
+    with pytest.raises(SpecError):
+        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "link.db"))
     with pytest.raises(KilburnError, match="there is no file"):
         kilburn.copy(str(tmp_path / "none.db"), str(tmp_path / "b.db"))
     assert not (tmp_path / "b.db").exists()

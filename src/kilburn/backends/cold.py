@@ -102,7 +102,7 @@ class ColdPlace:
     """Reads, writes and deletes the objects of one tenant.
 
     Raises:
-        MissingExtra: obstore, or for a key cryptography, is not installed. SpecError: no such kind of place, or another key.
+        MissingExtra: obstore is not installed. StoreError: no such kind of place, or it cannot be opened.
     """
 
     def __init__(self, place: Place) -> None:
@@ -115,16 +115,24 @@ class ColdPlace:
         self._local = Path(unquote(place.url.removeprefix("file://"))) if place.url.startswith("file://") else None
         with self._told("opening it"):
             self._objects: Any = from_url(place.url) if self._local is None else LocalStore(self._local, mkdir=True)
-        self._cipher: Any = None
-        if place.key:
-            key = _key_in(place.key)
-            if _proof(key) != place.proof:
-                raise SpecError(f"{place.key} has another key than that of the cold texts", advice="put the right one back")
+        self._known: Any = None
+
+    def _cipher(self) -> Any:
+        """What encrypts; None where nothing is encrypted. To delete an object nobody needs the key.
+
+        Raises:
+            SpecError: the file has another key, or none. MissingExtra.
+        """
+        if self.place.key and self._known is None:
+            key = _key_in(self.place.key)
+            if _proof(key) != self.place.proof:
+                raise SpecError(f"{self.place.key} has another key than that of the cold texts", advice="put the right one back")
             try:
                 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             except ModuleNotFoundError as error:
                 raise MissingExtra("cryptography", "cold") from error
-            self._cipher = AESGCM(key)
+            self._known = AESGCM(key)
+        return self._known
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -160,9 +168,10 @@ class ColdPlace:
     def made(self, data: bytes, digest: bytes) -> tuple[str, bytes]:
         """A new object's name and bytes."""
         body = MARK + b"\x00" + data
-        if self._cipher is not None:
+        cipher = self._cipher()
+        if cipher is not None:
             nonce = secrets.token_bytes(NONCE)
-            body = MARK + SEALED + nonce + self._cipher.encrypt(nonce, data, digest)
+            body = MARK + SEALED + nonce + cipher.encrypt(nonce, data, digest)
         return f"{hashlib.sha256(body).hexdigest()}-{secrets.token_hex(8)}", body
 
     def write(self, name: str, body: bytes) -> None:
@@ -174,6 +183,9 @@ class ColdPlace:
         import obstore
 
         with self._told("writing"):
+            if self._local is not None:
+                # Nobody but its owner may read there, whatever the umask is.
+                os.makedirs(self._local / self.place.folder, mode=0o700, exist_ok=True)
             obstore.put(self._objects, self._path(name), body, mode="create" if self._local is None else "overwrite")
             if self._local is not None:
                 # The library leaves it to the system when a file is on the disk.
@@ -204,14 +216,15 @@ class ColdPlace:
         sealed, rest = body[len(MARK) : len(MARK) + 1], body[len(MARK) + 1 :]
         if sealed != SEALED:
             return rest
-        if self._cipher is None:
+        cipher = self._cipher()
+        if cipher is None:
             raise StoreCorrupt(
                 f"the cold object {self._path(name)} is encrypted", advice="`kilburn cold set` names the key's file"
             )
         from cryptography.exceptions import InvalidTag
 
         try:
-            return bytes(self._cipher.decrypt(rest[:NONCE], rest[NONCE:], digest))
+            return bytes(cipher.decrypt(rest[:NONCE], rest[NONCE:], digest))
         except InvalidTag as error:
             raise StoreCorrupt(f"the cold object {self._path(name)} does not fit its text", advice=advice) from error
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from contextlib import contextmanager
 from itertools import chain, repeat
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import apsw
@@ -49,6 +50,9 @@ from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
+
+if TYPE_CHECKING:
+    from kilburn.backends.cold import ColdPlace
 
 log = logging.getLogger("kilburn")
 
@@ -738,7 +742,7 @@ class Sqlite:
 
     def chill(self, digests: Iterable[str]) -> Moved:
         """See `Backend`."""
-        place = self._cold.place()
+        place = self._cold_place()
         if place is None:
             raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
         texts = size = 0
@@ -788,7 +792,9 @@ class Sqlite:
 
     def _abandon(self) -> None:
         """Give up the objects that somebody began to write: a program that was killed, or one that is at it and will find out."""
-        if self._cold.are_coming():
+        with self._reading("reading"):
+            coming = self._cold.are_coming()
+        if coming:
             with self._writing("writing", to=()):
                 self._cold.give_up()
             self._sweep()
@@ -797,11 +803,10 @@ class Sqlite:
         """Delete the objects that no text has any more. One that cannot be deleted now is deleted by a later writer."""
         if self.readonly or self._joined or getattr(self._erasing, "inside", False):
             return
-        going = self._cold.going()
-        if not going:
-            return
         try:
-            place = self._cold.place()
+            with self._reading("reading"):
+                going = self._cold.going()
+            place = self._cold_place() if going else None
             if place is None:
                 return
             # A power cut must not bring back a row whose object is gone.
@@ -810,8 +815,13 @@ class Sqlite:
                 place.delete(name)
             with self._writing("writing", wait=False, to=()):
                 self._cold.gone(going)
-        except (KilburnError, apsw.Error) as error:
-            log.warning("%s: objects in the cold place are to be deleted, and still there: %s", self.path, error)
+        except KilburnError as error:
+            log.warning("%s: objects in the cold place may still have to be deleted: %s", self.path, error)
+
+    def _cold_place(self) -> ColdPlace | None:
+        """The tenant's cold place, opened; None where it has none."""
+        with self._reading("reading"):
+            return self._cold.place()
 
     def scrub(self, *, repair: bool = False) -> list[str]:
         """See `Backend`."""
@@ -827,7 +837,7 @@ class Sqlite:
             read: whether every object is read, and compared with the digest of its text.
         """
         self._sweep()
-        place = self._cold.place()
+        place = self._cold_place()
         if place is None:
             return []
         # Listed before the rows are read: what comes meanwhile is not among these.

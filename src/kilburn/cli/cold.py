@@ -40,8 +40,9 @@ def set_place(
     from kilburn.backends.cold import new_place
 
     with where.writing(new=True) as store:
-        if store.backend.cold():
-            raise SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`")
+        # Also what is only to be deleted in the old place: nobody would find it there any more.
+        if store.backend.cold() or store.backend.scrub():
+            raise SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`, then scrub")
         made = new_place(place, key)
         store.backend.keep_setting("cold", msgspec.json.encode(made).decode())
     if where.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import msgspec
@@ -35,11 +36,14 @@ def copy_store(
 
         kilburn copy agent.db moved.db
     """
+    began = time.monotonic()
     with progress("copying", unit="pages and events") as done:
 
         def told(now: int, total: int, words: str) -> None:
             if total:
-                done(now, total, words)
+                spent = time.monotonic() - began
+                left = f", about {spent * (total - now) / now:.0f} s left" if 0 < now < total and spent > 1 else ""
+                done(now, total, words + left)
             else:
                 say(f"kilburn: {line(words)}")
 

@@ -138,10 +138,15 @@ class _Copy:
 
     def _check(self, infos: Sequence[SegmentInfo]) -> None:
         """Check that the target has nothing of its own under a name of the source. Nothing is written before."""
-        there = {info.name: info for info in self.target.segments()}
+        every = list(self.target.segments())
+        there, forgotten = {info.name: info for info in every}, {info.number for info in every if _is_forgotten(info)}
         for info in infos:
+            if _is_forgotten(info):
+                continue
             found = there.get(info.name)
-            if info.kind is SegmentKind.FORGOTTEN or found is None:
+            if found is None and self.numbers.get(info.number) in forgotten:
+                raise self._diverged(info, "it was forgotten there")
+            if found is None:
                 continue
             if found.damaged:
                 raise StoreCorrupt(f"{found.name!r} in the destination: {found.damaged}", advice="run `kilburn fsck` on it")
@@ -168,7 +173,7 @@ class _Copy:
         """Give every segment its number in the target, in the order of the source: all, or none."""
         with self.target.together():
             for info in infos:
-                if info.kind is SegmentKind.FORGOTTEN:
+                if _is_forgotten(info):
                     self._forgotten_number(info.number)
                     continue
                 made = self.target.segment(info.name, time=info.created, kind=info.kind, user=info.user)
@@ -222,7 +227,7 @@ class _Copy:
     def _append(self, info: SegmentInfo) -> None:
         """Append what the target does not have yet of a segment."""
         number = self.numbers[info.number]
-        if info.kind is SegmentKind.FORGOTTEN:
+        if _is_forgotten(info):
             return
         head = self._head(info)
         kept = self.source.checkpoint(info.number, info.head)
@@ -317,7 +322,7 @@ class _Copy:
         settled: dict[int, SegmentInfo] = {}
         for _ in range(TRIES):
             for number, info in list(waiting.items()):
-                fresh = info if info.kind is SegmentKind.FORGOTTEN else self._fresh(info)
+                fresh = info if _is_forgotten(info) else self._fresh(info)
                 try:
                     with self.target.erasing():
                         same = self._mend(fresh)
@@ -344,7 +349,7 @@ class _Copy:
     def _mend(self, info: SegmentInfo) -> bool:
         """Compare all of a segment, byte for byte, and write what differs; returns whether nothing did."""
         number = self.numbers[info.number]
-        if info.kind is SegmentKind.FORGOTTEN:
+        if _is_forgotten(info):
             return self._forget(number)
         made = hashlib.sha256(_encode([*_identity(info), info.head]))
         again: list[Event] = []
@@ -411,12 +416,12 @@ class _Copy:
 
     def _forget(self, number: int) -> bool:
         """Forget a segment of the target that was forgotten in the source as a whole."""
-        name = {info.number: info for info in self.target.segments()}[number]
-        if name.kind is SegmentKind.FORGOTTEN:
+        found = next((info for info in self.target.segments() if info.number == number), None)
+        if found is None or _is_forgotten(found):
             return True
         some = [page.id for page, state in self.target.pages(number) if state.at is not Place.DROPPED]
         if some:
-            self.target.commit(number, Batch(head=name.head, erase=some, copied=True))
+            self.target.commit(number, Batch(head=found.head, erase=some, copied=True))
         self.target.erase(number)
         return False
 
@@ -465,6 +470,10 @@ class _Copy:
 
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def _is_forgotten(info: SegmentInfo) -> bool:
+    return info.kind is SegmentKind.FORGOTTEN
 
 
 def _identity(info: SegmentInfo) -> tuple[object, ...]:
