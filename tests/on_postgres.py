@@ -1,7 +1,7 @@
 """Runs tests that were written for a file over PostgreSQL: `pytest -p on_postgres tests/kernel`.
 
 Every file that a test opens with `kilburn.open` or a verb is a tenant of its own in one database, `:memory:` a new one each time.
-What a test does with SQLite itself it goes on doing. Some run so by default: see tests/postgres/test_others.py.
+What a test does with SQLite itself it goes on doing. Some run so by default: see tests/postgres/test_laws.py.
 """
 
 from __future__ import annotations

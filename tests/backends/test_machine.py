@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from hypothesis import settings
@@ -92,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def make(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.sqlite = Sqlite(self.folder / "k.db", synchronous="OFF")
+        self.sqlite = self.opened()
         self.models = Model(1, "one"), Model(2, "two")
         for model in self.models:
             assert self.sqlite.segment(model.info.name, time=1.0) == model.info
@@ -138,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.sqlite.close()
-        self.sqlite = Sqlite(self.folder / "k.db", synchronous="OFF")
+        self.sqlite = self.opened()
 
     @rule(query=st.one_of(TEXTS, st.sampled_from(["alpha", "foo", "user", "a.py", "日本"])))
     def search(self, query: str) -> None:
@@ -159,9 +160,15 @@ class StoreMachine(RuleBasedStateMachine):
             texts = self.sqlite.texts(page.digest for page, _ in pages if page.digest)
             assert texts == {digest_of(text): text for text in model.texts.values()}
 
+    def opened(self) -> Any:
+        return Sqlite(self.folder / "k.db", synchronous="OFF")
+
+    def check(self) -> None:
+        assert self.sqlite.findings() == []
+
     def teardown(self) -> None:
         if hasattr(self, "sqlite"):
-            assert self.sqlite.findings() == []
+            self.check()
             self.sqlite.close()
             shutil.rmtree(self.folder)
 

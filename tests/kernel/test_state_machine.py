@@ -82,7 +82,7 @@ def _move(kind: int, pages: tuple[int, ...]) -> Move:
 class Failing:
     """A store whose commits fail when told: a full disk."""
 
-    def __init__(self, inner: Sqlite) -> None:
+    def __init__(self, inner: Any) -> None:
         self.inner, self.full = inner, False
 
     def __getattr__(self, name: str) -> Any:
@@ -101,13 +101,16 @@ class Laws(RuleBasedStateMachine):
         self.policy: Any = self.wild if policy == "wild" else policy
         self.window = window
         self.clock = FakeClock()
-        self.store = Failing(Sqlite(":memory:"))
+        self.store = Failing(self.backend())
         self.model = Scripted(["", "a summary", "no no no no no no no no no no", RuntimeErrorText] * 50) if script else None
         self.appended: list[dict[str, Any]] | None = []
         self.open: list[str] = []
         self.calls = 0
         self.retired: set[int] = set()
         self._open()
+
+    def backend(self) -> Any:
+        return Sqlite(":memory:")
 
     def _open(self) -> None:
         self.session = Store(
