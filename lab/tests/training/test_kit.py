@@ -174,17 +174,17 @@ def test_a_prompt_that_does_not_fit_is_overlong(checkpoint: Path) -> None:
         complete(Toy(str(checkpoint)), Request(messages=[{"role": "user", "content": "a " * 60}]))
 
 
-@pytest.mark.parametrize("damage", ["weights", "words", "none"])
+@pytest.mark.parametrize("damage", ["weights", "words", "empty", "none"])
 def test_a_damaged_checkpoint_is_refused(checkpoint: Path, damage: str) -> None:
     if damage == "weights":
         checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    elif damage == "words":
+    elif damage in ("words", "empty"):
         described = json.loads(checkpoint.with_suffix(".json").read_text(encoding="utf-8"))
-        described["words"].append("more")
+        described["words"].append("more" if damage == "words" else "")
         checkpoint.with_suffix(".json").write_text(json.dumps(described), encoding="utf-8")
     else:
         checkpoint.unlink()
-    with pytest.raises(SpecError, match="no checkpoint"):
+    with pytest.raises(SpecError, match=r"no checkpoint|empty word"):
         Toy(str(checkpoint))
 
 

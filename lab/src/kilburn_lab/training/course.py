@@ -7,6 +7,7 @@ kept, and a run that was killed and goes on is bit for bit the run that was not.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import time
 from collections.abc import Callable
@@ -124,6 +125,7 @@ class TrainingRun:
                 ledger.write(msgspec.json.encode(told) + b"\n")
                 if (number + 1) % every == 0 or number + 1 == steps:
                     ledger.flush()
+                    os.fsync(ledger.fileno())
                     state.write(model, optimizer, number + 1, seconds)
                     left = seconds / (number + 1) * (steps - number - 1)
                     shown = ", ".join(f"{name} {value:.3f}" for name, value in {"loss": told["loss"], **figures}.items())
@@ -137,7 +139,7 @@ class TrainingRun:
 
     def seconds(self) -> float:
         """The processor seconds that this seed's arms took, earlier parts of a killed run included."""
-        return sum(lines[-1]["seconds"] for arm in self.arms() if (lines := self.lines(arm)))
+        return sum((float(lines[-1]["seconds"]) for arm in self.arms() if (lines := self.lines(arm))), 0.0)
 
     def arms(self) -> list[str]:
         """The arms of this seed that have begun, by name."""

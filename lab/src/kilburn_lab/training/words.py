@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import InvalidMessage
+from kilburn.errors import InvalidMessage, SpecError
 
 CONTROL = ("<pad>", "<unknown>", "<gap>", "<user>", "<agent>", "<tool>", "<end>")
 PAD, UNKNOWN, GAP, USER, AGENT, TOOL, END = range(len(CONTROL))
@@ -27,6 +27,9 @@ class WordTokenizer:
         name: of the world.
         words: all of them, each once. A word may hold blanks and signs; where two fit, the longer one is read.
         tools: the names of each tool's arguments, in the order in which the transformer writes their values.
+
+    Raises:
+        SpecError: an empty word.
     """
 
     envelope = 1
@@ -36,6 +39,8 @@ class WordTokenizer:
         self.world = name
         self.tools = {tool: tuple(given) for tool, given in (tools or {}).items()}
         self.words = tuple(dict.fromkeys((*CONTROL, *words, *self.tools)))
+        if "" in self.words:
+            raise SpecError(f"the world {name!r} has an empty word", advice="leave it out")
         self.ids = {word: number for number, word in enumerate(self.words)}
         known = sorted(self.words[len(CONTROL) :], key=lambda word: (-len(word), word))
         spelled = (re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else "") for word in known)
