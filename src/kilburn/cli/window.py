@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
@@ -62,7 +63,7 @@ def preview(
         known = session(store, name)
         size = size or window_of(known) or by_hand.WINDOW
         policy = policy or by_hand.decider(known.receipts())
-    with open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True) as backend:
+    with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
         found = by_hand.opened(backend, name, window=size, policy=policy).preview(tokens)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact, preview
-from kilburn.backend import SegmentKind
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backend import Backend, SegmentKind
+from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.effect import Outcome
@@ -91,7 +91,7 @@ class OwnHands:
     def session(self, name: str, do: Callable[[Session], T]) -> T:
         """See `Hands`."""
 
-        def change(backend: Sqlite) -> T:
+        def change(backend: Backend) -> T:
             session = by_hand.opened(backend, name)
             try:
                 return do(session)
@@ -103,7 +103,7 @@ class OwnHands:
     def memory(self, owner: str, do: Callable[[UserMemory], T]) -> T:
         """See `Hands`."""
 
-        def change(backend: Sqlite) -> T:
+        def change(backend: Backend) -> T:
             store = Store(backend, Budget(by_hand.WIDE), "fifo")
             if not any(one.kind is SegmentKind.MEMORY and one.user == owner for one in store.collections()):
                 raise SpecError(f"there is no memory of {owner[:80]!r}", advice="see the list of users")
@@ -111,8 +111,8 @@ class OwnHands:
 
         return self._tried(change)
 
-    def _tried(self, change: Callable[[Sqlite], T]) -> T:
-        with Sqlite(self._path, tenant=self._tenant) as backend:
+    def _tried(self, change: Callable[[Backend], T]) -> T:
+        with closing(open_backend(self._path, tenant=self._tenant)) as backend:
             for _ in range(TRIES):
                 with suppress(StoreStale):
                     return change(backend)

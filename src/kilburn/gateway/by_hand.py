@@ -17,7 +17,7 @@ import msgspec
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact, preview
 from kilburn.backend import Backend, SegmentInfo, SegmentKind
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreStale
 from kilburn.gateway.history import Histories
@@ -92,7 +92,7 @@ class WindowsByHand:
             if tenant not in self._reading:
                 whole = self._opened(tenant).store.backend
                 alone = self._db != ":memory:"
-                self._reading[tenant] = Sqlite(self._db, tenant=tenant, readonly=True) if alone else whole
+                self._reading[tenant] = open_backend(self._db, tenant=tenant, readonly=True) if alone else whole
             return self._reading[tenant]
 
     def budget(self, key: Key, name: str) -> Budget | None:
