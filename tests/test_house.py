@@ -14,6 +14,7 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 
 OURS = {package.name for package in PACKAGES}
 LATE = {
+    "kilburn.backends.cold",
     "kilburn.cli",
     "kilburn.dashboard.app",
     "kilburn.dashboard.export",
