@@ -18,22 +18,22 @@ import time
 from collections.abc import Callable
 from os import fsencode
 from os.path import realpath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kilburn import tracing
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreReadOnly
+from kilburn.forgetting.erasure import remember_copy
+from kilburn.kernel.copying import Copied
+from kilburn.kernel.copying import copy as copied
 from kilburn.kernel.session import HitRateWarning, Session
 from kilburn.kernel.store import Store
 from kilburn.message import Message, Part, Role
 from kilburn.search.choice import vectors_for
 from kilburn.submodules import attach
 from kilburn.tokens.choice import counter_named
-
-if TYPE_CHECKING:
-    from kilburn.kernel.copying import Copied
 
 __all__ = ["Budget", "HitRateWarning", "KilburnError", "Message", "Part", "Role", "Session", "Store", "copy", "open"]
 
@@ -135,9 +135,6 @@ def copy(
         SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy.
         StoreReadOnly, StoreBusy, StoreFull, StoreCorrupt.
     """
-    from kilburn.forgetting.erasure import remember_copy
-    from kilburn.kernel.copying import copy as copied
-
     for path in (source, target):
         _check_path(path)
     places = [f"{realpath(path)}#{name}" for path, name in ((source, tenant), (target, to or tenant))]

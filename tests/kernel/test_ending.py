@@ -17,8 +17,8 @@ from kilburn.budget import Budget
 from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.kernel.ending import (
     Coolness,
+    Ending,
     SessionUse,
-    Stage,
     TextUse,
     TimeToLive,
     cool,
@@ -55,7 +55,7 @@ def later(store: Store, days: float) -> None:
 def test_the_rule_decides_by_the_times_that_it_is_given() -> None:
     rule = TimeToLive(archive=10.0, forget=20.0)
     stages = [rule.decide(SessionUse("s", 100.0), now) for now in (100.0, 109.9, 110.0, 119.9, 120.0, 1e9)]
-    assert stages == [None, None, Stage.ARCHIVE, Stage.ARCHIVE, Stage.FORGET, Stage.FORGET]
+    assert stages == [None, None, Ending.ARCHIVE, Ending.ARCHIVE, Ending.FORGET, Ending.FORGET]
     assert rule.decide(SessionUse("s", 100.0, "it is held"), 1e9) is None
     assert TimeToLive().decide(SessionUse("s", 0.0), 1e9) is None
     for wrong in ({"archive": -1.0}, {"archive": 2.0, "forget": 1.0}, {"forget": float("nan")}):

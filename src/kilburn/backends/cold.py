@@ -25,7 +25,7 @@ MARK, SEALED, NONCE = b"KC1", b"\x01", 12
 """How an object begins; then whether it is encrypted, and if so its nonce."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ColdSite(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tenant's cold texts are.
 
     Args:
@@ -40,7 +40,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     proof: str = ""
 
 
-def place_of(setting: str | None) -> Place | None:
+def place_of(setting: str | None) -> ColdSite | None:
     """The place that a setting names; None where there is none.
 
     Raises:
@@ -49,18 +49,18 @@ def place_of(setting: str | None) -> Place | None:
     if setting is None:
         return None
     try:
-        return msgspec.json.decode(setting, type=Place)
+        return msgspec.json.decode(setting, type=ColdSite)
     except msgspec.MsgspecError as error:
         raise StoreCorrupt(f"the setting {SETTING!r} cannot be read: {error}", advice="`kilburn cold set` it again") from error
 
 
-def new_place(url: str, key: str = "") -> Place:
+def new_place(url: str, key: str = "") -> ColdSite:
     """A new place, made if it is a folder, and tried out. A file for the key that is not there is made.
 
     Raises:
         SpecError: no place of this kind, or no key. StoreError: nothing can be written there. MissingExtra.
     """
-    made = Place(
+    made = ColdSite(
         url=url if "://" in url else Path(url).absolute().as_uri(),
         folder=secrets.token_hex(8),
         key=os.path.abspath(key) if key else "",
@@ -105,7 +105,7 @@ class ColdPlace:
         MissingExtra: obstore is not installed. StoreError: no such kind of place, or it cannot be opened.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ColdSite) -> None:
         try:
             from obstore.store import LocalStore, from_url
         except ModuleNotFoundError as error:

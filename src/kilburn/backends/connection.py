@@ -18,7 +18,7 @@ from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, Store
 Row = tuple[Any, ...]
 
 
-class Connection(apsw.Connection):
+class StoreConnection(apsw.Connection):
     """A connection that also reads what is not in its file.
 
     Attributes:

@@ -17,7 +17,7 @@ import apsw
 
 from kilburn.backend import Batch, Pieces
 from kilburn.backends.codec import COLD, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, unpack
-from kilburn.backends.connection import Connection, listed, row, rows, rows_of_each
+from kilburn.backends.connection import StoreConnection, listed, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, page_of
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.kernel.folding import pieces_of
@@ -143,7 +143,7 @@ def thawed(db: apsw.Connection, codec: int, stored: bytes, digest: bytes) -> tup
     """
     if codec != COLD:
         return codec, stored
-    fetch = db.fetch if isinstance(db, Connection) else None
+    fetch = db.fetch if isinstance(db, StoreConnection) else None
     if fetch is None:
         raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
     held = fetch(stored.decode("ascii", "replace"), digest)

@@ -28,7 +28,7 @@ from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import key_of
 from kilburn.backends.coldtable import OBJECTS, ColdTable, chunks
 from kilburn.backends.connection import (
-    Connection,
+    StoreConnection,
     row,
     rows,
     rows_of_each,
@@ -170,9 +170,9 @@ class Sqlite:
         except OSError as error:
             raise StoreReadOnly(f"creating {self.path}: {error.strerror}", advice="give a path that can be written") from error
 
-    def _connect(self, vfs: str | None) -> Connection:
+    def _connect(self, vfs: str | None) -> StoreConnection:
         writes = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        db = Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
+        db = StoreConnection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
         # Before the first statement: a writer that just opens or leaves the file holds it for a moment.
         db.set_busy_timeout(self._milliseconds)
         if not self.readonly:
@@ -186,7 +186,7 @@ class Sqlite:
             if os.path.exists(f"{self.path}-wal"):
                 raise
             name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
-            db = Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
+            db = StoreConnection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
             db.set_busy_timeout(self._milliseconds)
         except BaseException:
             db.close(True)

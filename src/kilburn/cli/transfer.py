@@ -47,7 +47,8 @@ def export(
     reopen it; with --no-note it need not, and nothing is recorded.
 
     The branches of a named session are left out. A branch that is exported has all that it saw, and an import makes it a
-    session of its own: `b1/p3` is no address there, and forgetting does not reach from one to the other.
+    session of its own: `b1/p3` is no address there, and forgetting does not reach from one to the other. `kilburn copy` keeps all
+    of it as it is.
 
     Examples:
 

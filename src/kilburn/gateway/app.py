@@ -41,6 +41,7 @@ from kilburn.gateway.status import Trouble, routes
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
+from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.model import takes_tools
@@ -238,8 +239,6 @@ class Gateway:
 
     def end_sessions(self) -> None:
         """Archive and forget what the rules of the tenants say whose stores are open here. What fails is tried again later."""
-        from kilburn.kernel.ending import expire, rule_of
-
         for store in list(self._stores):
             try:
                 rule = rule_of(store.backend)

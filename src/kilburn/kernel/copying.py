@@ -11,7 +11,6 @@ What is derived is made again and not copied: the text index, the index of citat
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
@@ -93,7 +92,7 @@ class _Copy:
         self.source, self.target, self.place, self._told = source, target, place, told
         self._setting = f"copied {place}"
         kept = target.settings().get(self._setting)
-        self.numbers: dict[int, int] = {int(key): value for key, value in json.loads(kept or "{}").items()}
+        self.numbers: dict[int, int] = msgspec.json.decode(kept or "{}", type=dict[int, int])
         self._done = self._total = self._new = 0
         self._digests: dict[int, bytes] = {}
 
@@ -182,7 +181,8 @@ class _Copy:
             self._keep_numbers()
 
     def _keep_numbers(self) -> None:
-        self.target.keep_setting(self._setting, json.dumps({str(one): self.numbers[one] for one in sorted(self.numbers)}))
+        kept = msgspec.json.encode(dict(sorted(self.numbers.items()))).decode()
+        self.target.keep_setting(self._setting, kept)
 
     def _forgotten_number(self, number: int) -> int:
         """The number in the target of a segment that is forgotten, or not there: nobody gets it again."""

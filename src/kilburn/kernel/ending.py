@@ -29,7 +29,7 @@ READ = (Act.FAULT, Act.SEARCH)
 """Events that say that somebody read a page."""
 
 
-class Stage(StrEnum):
+class Ending(StrEnum):
     """What becomes of a session."""
 
     ARCHIVE = "archive"
@@ -62,14 +62,14 @@ class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
         if any(not after >= 0 for after in given) or given != sorted(given):
             raise SpecError("a time to live that makes no sense", advice="give 0 or more, and forget no earlier than you archive")
 
-    def decide(self, use: SessionUse, now: float) -> Stage | None:
+    def decide(self, use: SessionUse, now: float) -> Ending | None:
         """What is due for a session at this time; None where nothing is, or something holds it."""
         if use.held:
             return None
         age = now - use.used
         if self.forget is not None and age >= self.forget:
-            return Stage.FORGET
-        return Stage.ARCHIVE if self.archive is not None and age >= self.archive else None
+            return Ending.FORGET
+        return Ending.ARCHIVE if self.archive is not None and age >= self.archive else None
 
 
 class TextUse(NamedTuple):
@@ -150,7 +150,7 @@ def expire(store: Store, rule: TimeToLive, *, dry: bool = False) -> Expired:
         SpecError: sessions are to be archived, and the tenant has no cold place. StoreError: trying again goes on.
     """
     now, backend = store.clock(), store.backend
-    due: dict[Stage, list[tuple[SegmentInfo, list[SegmentInfo]]]] = {stage: [] for stage in Stage}
+    due: dict[Ending, list[tuple[SegmentInfo, list[SegmentInfo]]]] = {stage: [] for stage in Ending}
     kept = []
     for info, below, use in _uses(backend):
         stage = rule.decide(use, now)
@@ -158,13 +158,13 @@ def expire(store: Store, rule: TimeToLive, *, dry: bool = False) -> Expired:
             due[stage].append((info, below))
         elif use.held and rule.decide(use._replace(held=""), now) is not None:
             kept.append((info.name, use.held))
-    receipts = [store.forget(session=info.name, why="its time to live is over", dry=dry) for info, _ in due[Stage.FORGET]]
-    archived, moved = due[Stage.ARCHIVE], Moved()
+    receipts = [store.forget(session=info.name, why="its time to live is over", dry=dry) for info, _ in due[Ending.FORGET]]
+    archived, moved = due[Ending.ARCHIVE], Moved()
     if archived and not dry:
         moved = backend.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
     return Expired(
         archived=tuple(info.name for info, _ in archived),
-        forgotten=tuple(info.name for info, _ in due[Stage.FORGET]),
+        forgotten=tuple(info.name for info, _ in due[Ending.FORGET]),
         moved=moved,
         receipts=tuple(receipts),
         kept=tuple(kept),
