@@ -14,12 +14,9 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 
 OURS = {package.name for package in PACKAGES}
 LATE = {
-<<<<<<< HEAD
+    "kilburn.backends.cold",
     "kilburn.backends.postgres.server",
     "kilburn.backends.postgres.store",
-=======
-    "kilburn.backends.cold",
->>>>>>> copy27
     "kilburn.cli",
     "kilburn.dashboard.app",
     "kilburn.dashboard.behind_keys",
