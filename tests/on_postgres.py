@@ -19,7 +19,7 @@ from kilburn.backend import Backend
 from kilburn.backends import places
 from kilburn.backends.postgres import schema
 from kilburn.backends.postgres.connection import connected
-from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreError
 
@@ -52,7 +52,9 @@ def _open(place: str, **options: Any) -> Backend:
 def _over_postgres() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)
-        server = Server(Path(folder) / "s", ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "max_connections=90"))
+        server = OwnServer(
+            Path(folder) / "s", ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "max_connections=90")
+        )
         os.environ[URL] = server.start()
         places.OPENERS[""] = _open
         try:

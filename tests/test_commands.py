@@ -39,6 +39,14 @@ LARGE = "hf:bartowski/Qwen2.5-7B-Instruct-GGUF/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
 LEFT = {
     **dict.fromkeys(
         (
+            "kilburn postgres start --dir agent.pg",
+            "kilburn postgres stop --dir agent.pg",
+            'kilburn postgres wipe "$KILBURN_DB"',
+        ),
+        "a server that outlives the command; docs/howto/postgres.md starts and stops one",
+    ),
+    **dict.fromkeys(
+        (
             "kilburn demo --model none --plot window.html",
             "kilburn lab answers --window 2000 --policy hybrid --policy cost",
             "kilburn lab answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl "

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import kilburn
 from kilburn.backends.postgres import connection
-from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.server import OwnServer
 
 TEXT = "step {number}: I looked at line {line} of src/module_{number}/file.py, and nothing there explains error{number}. " * 4
 
@@ -57,7 +57,7 @@ def main() -> None:
         connection.BoundedConnection.pipeline = lambda self: nullcontext()  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)
-        server = Server(Path(folder) / "s")
+        server = OwnServer(Path(folder) / "s")
         server.start()
         try:
             for kind, place in (("file", f"{folder}/agent.db"), ("PostgreSQL", server.url)):

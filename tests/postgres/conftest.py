@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("psycopg", reason="needs psycopg: pip install 'kilburn[postgres]'")
-pytest.importorskip("psycopg_pool", reason="needs psycopg: pip install 'kilburn[postgres]'")
+pytest.importorskip("psycopg", reason="needs psycopg: the extra postgres")
+pytest.importorskip("psycopg_pool", reason="needs psycopg: the extra postgres")
 
 import psycopg
 from psycopg import sql
 
-from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import MissingExtra
 
@@ -34,12 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def server() -> Iterator[OwnServer]:
     """A server that runs as long as the tests do."""
     # The path of a socket is short.
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         try:
-            made = Server(Path(folder) / "s", FAST)
+            made = OwnServer(Path(folder) / "s", FAST)
         except MissingExtra as error:
             pytest.skip(f"no PostgreSQL here: {error}")
         # Whoever runs the server enters it.
@@ -54,7 +54,7 @@ def server() -> Iterator[Server]:
 class Databases:
     """Makes databases on a server, each a copy of one that has the schema."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: OwnServer) -> None:
         self._server, self._numbers = server, itertools.count(1)
         self._made: list[str] = []
         Postgres(server.url).close()
@@ -77,7 +77,7 @@ class Databases:
 
 
 @pytest.fixture(scope="session")
-def _databases(server: Server) -> Databases:
+def _databases(server: OwnServer) -> Databases:
     return Databases(server)
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import kilburn
-from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import (
     SpecError,
@@ -38,7 +38,7 @@ def test_nobody_listens() -> None:
         kilburn.open(f"postgresql://user@127.0.0.1:{port}/x")
 
 
-def test_no_such_database_or_user(server: Server, url: str) -> None:
+def test_no_such_database_or_user(server: OwnServer, url: str) -> None:
     with pytest.raises(StoreUnavailable, match="make the database or the user first"):
         Postgres(server.url.replace("/kilburn?", "/nowhere?"))
     with pytest.raises(StoreUnavailable, match="make the database or the user first"):
@@ -53,7 +53,7 @@ def test_a_password_is_not_repeated(url: str) -> None:
         assert "hunter2" not in repr(backend)
 
 
-def test_for_reading_there_must_be_a_store(server: Server, url: str) -> None:
+def test_for_reading_there_must_be_a_store(server: OwnServer, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA kilburn CASCADE")
     with pytest.raises(StoreError, match="there is no store"):
@@ -93,7 +93,7 @@ def test_a_read_only_server_can_be_read(url: str) -> None:
         assert backend.search("needle")
 
 
-def test_no_connection_is_left(server: Server, url: str) -> None:
+def test_no_connection_is_left(server: OwnServer, url: str) -> None:
     with Postgres(url) as backend, psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} CONNECTION LIMIT 1")
         connection.execute("DROP ROLE IF EXISTS guest")
@@ -136,7 +136,7 @@ class Stopping:
 
 
 @pytest.fixture
-def way(server: Server) -> Iterator[Stopping]:
+def way(server: OwnServer) -> Iterator[Stopping]:
     with closing(Stopping(str(server.folder / ".s.PGSQL.5432"))) as made:
         yield made
 

@@ -10,14 +10,14 @@ import pytest
 
 import kilburn
 from kilburn.backend import Batch
-from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.testing.stores import batch_of
 
 CANARY = "heliotrope4711"
 
 
-def files_with(server: Server, word: str) -> list[str]:
+def files_with(server: OwnServer, word: str) -> list[str]:
     """The files of a server, its log among them, in which a word stands, in any case of letters."""
     data = word.encode()
     with psycopg.connect(server.url, autocommit=True) as connection:
@@ -35,7 +35,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
         yield caplog
 
 
-def test_no_byte_of_what_is_forgotten_stays_in_the_files(server: Server, url: str) -> None:
+def test_no_byte_of_what_is_forgotten_stays_in_the_files(server: OwnServer, url: str) -> None:
     with kilburn.open(url, window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session(f"about {CANARY}", user=f"user {CANARY}")
         kept = session.append({"role": "user", "content": "what stays"})
@@ -54,7 +54,7 @@ def test_no_byte_of_what_is_forgotten_stays_in_the_files(server: Server, url: st
         assert kept == "p1"
 
 
-def test_what_a_reader_still_needs_is_wiped_later(server: Server, url: str, messages: pytest.LogCaptureFixture) -> None:
+def test_what_a_reader_still_needs_is_wiped_later(server: OwnServer, url: str, messages: pytest.LogCaptureFixture) -> None:
     with Postgres(url, busy_timeout=0.2) as backend:
         info = backend.segment("a", time=1.0)
         assert info is not None
@@ -70,7 +70,7 @@ def test_what_a_reader_still_needs_is_wiped_later(server: Server, url: str, mess
         assert files_with(server, CANARY) == []
 
 
-def test_a_program_that_was_killed_before_it_wiped_is_followed_by_one_that_does(server: Server, url: str) -> None:
+def test_a_program_that_was_killed_before_it_wiped_is_followed_by_one_that_does(server: OwnServer, url: str) -> None:
     backend = Postgres(url)
     info = backend.segment("a", time=1.0)
     assert info is not None

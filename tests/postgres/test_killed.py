@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import kilburn
-from kilburn.backends.postgres.server import Server
+from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreError
 from kilburn.testing import check_laws
@@ -59,7 +59,7 @@ def test_a_killed_writer_is_taken_over_by_the_next(url: str) -> None:
             check_laws(session)
 
 
-def test_a_server_that_crashes_keeps_what_was_acknowledged(server: Server, url: str) -> None:
+def test_a_server_that_crashes_keeps_what_was_acknowledged(server: OwnServer, url: str) -> None:
     with kilburn.open(url, window=500, policy="lru", tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
         said = 0

@@ -34,9 +34,9 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
 
         kilburn postgres start --dir agent.pg
     """
-    from kilburn.backends.postgres.server import Server
+    from kilburn.backends.postgres.server import OwnServer
 
-    url = Server(folder).start()
+    url = OwnServer(folder).start()
     if json:
         emit({"url": url})
     else:
@@ -53,11 +53,11 @@ def stop(
 
         kilburn postgres stop --dir agent.pg
     """
-    from kilburn.backends.postgres.server import Server
+    from kilburn.backends.postgres.server import OwnServer
 
     if not folder.exists():
         raise SpecError(f"there is no folder {folder}", advice="give it with --dir")
-    server = Server(folder)
+    server = OwnServer(folder)
     server.stop()
     if delete:
         server.delete()

@@ -55,9 +55,9 @@ class BoundedConnection(psycopg.Connection[Row]):
     silence = 30.0
     """Seconds for which nothing may come while an answer is waited for."""
 
-    def wait(self, gen: Generator[Any, Any, T], interval: float = LOOK) -> T:
+    def wait(self, gen: Generator[Any, Any, T], interval: float = LOOK, timeout: float | None = None) -> T:
         """See psycopg."""
-        return super().wait(self._bounded(gen), interval=LOOK)
+        return super().wait(self._bounded(gen), LOOK, timeout)
 
     def _bounded(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         silent = 0
@@ -114,7 +114,7 @@ def checked_url(url: str) -> str:
     except psycopg.ProgrammingError as error:
         what = "a URL of PostgreSQL that cannot be read"
         raise SpecError(what, advice="write postgresql://user@host:5432/database") from error
-    known = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
+    known: dict[str, Any] = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
     return make_conninfo("", **{**known, **given})
 
 

@@ -36,7 +36,7 @@ LONGEST = 90
 """Characters of the path of a socket's folder."""
 
 
-class Server:
+class OwnServer:
     """A server in a folder.
 
     Args:

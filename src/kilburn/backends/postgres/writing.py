@@ -8,6 +8,7 @@ gives it the next `epoch`, which the database itself refuses from a writer that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from psycopg import Cursor
 
@@ -262,7 +263,7 @@ class Writing:
         for page in batch.pages:
             if not page.digest:
                 raise StoreError(f"page {page.id} has no text", advice="give its digest")
-            own = entries.get(page.id) or [(None,)]
+            own: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
             call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
             stand = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
             extra = wanted[page.extra] if page.extra else None
