@@ -147,10 +147,10 @@ def played(model: Toy, task: Task, blank: bool = False) -> Played:
 
 
 def measured(course: TrainingRun, arm: str, episodes: int, blank: bool = False) -> Figures:
-    """Exact answers and the size of prompts after 6, 12 and 24 steps, greedily."""
+    """Exact answers and the size of prompts after 6 and 24 steps, greedily."""
     model, found, label = Toy(str(course.checkpoint(arm))), {}, f"{arm}, texts blanked" if blank else arm
     peaks = {}
-    for pairs in (3, 6, LONGEST):
+    for pairs in (3, LONGEST):
         chance = course.chance(f"measure/{pairs}").worlds
         runs = [(task, played(model, task, blank)) for task in (draw(chance, pairs) for _ in range(episodes))]
         found[label, f"exact, {2 * pairs} steps"] = fmean(task.reward(run.text) for task, run in runs)
@@ -168,8 +168,8 @@ def train(course: TrainingRun) -> Figures:
     found: Figures = {}
     for arm in (LATE, ONCE):
         course.train(arm, 120 if course.smoke else 240, supervised(arm), rate=4e-3)
-        found |= measured(course, arm, 4 if course.smoke else 20)
-    return found | measured(course, LATE, 4 if course.smoke else 20, blank=True)
+        found |= measured(course, arm, 3 if course.smoke else 10)
+    return found | measured(course, LATE, 3 if course.smoke else 10, blank=True)
 
 
 RECIPE = Recipe(
