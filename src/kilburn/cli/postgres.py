@@ -45,7 +45,9 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
 
 @postgres.command("stop")
 def stop(
-    folder: Dir = FOLDER, delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False
+    folder: Dir = FOLDER,
+    delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False,
+    json: Json = False,
 ) -> None:
     """Stop the PostgreSQL of a folder.
 
@@ -61,10 +63,16 @@ def stop(
     server.stop()
     if delete:
         server.delete()
+    if json:
+        emit({"stopped": str(folder), "deleted": delete})
 
 
 @postgres.command("wipe")
-def wipe(url: Annotated[str, Argument(metavar="URL", show_default=False, help="The store's.")], tenant: Tenant = None) -> None:
+def wipe(
+    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The store's.")],
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
     """Write the tables of a large store anew, so that no byte of what was forgotten stays in the server's files. Others wait.
 
     Of a small store, forgetting does so by itself.
@@ -80,4 +88,7 @@ def wipe(url: Annotated[str, Argument(metavar="URL", show_default=False, help="T
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
         if not backend.wipe():
             raise StoreBusy("others use the tables, or older rows", advice="try again when few do")
-    tell("nothing of what was forgotten is left in the server's files")
+    if json:
+        emit({"wiped": True})
+    else:
+        tell("nothing of what was forgotten is left in the server's files")

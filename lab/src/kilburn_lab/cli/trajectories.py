@@ -9,10 +9,10 @@ import msgspec
 import typer
 
 from kilburn.cli.access import reading, session
-from kilburn.cli.shell import Db, Force, Tenant
+from kilburn.cli.shell import Db, Force, Json, Tenant
 from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
-from kilburn.terminal import say
+from kilburn.terminal import emit, say
 from kilburn_lab.cli.verbs import lab
 from kilburn_lab.training.calls import FORMS, LedgerCalls
 
@@ -27,6 +27,7 @@ def trajectories(
     db: Db = None,
     tenant: Tenant = None,
     force: Force = False,
+    json: Json = False,
 ) -> None:
     """Write each call of a model, with its prompt byte for byte as it was rendered, for TRL to train on.
 
@@ -47,4 +48,7 @@ def trajectories(
                 file.write(msgspec.json.encode(call.example(form)) + b"\n")
                 many += 1
             left_out += calls.left_out
-    say(f"written: {out}, {many} calls" + (f"; {left_out} left out" if left_out else ""))
+    if json:
+        emit({"out": str(out), "calls": many, "left_out": left_out})
+    else:
+        say(f"written: {out}, {many} calls" + (f"; {left_out} left out" if left_out else ""))

@@ -20,6 +20,8 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "train") from error
 
+__all__ = ["Toy"]
+
 
 class Toy:
     """The weights of a recipe, as a model.
