@@ -18,6 +18,7 @@ from types import TracebackType
 from kilburn.backend import (
     Batch,
     HistoryOwner,
+    Moved,
     Passage,
     Scope,
     SegmentInfo,
@@ -36,7 +37,7 @@ from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
 from kilburn.backends.ranked import PLACES, Extents, number_of
 from kilburn.backends.records import UNREADABLE, page_of, seal_of
 from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
-from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 
@@ -110,10 +111,12 @@ class Postgres:
         with connected(self._url, "opening") as connection:
             if self.readonly:
                 schema.check_server(connection, self.path)
-                if schema.version(connection, self.path) == 0:
+                self._version = schema.version(connection, self.path)
+                if self._version == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="open it for writing first")
             else:
                 schema.migrate(connection, self.path)
+                self._version = len(schema.MIGRATIONS)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
 
     def _check_writes(self) -> None:
@@ -635,10 +638,55 @@ class Postgres:
         found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
         return [name for name in found if root_of(name) == root]
 
+    def settings(self) -> dict[str, str]:
+        """What is kept for the tenant as a whole, by its name. A damaged one is left out."""
+        if self._version < schema.KEEPS:
+            return {}
+        select = "SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"
+        return {
+            name.decode(): value.decode()
+            for name, value, seal in self._ask(select, self._number)
+            if seal == seal_of("setting", self._number, name, value)
+        }
+
+    def keep_setting(self, name: str, value: str | None) -> None:
+        """See `Backend`."""
+        self._check_writes()
+        key, kept = name.encode(), None if value is None else value.encode()
+        insert = (
+            "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
+            " ON CONFLICT(tenant, name) DO UPDATE SET value = excluded.value, seal = excluded.seal"
+        )
+
+        def do(statements: Statements) -> None:
+            if kept is None:
+                statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
+            else:
+                statements.send(insert, self._number, key, kept, seal_of("setting", self._number, key, kept))
+
+        self._db.write("writing", do)
+
+    def chill(self, digests: Iterable[str]) -> Moved:
+        """See `Backend`."""
+        raise SpecError("this tenant has no cold place", advice="texts in PostgreSQL stay there")
+
+    def warm(self, digests: Iterable[str] | None = None) -> Moved:
+        """See `Backend`."""
+        return Moved()
+
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """See `Backend`."""
+        return []
+
+    def cold(self) -> dict[str, int]:
+        """See `Backend`."""
+        return {}
+
     def erase(self, segment: int) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger."""
         self._check_writes()
         self._db.write("erasing", lambda statements: writing.erase_segment(statements, self._number, segment))
+        self._db.erased = True
         self._wipe()
 
     @contextmanager

@@ -117,8 +117,8 @@ class Writing:
     def write(self) -> None:
         """All of the batch."""
         batch, segment, send = self._batch, self._segment, self._statements.send
-        citing = [page for page in batch.pages if page.cites or page.sources]
-        cited = sorted({key for page in citing for key in page.cites})
+        citing = [page for page in batch.pages if page.digest and (page.cites or page.sources)]
+        cited = sorted({key for page in citing for key in page.cites}) if not batch.copied else []
         above = [batch.above[0]] if batch.above is not None else []
         added = {page.id for page in batch.pages}
         moved = batch.states.keys() - added
@@ -164,6 +164,8 @@ class Writing:
             self._set_states(sorted(moved))
         if batch.events:
             self._add_events()
+        if batch.again:
+            self._replace_events()
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
@@ -261,14 +263,14 @@ class Writing:
             self._statements.send(_ADD_CONTENT, self._tenant, *(list(column) for column in zip(*made, strict=True)))
         pages = []
         for page in batch.pages:
-            if not page.digest:
+            if not page.digest and not batch.copied:
                 raise StoreError(f"page {page.id} has no text", advice="give its digest")
             own: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
             call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
             stand = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
-            extra = wanted[page.extra] if page.extra else None
+            content, extra = (wanted[digest] if digest else None for digest in (page.digest, page.extra))
             record = self._sealed_record(page)
-            pages.append((page.id, wanted[page.digest], extra, call, *stand, own[-1][0], own[0][0], *record))
+            pages.append((page.id, content, extra, call, *stand, own[-1][0], own[0][0], *record))
         self._statements.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
 
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
@@ -303,6 +305,20 @@ class Writing:
         named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
         if named:
             self._statements.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
+
+    def _replace_events(self) -> None:
+        """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
+        of. What they name stays the same."""
+        made = [sealed_event(self._segment, event)[1:] for event in self._batch.again]
+        replaced = self._statements.rows(
+            "UPDATE kilburn.event SET body = new.body, seal = new.seal"
+            " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
+            " WHERE tenant = %s AND process = %s AND event.number = new.number AND event.act = new.act RETURNING event.number",
+            *(list(column) for column in zip(*made, strict=True)),
+            *self._own,
+        )
+        if len(replaced) != len(made):
+            raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
 
     def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
         found = sorted({one for page in citing for one in citations.citations_of(self._segment, kind, page)})
