@@ -105,7 +105,7 @@ class ColdRows(Protocol):
         ...
 
 
-class Reading(Protocol):
+class ReadsRows(Protocol):
     """Does something with the rows in one snapshot."""
 
     def __call__(self, do: Callable[[ColdRows], T]) -> T:
@@ -113,7 +113,7 @@ class Reading(Protocol):
         ...
 
 
-class Changing(Protocol):
+class ChangesRows(Protocol):
     """Does something with the rows in one write transaction."""
 
     def __call__(self, do: Callable[[ColdRows], T], *, wait: bool = True) -> T:
@@ -168,7 +168,7 @@ class Chilling:
     """
 
     def __init__(
-        self, path: str, read: Reading, change: Changing, sync: Callable[[], object], put_off: Callable[[], bool]
+        self, path: str, read: ReadsRows, change: ChangesRows, sync: Callable[[], object], put_off: Callable[[], bool]
     ) -> None:
         self._path, self._read, self._change, self._sync, self._put_off = path, read, change, sync, put_off
 
