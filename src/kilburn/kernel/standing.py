@@ -2,9 +2,9 @@
 
 Users of every compactor plead for it: such words are said once, and hold until the end. A rule finds them when they are admitted,
 by what sentences begin with, without a model, in ten languages. It errs on the side of finding too much, so it has a bound: of
-what it finds the newest stays, a hundred messages at most, within an eighth of the window. A short message stays whole; of a longer one its sentences stay,
-as an excerpt, once it leaves. No policy can move them, and the kernel removes them only if pins and open calls leave no room. A
-person lets go of one by evicting it, retiring it or forgetting it.
+what it finds the newest stays, a hundred messages at most, within an eighth of the window. A short message stays whole; of a
+longer one its sentences stay, as an excerpt, once it leaves. No policy can move them, and the kernel removes them only if pins
+and open calls leave no room. A person lets go of one by evicting it, retiring it or forgetting it.
 
 What the rule does not find (another language, other words) is treated like all that the user said: pin it.
 """
