@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from os import fsencode
-from os.path import realpath
+from os.path import exists, realpath, samefile
 from typing import Any
 
 from kilburn import tracing
@@ -140,6 +140,9 @@ def copy(
     places = [f"{realpath(path)}#{name}" for path, name in ((source, tenant), (target, to or tenant))]
     if places[0] == places[1] or ":memory:" in (source, target):
         raise SpecError(f"a copy of {source} into {target}", advice="give two files, or another tenant with `to`")
+    if realpath(source) != realpath(target) and exists(source) and exists(target) and samefile(source, target):
+        # SQLite writes a log beside each name: they would not know of each other.
+        raise SpecError(f"{target} is another name of {source}", advice="give two files")
 
     def remember() -> None:
         if not note:
