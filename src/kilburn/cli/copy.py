@@ -18,8 +18,10 @@ from kilburn.terminal import emit, line, say, tell
 
 @app.command("copy")
 def copy_store(
-    source: Annotated[str, Argument(metavar="SRC", help="The store's file.", show_default=False)],
-    target: Annotated[str, Argument(metavar="DST", help="The file to copy it to; made where there is none.", show_default=False)],
+    source: Annotated[str, Argument(metavar="SRC", help="The store: its file, or a URL of PostgreSQL.", show_default=False)],
+    target: Annotated[
+        str, Argument(metavar="DST", help="Where to copy it to, in the same way; made where there is none.", show_default=False)
+    ],
     to: Annotated[str | None, Option("--to-tenant", metavar="NAME", help="The partition in DST; else the same.")] = None,
     note: Annotated[bool, Option("--note/--no-note", help="Note it in SRC, so that `forget` names this copy.")] = True,
     tenant: Tenant = None,
@@ -47,7 +49,8 @@ def copy_store(
             else:
                 say(f"kilburn: {line(words)}")
 
-        made = kilburn.copy(existing(source), target, tenant=tenant or "default", to=to, note=note, told=told)
+        origin = existing(source, advice="give the store to be copied as SRC")
+        made = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, told=told)
     for name, why in made.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
     if json:

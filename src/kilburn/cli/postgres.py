@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from typer import Argument, Option
 from kilburn.backends.places import is_url
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy
-from kilburn.terminal import emit, tell
+from kilburn.terminal import emit, line, say, tell
 
 postgres = typer.Typer(help="A PostgreSQL of one's own, for a store.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(postgres, name="postgres")
@@ -41,6 +42,7 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
         emit({"url": url})
     else:
         tell(url)
+        say(f"Give it as --db, or in KILBURN_DB. It runs until: kilburn postgres stop --dir {quote(str(folder))}")
 
 
 @postgres.command("stop")
@@ -65,6 +67,8 @@ def stop(
         server.delete()
     if json:
         emit({"stopped": str(folder), "deleted": delete})
+    else:
+        tell(line(f"stopped: {folder}{', and removed' if delete else ''}"))
 
 
 @postgres.command("wipe")
