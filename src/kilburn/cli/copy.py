@@ -18,10 +18,8 @@ from kilburn.terminal import emit, line, say, tell
 
 @app.command("copy")
 def copy_store(
-    source: Annotated[str, Argument(metavar="SRC", help="The store: its file, or a URL of PostgreSQL.", show_default=False)],
-    target: Annotated[
-        str, Argument(metavar="DST", help="Where to copy it to, in the same way; made where there is none.", show_default=False)
-    ],
+    source: Annotated[str, Argument(metavar="SRC", help="The store's file.", show_default=False)],
+    target: Annotated[str, Argument(metavar="DST", help="The file to copy it to; made where there is none.", show_default=False)],
     to: Annotated[str | None, Option("--to-tenant", metavar="NAME", help="The partition in DST; else the same.")] = None,
     note: Annotated[bool, Option("--note/--no-note", help="Note it in SRC, so that `forget` names this copy.")] = True,
     tenant: Tenant = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from typer import Argument, Option
 from kilburn.backends.places import is_url
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import emit, line, tell
 
 postgres = typer.Typer(help="A PostgreSQL of one's own, for a store.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(postgres, name="postgres")
@@ -27,9 +26,9 @@ PATIENCE = 60.0
 
 @postgres.command("start")
 def start(folder: Dir = FOLDER, json: Json = False) -> None:
-    """Start a PostgreSQL in a folder, made where there is none, and print its URL.
+    """Start a PostgreSQL in a folder, made where there is none, and print its URL, which --db and KILBURN_DB take.
 
-    It listens on a socket in the folder and on no port, and runs until it is stopped.
+    It listens on a socket in the folder and on no port, and runs until `kilburn postgres stop`.
 
     Example:
 
@@ -42,7 +41,6 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
         emit({"url": url})
     else:
         tell(url)
-        say(f"Give it as --db, or in KILBURN_DB. It runs until: kilburn postgres stop --dir {quote(str(folder))}")
 
 
 @postgres.command("stop")

@@ -111,9 +111,7 @@ class Postgres:
             if self.readonly:
                 schema.check_server(connection, self.path)
                 if schema.version(connection, self.path) == 0:
-                    raise StoreError(
-                        f"there is no store in {self.path}", advice="`kilburn chat` makes one, and `kilburn copy` brings one here"
-                    )
+                    raise StoreError(f"there is no store in {self.path}", advice="open it for writing first")
             else:
                 schema.migrate(connection, self.path)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
