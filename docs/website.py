@@ -284,7 +284,9 @@ def pictures(into: Path) -> list[Path]:
         check=False,
     )
     if done.returncode:
-        print(done.stdout[-2000:] + "no pictures of the dashboard: its tests in a browser did not run; above is what they say")
+        print(
+            done.stdout[-2000:] + "no pictures of the dashboard: its tests in a browser did not all pass; above is what they say"
+        )
         return []
     return sorted(into.glob("*.png"))
 

@@ -511,3 +511,10 @@ def test_an_import_that_fails_in_the_middle_brings_nothing(tmp_path: Path) -> No
     assert "s39" in done.err
     assert kilburn("export", "--db", db, "--no-note").raw == before
     assert kilburn("fsck", "--db", db).status == 0
+
+
+def test_a_copy_of_no_store_names_what_is_missing(tmp_path: Path) -> None:
+    done = kilburn("copy", tmp_path / "nowhere.db", tmp_path / "moved.db")
+    assert (done.status, done.out) == (2, "")
+    assert "give the store to be copied as SRC" in done.err
+    assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,7 @@ from kilburn.dashboard.screens import SHOWN
 from kilburn.dashboard.strip import BLOCKS, PIECES, strip
 from kilburn.event import Act
 from kilburn.kernel.store import Store
+from kilburn.move import Fold
 
 
 class CountedBackend(Sqlite):
@@ -197,3 +198,25 @@ def test_figures_are_those_of_the_session_itself(made: Path) -> None:
             ):
                 assert told[figure] == counted[figure], (info.name, figure)
             assert told.tokens_in_window == (counted.tokens_in_window if counted.prompts else told.tokens_in_window)
+
+
+def test_what_a_search_and_a_fold_name_does_not_count_as_moved(tmp_path: Path) -> None:
+    with Store(Sqlite(tmp_path / "agent.db", synchronous="OFF"), Budget(200_000), "fifo", tokenizer="chars/4") as store:
+        session = store.session("s0")
+        session.append(*({"role": "user", "content": f"{n}: short"} for n in range(MOVED + 300)))
+        for at in range(8):
+            session.append({"role": "user", "content": f"{at}: words"})
+            session.render()
+            if at == 3:
+                session.apply(Fold(tuple(range(2, MOVED + 200)), text="What was short."))
+            for _ in range(10 if at > 3 else 0):
+                session.search("short", limit=200, tokens=20_000)
+    with Sqlite(tmp_path / "agent.db", readonly=True) as backend:
+        reading = LedgerReader(backend)
+        session = reading.session("s0")
+        assert sum(len(event.pages) for event in session.events() if event.act is Act.SEARCH) > MOVED
+        strip(reading, session, 0, 20)
+        reading.replayed(session.number, 600)
+        columns = strip(reading, session, 0, 20).columns
+        assert len(columns) == 8
+        assert not [column.turn for column in columns if {piece.shade for piece in column.pieces} == {"plain"}]

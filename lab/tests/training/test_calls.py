@@ -79,6 +79,15 @@ def test_the_verb_writes_lines_for_trl(tmp_path: Path) -> None:
     assert run("lab", "trajectories", "--db", db, "--out", tmp_path / "x.jsonl", "--form", "chatml").status != 0
 
 
+def test_a_store_without_a_reply_says_what_makes_one(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "agent.db"), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        store.session("run").append({"role": "user", "content": "Hello."})
+    done = run("lab", "trajectories", "--db", tmp_path / "agent.db", "--out", tmp_path / "calls.jsonl")
+    assert done.status == 0
+    assert "0 calls\nNo reply of a model" in done.err
+    assert "`kilburn chat`" in done.err
+
+
 def test_what_was_forgotten_is_in_no_example(tmp_path: Path) -> None:
     db = tmp_path / "agent.db"
     recorded(db, "mem1", state, 4000)

@@ -37,17 +37,18 @@ MOST = 2000
 """Passages that a verb embeds on its own account: about ten seconds."""
 
 
-def existing(db: str | None) -> str:
+def existing(db: str | None, *, advice: str = "give its file with --db, or in KILBURN_DB; `kilburn chat` makes one") -> str:
     """The path of an existing store, or a URL.
+
+    Args:
+        advice: what to do where there is none.
 
     Raises:
         SpecError: there is none.
     """
     path = db or "agent.db"
     if not is_url(path) and not Path(path).exists():
-        raise SpecError(
-            f"there is no store at {path}", advice="give its file with --db, or in KILBURN_DB; `kilburn chat` makes one"
-        )
+        raise SpecError(f"there is no store at {path}", advice=advice)
     return path
 
 

@@ -50,7 +50,8 @@ def copy_store(
             else:
                 say(f"kilburn: {line(words)}")
 
-        made = kilburn.copy(existing(source), target, tenant=tenant or "default", to=to, note=note, told=told)
+        origin = existing(source, advice="give the store to be copied as SRC")
+        made = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, told=told)
     for name, why in made.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
     if json:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from kilburn.backends.places import is_url
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy
-from kilburn.terminal import emit, tell
+from kilburn.terminal import emit, line, tell
 
 postgres = typer.Typer(help="A PostgreSQL of one's own, for a store.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(postgres, name="postgres")
@@ -26,9 +26,9 @@ PATIENCE = 60.0
 
 @postgres.command("start")
 def start(folder: Dir = FOLDER, json: Json = False) -> None:
-    """Start a PostgreSQL in a folder, made where there is none, and print its URL.
+    """Start a PostgreSQL in a folder, made where there is none, and print its URL, which --db and KILBURN_DB take.
 
-    It listens on a socket in the folder and on no port, and runs until it is stopped.
+    It listens on a socket in the folder and on no port, and runs until `kilburn postgres stop`.
 
     Example:
 
@@ -65,6 +65,8 @@ def stop(
         server.delete()
     if json:
         emit({"stopped": str(folder), "deleted": delete})
+    else:
+        tell(line(f"stopped: {folder}{', and removed' if delete else ''}"))
 
 
 @postgres.command("wipe")

@@ -278,7 +278,10 @@ def _inherited(name: str, otherwise: str) -> Any:
 Db = Annotated[
     str | None,
     Option(
-        "--db", metavar="FILE", callback=_inherited("db", "agent.db"), help="The store's file; else $KILBURN_DB, else agent.db."
+        "--db",
+        metavar="FILE",
+        callback=_inherited("db", "agent.db"),
+        help="The store's file, or its URL in PostgreSQL; else $KILBURN_DB, else agent.db.",
     ),
 ]
 Tenant = Annotated[
@@ -305,7 +308,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def program(
     version: Annotated[bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
-    db: Annotated[str | None, Option(metavar="FILE", envvar="KILBURN_DB", help="The store's file; agent.db by default.")] = None,
+    db: Annotated[
+        str | None,
+        Option(metavar="FILE", envvar="KILBURN_DB", help="The store's file, or its URL in PostgreSQL; agent.db by default."),
+    ] = None,
     tenant: Annotated[str | None, Option(metavar="NAME", envvar="KILBURN_TENANT", help="The partition in it.")] = None,
     debug: Annotated[bool, Option("--debug", envvar="KILBURN_DEBUG", help="Show where an error came from.")] = False,
 ) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget
 from kilburn.dashboard.later import Errands
-from kilburn.dashboard.marks import Marks, TooFar
+from kilburn.dashboard.marks import Marks, TooFar, weight
 from kilburn.dashboard.paid import edits_in, unpaid
 from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
@@ -69,7 +69,7 @@ REPLAYED = 4_000
 """Events that one request replays at most: as many take some 0.3 s."""
 
 MOVED = 5_000
-"""Pages that the events of one request may move, for the same reason: many may come with one event."""
+"""Pages that the events of one request may move, for the same reason: many may come with one event. See `weight`."""
 
 SETTLED = MOVES | {Act.COMPACT, Act.REFUSE}
 """Events that may stand within one receipt."""
@@ -308,7 +308,7 @@ class LedgerReader:
         start = max(begin[0] if begin else 0, known[0] if known else 0)
         if until - start > REPLAYED:
             raise TooFar(self._marks.work(session, until))
-        if sum(len(event.pages) for event in self.stretch(info.number, start, until)) > MOVED:
+        if sum(weight(event) for event in self.stretch(info.number, start, until)) > MOVED:
             share = self._marks.work(session, until)
             # Nearer than the checkpoints that it makes there is none.
             if share < 1:

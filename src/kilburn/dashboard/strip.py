@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 
 import msgspec
 
-from kilburn.dashboard.marks import TooFar
+from kilburn.dashboard.marks import TooFar, weight
 from kilburn.dashboard.reading import MOVED, LedgerReader
 from kilburn.event import Act, Event
 from kilburn.kernel.prompts import in_common, pieces
@@ -162,7 +162,7 @@ def _first_drawn(session: Session, events: Sequence[Event], ships: Sequence[Even
     for event in reversed(events):
         if event.act is Act.SHIP and drawn:
             first, drawn = event.number, drawn - 1
-        moved += len(event.pages)
+        moved += weight(event)
         if moved > MOVED:
             break
     return first

@@ -52,3 +52,5 @@ def trajectories(
         emit({"out": str(out), "calls": many, "left_out": left_out})
     else:
         say(f"written: {out}, {many} calls" + (f"; {left_out} left out" if left_out else ""))
+        if not many + left_out:
+            say("No reply of a model is in these sessions: `kilburn ps` lists all; `kilburn chat` or `kilburn serve` makes some.")
