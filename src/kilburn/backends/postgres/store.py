@@ -103,6 +103,8 @@ class Postgres:
         self._erasing = threading.local()
         self._db = Database(self._url, patience=busy_timeout, durable=durable)
         self.path = self._db.shown
+        # How far the schema is; who only reads leaves it as it is.
+        self._version = len(schema.MIGRATIONS)
         self._opened = OpenPlace()
         self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
         try:
@@ -124,7 +126,6 @@ class Postgres:
                     raise StoreError(f"there is no store in {self.path}", advice="open it for writing first")
             else:
                 schema.migrate(connection, self.path)
-                self._version = len(schema.MIGRATIONS)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
 
     def _check_writes(self) -> None:
