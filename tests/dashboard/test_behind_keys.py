@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import html
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import pytest
 
 import kilburn
 from gateway.place import Place
-from kilburn.dashboard.behind_keys import mounted
+from kilburn.dashboard.behind_keys import ENTERING, mounted
 from kilburn.dashboard.changes import VERBS
 from kilburn.dashboard.screens import SCREENS
 from kilburn.dashboard.signing import FAILURES, IDLE, LASTS, MOST, OF_A_KEY, PLAIN, SECURE, SignIns, cookie, words_in
+from kilburn.gateway.access import VISITORS
 from kilburn.gateway.keys import Key, Keys, add_key, revoke_key
 from kilburn.move import Add
 
@@ -274,6 +276,24 @@ def test_wrong_keys_are_slowed_down(place: Callable[..., Place]) -> None:
     slow = Browser(it).sign_in("ana")
     if slow.status_code == 429:
         assert int(slow.headers["retry-after"]) >= 1
+
+
+def test_strangers_who_send_a_form_slowly_keep_nobody_out_who_is_signed_in(place: Callable[..., Place]) -> None:
+    it = place(KEYS)
+    browser = Browser(it)
+    browser.sign_in("ana")
+    where = urlsplit(it.url)
+    begun = (
+        f"POST /dashboard/sign-in HTTP/1.1\r\nHost: {where.netloc}\r\nOrigin: {it.url}\r\n"
+        "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\nkey="
+    )
+    for _ in range(VISITORS + ENTERING):
+        stranger = it.stack.enter_context(socket.create_connection((where.hostname, where.port)))
+        stranger.sendall(begun.encode())
+        assert browser.get("/").status_code == 200
+    refused = Browser(it).sign_in("bob")
+    if refused.status_code == 503:
+        assert int(refused.headers["retry-after"]) >= 1
 
 
 def test_a_revoked_key_is_out_at_the_next_request(place: Callable[..., Place]) -> None:

@@ -138,6 +138,23 @@ def test_a_person_can_let_go_of_it_in_each_way() -> None:
         check_laws(session)
 
 
+@pytest.mark.parametrize("words", ["Never push to main.", f"Never push to main.\n\n{NOISE}"], ids=["whole", "excerpt"])
+def test_what_a_person_let_go_of_stays_again_when_that_is_taken_back(words: str) -> None:
+    session = opened("fifo")
+    session.append(user("hello"), user(words), user("and now?"))
+    for pair in steps(20):
+        session.append(*pair)
+    before = shown(session)
+    session.evict("p2")
+    assert not session.window.standing
+    session.undo()
+    assert shown(session) == before
+    for pair in steps(60, 100):
+        session.append(*pair)
+    assert "Never push to main." in shown(session)
+    check_laws(session)
+
+
 def test_it_holds_after_a_crash_in_a_branch_and_in_a_smaller_window(tmp_path: Path) -> None:
     path = str(tmp_path / "store.db")
     with kilburn.open(path, window=WINDOW, policy="fifo", tokenizer="chars/4") as store:

@@ -48,6 +48,9 @@ READERS = 16
 FOLLOWED = 48
 """Screens that may be kept up to date at once."""
 
+ENTERING = 24
+"""People who sign in at once. Whoever sends a form slowly keeps nobody waiting who is signed in."""
+
 EVERY = 2.0
 """Seconds between two looks whether something has changed, at least."""
 
@@ -108,7 +111,7 @@ class BehindKeys:
         self._word = fresh_word()
         self._views: OrderedDict[tuple[str, bool, str], _View] = OrderedDict()
         self._turn, self._lock = asyncio.Semaphore(1), threading.Lock()
-        self._followed = 0
+        self._followed = self._entering = 0
         self._look = environment(root=PEOPLE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,10 +179,15 @@ class BehindKeys:
             slow = self._page("/", f"Too many wrong keys. Try again in {round(wait) + 1} seconds.", status=429)
             slow.headers["retry-after"] = str(round(wait) + 1)
             return slow
+        if self._entering >= ENTERING:
+            raise Problem(503, "overloaded", "as many people sign in as may at once", retry_after=5)
+        self._entering += 1
         try:
             given = form_of(await body_of(request) or b"")
         except SpecError:
             given = {}
+        finally:
+            self._entering -= 1
         path, _, query = given.get("to", "").partition("?")
         to = _place(path, query)
         try:

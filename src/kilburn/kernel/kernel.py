@@ -485,6 +485,14 @@ class Kernel:
             data["uncover"] = change.uncover
         if change.covers:
             data["covers"] = list(change.covers.items())
+        again = {
+            page: said
+            for page, said in before.standing.items()
+            if page not in window.standing and window.at(page) not in GONE and before.stands_itself(page) in back
+        }
+        if again:
+            # A person let go of it by what is taken back.
+            data["standing"] = packed(dict(sorted({**again, **window.standing}.items())))
         self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
         check_paired(window, change.at)
         return back
