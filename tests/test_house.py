@@ -15,6 +15,7 @@ TESTS = sorted(path for folder in ("tests", "kv/tests", "lab/tests") for path in
 OURS = {package.name for package in PACKAGES}
 LATE = {
     "kilburn.backends.cold",
+    "kilburn.backends.postgres.connection",
     "kilburn.backends.postgres.server",
     "kilburn.backends.postgres.store",
     "kilburn.cli",

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from os import fsencode
-from os.path import realpath
+from os.path import exists, samefile
 from typing import Any
 
 from kilburn import tracing
-from kilburn.backends.places import open_backend
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import name_of, open_backend
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreReadOnly
 from kilburn.forgetting.erasure import remember_copy
@@ -126,7 +126,8 @@ def copy(
     One that was complete brings the destination up to date. What is forgotten in the source is forgotten there too.
 
     Args:
-        source, target: paths of files; the target is made where there is none.
+        source, target: each the path of a file, or the URL of a PostgreSQL database, as for `open`; the target is made where
+            there is none.
         tenant: whose store it is. to: the tenant in the target; the same where left out.
         note: whether the source keeps a note, so that a receipt of `forget` names this copy.
         told: is told how many pages and events are done, of how many, and what is in hand.
@@ -137,20 +138,27 @@ def copy(
     """
     for path in (source, target):
         _check_path(path)
-    places = [f"{realpath(path)}#{name}" for path, name in ((source, tenant), (target, to or tenant))]
+    names = [name_of(path) for path in (source, target)]
+    places = [f"{names[0]}#{tenant}", f"{names[1]}#{to or tenant}"]
     if places[0] == places[1] or ":memory:" in (source, target):
-        raise SpecError(f"a copy of {source} into {target}", advice="give two files, or another tenant with `to`")
+        raise SpecError(f"a copy of {names[0]} into {names[1]}", advice="give two stores, or another tenant with `to`")
+    if names[0] != names[1] and exists(source) and exists(target) and samefile(source, target):
+        # SQLite writes a log beside each name: they would not know of each other.
+        raise SpecError(f"{target} is another name of {source}", advice="give two stores")
 
     def remember() -> None:
         if not note:
             return
         try:
-            with Sqlite(source, tenant=tenant) as written:
+            with closing(open_backend(source, tenant=tenant)) as written:
                 remember_copy(written, places[1], time.time())
         except (StoreReadOnly, StoreBusy) as error:
             told(0, 0, f"the source keeps no note of this copy: {error.what}")
 
-    with Sqlite(source, tenant=tenant, readonly=True) as read, Sqlite(target, tenant=to or tenant, synchronous="NORMAL") as made:
+    with (
+        closing(open_backend(source, tenant=tenant, readonly=True)) as read,
+        closing(open_backend(target, tenant=to or tenant, durable=False)) as made,
+    ):
         return copied(read, made, places[0], told, remember)
 
 

@@ -217,6 +217,7 @@ def test_a_form_without_our_word_is_refused(app: Any, db: Path, word: str) -> No
         ("evict", {"pages": "p2"}, 409),
         ("pin", {"pages": "p1-p120"}, 409),
         ("compact", {"keep": "many"}, 404),
+        ("compact", {"keep": "9" * 5000}, 404),
         ("compact", {"pages": "p1-p2"}, 409),
         ("undo", {"event": "1"}, 409),
         ("undo", {"name": "quiet"}, 409),

@@ -15,10 +15,11 @@ import pytest
 import kilburn
 from dashboard.made import ESCAPE, HOSTILE, LONG, SCRIPT, work
 from dashboard.visit import ask, ok, to, walk, words_of
+from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
 from kilburn.dashboard.screens import LETTERS, SCREENS
-from kilburn.event import Act
+from kilburn.event import Act, Event
 
 
 def test_sessions_come_with_alarms_first(app: Any) -> None:
@@ -340,6 +341,23 @@ def test_a_damaged_session_blocks_no_other(tmp_path: Path, made: Path) -> None:
         assert "damaged" in said
         assert ok(app, "/session", name="parser").status == 200
         assert ask(app, to("/session", name="quiet")).status in (404, 500)
+
+
+def test_a_ledger_with_odd_figures_blocks_no_other_session(tmp_path: Path, made: Path) -> None:
+    path = tmp_path / "agent.db"
+    path.write_bytes(made.read_bytes())
+    with Sqlite(path) as backend:
+        info = backend.segment("parser", time=0.0, create=False)
+        assert info is not None
+        odd = Event(
+            number=info.head + 1, act=Act.COMPACT, time=info.used, turn=1, pages=(1,), policy="x", cause="admit", tokens=1,
+            data={"outcome": "done", "freed": "many", "moves": None, "asked": 5},
+        )  # fmt: skip
+        backend.commit(info.number, Batch(head=info.head, events=[odd]))
+    with Sqlite(path, readonly=True) as backend:
+        app = build(backend)
+        assert "misses" in words_of(ok(app, "/"))
+        assert ok(app, "/session", name="misses").status == 200
 
 
 def test_an_older_file_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ IGNORING = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 class Served:
     """`kilburn serve` in a process of its own."""
 
-    def __init__(self, db: Path, upstream: str, window: int = 1000, fail: str = "closed") -> None:
+    def __init__(self, db: Path, upstream: str, window: int = 1000, fail: str = "closed", place: str = "") -> None:
         options = {
             "port": 0,
             "upstream": f"{upstream}/v1",
             "window": window,
-            "db": db,
+            "db": place or db,
             "log": db.with_suffix(".log"),
             "fail": fail,
         }
@@ -80,17 +80,21 @@ class Served:
 
 
 class Setup:
-    """A provider that answers q7 with r7, after it has recalled something half of the time."""
+    """A provider that answers q7 with r7, after it has recalled something half of the time.
 
-    def __init__(self, db: Path) -> None:
-        self.db, self.moment, self.chance = db, "", random.Random(0)
+    Args:
+        db: the store's file, beside which the logs are. place: the store in place of it.
+    """
+
+    def __init__(self, db: Path, place: str = "") -> None:
+        self.db, self.place, self.moment, self.chance = db, place, "", random.Random(0)
         self.upstream = Upstream(otherwise=self.reply, piece=8)
         self.stack = ExitStack()
         self.far = self.stack.enter_context(serving(self.upstream))
         self.served: list[Served] = []
 
     def serve(self, **more: Any) -> Served:
-        self.served.append(Served(self.db, self.far, **more))
+        self.served.append(Served(self.db, self.far, place=self.place, **more))
         return self.served[-1]
 
     def reply(self, sent: Any) -> Any:
@@ -111,6 +115,8 @@ class Setup:
         self.stack.close()
 
     def fsck(self) -> str:
+        if self.place:
+            return ""
         done = subprocess.run(
             [sys.executable, "-m", "kilburn", "fsck", "--db", str(self.db)],
             capture_output=True,
@@ -122,7 +128,7 @@ class Setup:
 
     def sessions(self) -> dict[str, list[str]]:
         """What the client knows of each session."""
-        with kilburn.open(str(self.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
+        with kilburn.open(self.place or str(self.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
             found = {}
             for info in store.sessions():
                 texts: list[str] = []

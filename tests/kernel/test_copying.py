@@ -304,6 +304,12 @@ def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
     with pytest.raises(SpecError):
         kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "link.db"))
+    (tmp_path / "hard.db").hardlink_to(tmp_path / "a.db")
+    for tenant in ("default", "other"):
+        with pytest.raises(SpecError, match="another name"):
+            kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "hard.db"), to=tenant)
+    assert not list(tmp_path.glob("hard.db-*"))
+    (tmp_path / "hard.db").unlink()
     with pytest.raises(KilburnError, match="there is no file"):
         kilburn.copy(str(tmp_path / "none.db"), str(tmp_path / "b.db"))
     assert not (tmp_path / "b.db").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -133,6 +133,38 @@ def test_what_holds_a_session_is_said(store: Store) -> None:
     later(store, 100)
     assert set(expire(store, rule).forgotten) == {"pinned", "branched"}
     assert store.sessions() == []
+
+
+class Interrupted(Sqlite):
+    """A store where something else happens after the first session is gone."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.then: list[Callable[[], object]] = []
+
+    def erase(self, segment: int) -> None:
+        super().erase(segment)
+        while self.then:
+            self.then.pop()()
+
+
+def test_who_comes_back_while_others_are_forgotten_is_not_forgotten(tmp_path: Path) -> None:
+    backend = Interrupted(tmp_path / "b.db")
+    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as store:
+        for name in ("first", "back", "pinned", "gone", "last"):
+            store.session(name).append({"role": "system", "content": "Be kind."}, user(f"said in {name}"))
+        later(store, 100)
+        with Store(Sqlite(tmp_path / "b.db"), Budget(1000), "hybrid", tokenizer="chars/4", clock=store.clock) as other:
+            backend.then = [
+                lambda: other.session("back").append(user("I am back")),
+                lambda: other.session("pinned").pin("p2"),
+                lambda: other.forget(session="gone"),
+            ]
+            done = expire(store, TimeToLive(forget=30 * DAY))
+            assert done.forgotten == ("first", "last")
+            assert [receipt.whole for receipt in done.receipts] == [("first",), ("last",)]
+            assert {info.name for info in other.sessions()} == {"back", "pinned"}
+            assert other.session("back").recall("p2") == "said in back"
 
 
 def test_a_branch_in_use_keeps_its_session(store: Store) -> None:

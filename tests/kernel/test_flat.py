@@ -99,6 +99,19 @@ def test_a_turn_of_a_long_session_does_what_one_of_a_short_session_does(tmp_path
     assert medians(tmp_path, entered, LONG) <= 1.1 * medians(tmp_path, entered, SHORT)
 
 
+def test_a_turn_of_a_user_who_has_given_a_thousand_orders_costs_what_one_after_a_few_hundred_costs() -> None:
+    def taken(orders: int) -> tuple[int, int]:
+        with kilburn.open(":memory:", window=10**6, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+            session = store.session("s")
+            session.append(*({"role": "user", "content": f"Never touch file {number}."} for number in range(orders)))
+            entered = calls(lambda: session.append({"role": "user", "content": "Never touch the tests."}))
+            return entered, len(str(list(session.events())[-1].data))
+
+    few, many = taken(SHORT), taken(10 * SHORT)
+    assert many[0] <= 1.1 * few[0], "functions that a turn enters"
+    assert many[1] <= 1.3 * few[1], "characters in the ledger"
+
+
 @pytest.mark.parametrize("pages", [SHORT, LONG])
 def test_the_calls_of_an_append_are_looked_up_once(tmp_path: Path, pages: int) -> None:
     with kilburn.open(tmp_path / "a.db", window=10**9, policy="fifo", tokenizer="chars/4", embedder=None) as store:

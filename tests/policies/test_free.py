@@ -284,10 +284,10 @@ def test_a_bad_reply_changes_nothing_and_has_a_typed_outcome(reply: Any, outcome
     step(session, 0)
     cross(session)
     cross(session)
-    assert {event.data["outcome"] for event in passes(session)} == {outcome}
+    # The second border comes soon after a pass that freed nothing: the model is spared.
+    assert [event.data["outcome"] for event in passes(session)] == [outcome, "failed"]
     assert outputs(session)[0] == LOG
     assert all(state.at == "in" for _, state in session.pages())
-    assert len(passes(session)) == 2, "it is asked once a border"
     check_laws(session)
 
 

@@ -50,11 +50,11 @@ def refused(session: Session) -> list[str]:
 
 def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_the_user_said() -> None:
     session = opened("summarize(ask=False)")
-    session.append(user("Decided: never restart the service on host zeppelin."), assistant("Yes."), user("Go on."))
+    session.append(user("Decided: the service runs on host zeppelin."), assistant("Yes."), user("Go on."))
     fill(session, Act.FOLD)
     fold = next(page for page in session.window.resident() if page.kind is Kind.FOLD)
     text = session.text(fold.id)
-    assert "never restart the service on host zeppelin" in text
+    assert "the service runs on host zeppelin" in text
     newest = max(page for page in fold.sources if session.window.pages[page].kind is Kind.RESULT)
     assert f"p{newest} " in text
     assert len(fold.sources) > 300, "it stands for all that is old, read or not"

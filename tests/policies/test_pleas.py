@@ -14,13 +14,16 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Outcome
-from kilburn.errors import Overlong, Unavailable
+from kilburn.errors import Overlong, StoreCorrupt, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.resolve import names
 from kilburn.kernel.session import Session
@@ -152,6 +155,19 @@ def test_it_holds_after_a_crash_in_a_branch_and_in_a_smaller_window(tmp_path: Pa
                 assert all(word in shown(each) for word in WORDS for each in (session, branch))
         check_laws(session)
         check_laws(branch)
+
+
+def test_a_ledger_that_keeps_a_page_that_is_not_there_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    with kilburn.open(path, window=WINDOW, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(user("Never push to main."))
+        number, head, last = session.number, session.head, list(session.events())[-1]
+    with Sqlite(path) as backend:
+        odd = msgspec.structs.replace(last, number=head + 1, act=Act.NOTE, pages=(), data={"standing": [[1], [10**6, 0, 5]]})
+        backend.commit(number, Batch(head=head, events=[odd]))
+    with kilburn.open(path, window=WINDOW, policy="fifo", tokenizer="chars/4") as store, pytest.raises(StoreCorrupt):
+        store.session("a").append(user("Go on."))
 
 
 def test_what_had_to_leave_comes_back_when_there_is_room() -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("psycopg_pool", reason="needs psycopg: the extra postgres")
 import psycopg
 from psycopg import sql
 
+from gateway.test_crash import Setup
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import MissingExtra
@@ -92,3 +93,11 @@ def database(_databases: Databases) -> Iterator[Callable[[], str]]:
 def url(database: Callable[[], str]) -> str:
     """A database of one's own."""
     return database()
+
+
+@pytest.fixture
+def setup(tmp_path: Path, url: str) -> Iterator[Setup]:
+    """Gateways over a database of their own, and their provider."""
+    made = Setup(tmp_path / "a.db", url)
+    yield made
+    made.close()

@@ -9,24 +9,13 @@ import psycopg
 import pytest
 
 import kilburn
+from backends.server_files import files_with
 from kilburn.backend import Batch
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.testing.stores import batch_of
 
 CANARY = "heliotrope4711"
-
-
-def files_with(server: OwnServer, word: str) -> list[str]:
-    """The files of a server, its log among them, in which a word stands, in any case of letters."""
-    data = word.encode()
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("CHECKPOINT")
-    found = []
-    for path in server.folder.rglob("*"):
-        if path.is_file() and data in path.read_bytes().lower():
-            found.append(str(path.relative_to(server.folder)))
-    return sorted(found)
 
 
 @pytest.fixture

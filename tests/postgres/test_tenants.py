@@ -10,7 +10,7 @@ from psycopg import sql
 
 from kilburn.backend import Batch
 from kilburn.backends.postgres.connection import ROLE
-from kilburn.backends.postgres.schema import OF_TENANTS
+from kilburn.backends.postgres.schema import KEPT, OF_TENANTS
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreReadOnly
 from kilburn.testing.stores import batch_of
@@ -35,7 +35,7 @@ def seen(url: str, tenant: str | None) -> dict[str, int]:
         if tenant is not None:
             connection.execute("SELECT set_config('kilburn.tenant', %s, true)", (tenant,))
         counts = {}
-        for name in (*OF_TENANTS, "tenant"):
+        for name in (*OF_TENANTS, *KEPT, "tenant"):
             found = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier("kilburn", name))).fetchone()
             assert found is not None
             counts[name] = found[0]
@@ -83,7 +83,7 @@ def test_the_role_owns_nothing(url: str) -> None:
         may = "SELECT rolsuper, rolbypassrls, rolcanlogin, rolcreaterole FROM pg_roles WHERE rolname = %s"
         assert connection.execute(may, (ROLE,)).fetchone() == (False, False, False, False)
         forced = "SELECT bool_and(relrowsecurity AND relforcerowsecurity) FROM pg_class WHERE relname = ANY(%s) AND relkind = 'r'"
-        assert connection.execute(forced, ([*OF_TENANTS, "tenant"],)).fetchone() == (True,)
+        assert connection.execute(forced, ([*OF_TENANTS, *KEPT, "tenant"],)).fetchone() == (True,)
 
 
 @pytest.fixture

@@ -131,6 +131,11 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callabl
         raise _corrupt(digest, "it is not UTF-8") from error
 
 
+def parted(held: bytes) -> tuple[int, bytes]:
+    """Codec and bytes that an object of a cold place holds; of an empty one, such that nobody can read."""
+    return (held[0], held[1:]) if held else (COLD, b"")
+
+
 def digest_of_stored(codec: int, stored: bytes, size: int, text_of: Callable[[int], str] | None = None) -> bytes:
     """The real digest of a stored text, which may differ from the digest that it is stored under.
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from kilburn.backends.coldtable import SETTING
+from kilburn.backends.chilling import SETTING
 from kilburn.errors import MissingExtra, SpecError, StoreCorrupt, StoreError
 
 MARK, SEALED, NONCE = b"KC1", b"\x01", 12

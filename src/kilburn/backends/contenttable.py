@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import apsw
 
 from kilburn.backend import Batch, Pieces
-from kilburn.backends.codec import COLD, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, unpack
+from kilburn.backends.codec import COLD, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, parted, unpack
 from kilburn.backends.connection import StoreConnection, listed, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, page_of
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
@@ -146,8 +146,7 @@ def thawed(db: apsw.Connection, codec: int, stored: bytes, digest: bytes) -> tup
     fetch = db.fetch if isinstance(db, StoreConnection) else None
     if fetch is None:
         raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
-    held = fetch(stored.decode("ascii", "replace"), digest)
-    return (held[0], held[1:]) if held else (COLD, b"")
+    return parted(fetch(stored.decode("ascii", "replace"), digest))
 
 
 def content_of(db: apsw.Connection, segment: int, page: int) -> str:

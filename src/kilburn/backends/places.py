@@ -17,6 +17,19 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and place.startswith(SCHEMES)
 
 
+def name_of(place: str) -> str:
+    """What a place is called, however it is written: a file's real path, or a database's URL without user and password.
+
+    Raises:
+        SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
+    """
+    if not is_url(place):
+        return os.path.realpath(place)
+    from kilburn.backends.postgres.connection import checked_url, shown_url
+
+    return shown_url(checked_url(place))
+
+
 def open_backend(
     place: str | os.PathLike[str],
     *,

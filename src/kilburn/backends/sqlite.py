@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from contextlib import contextmanager
 from itertools import chain, repeat
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -25,8 +25,9 @@ import msgspec
 
 from kilburn.backend import Batch, HistoryOwner, Moved, Passage, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
 from kilburn.backends import citations, histories, mentions
+from kilburn.backends.chilling import Chilling, ColdRows
 from kilburn.backends.codec import key_of
-from kilburn.backends.coldtable import OBJECTS, ColdTable, chunks
+from kilburn.backends.coldtable import ColdTable
 from kilburn.backends.connection import (
     StoreConnection,
     row,
@@ -47,12 +48,11 @@ from kilburn.backends.slack import log_size, wipe
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import FLAG, Transaction
 from kilburn.backends.vectortable import VectorTable
-from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 
-if TYPE_CHECKING:
-    from kilburn.backends.cold import ColdPlace
+T = TypeVar("T")
 
 log = logging.getLogger("kilburn")
 
@@ -138,12 +138,13 @@ class Sqlite:
                 self._vectors = VectorTable(self._db, self._number)
                 self._cold = ColdTable(self._db, self._number)
                 self._db.fetch = self._cold.fetch
+                self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
                 self._transaction = Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes.
                     self._unwiped = self._is_unwiped()
                     self._wipe(wait=False)
-            self._sweep()
+            self._chilling.sweep()
         except BaseException:
             self._db.close(True)
             raise
@@ -322,7 +323,7 @@ class Sqlite:
         with self._lock:
             self._unwiped = True
             self._wipe(wait=True)
-        self._sweep()
+        self._chilling.sweep()
 
     def _begin(self, *, last: bool) -> bool:
         """Become the writer; False where another is and this is not the `last` try."""
@@ -463,7 +464,7 @@ class Sqlite:
                 self._unwiped = unwiped
                 self._wipe(wait=bool(batch.erase))
         if batch.erase:
-            self._sweep()
+            self._chilling.sweep()
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
@@ -742,114 +743,31 @@ class Sqlite:
 
     def chill(self, digests: Iterable[str]) -> Moved:
         """See `Backend`."""
-        place = self._cold_place()
-        if place is None:
-            raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
-        texts = size = 0
-        self._abandon()
-        for keys in chunks([key_of(digest) for digest in digests], OBJECTS):
-            with self._reading("reading"):
-                coming = self._cold.coming(keys, place)
-            if not coming:
-                continue
-            with self._writing("writing", to=()):
-                self._cold.announce(coming)
-            try:
-                for each in coming:
-                    place.write(each.name, each.body)
-            except BaseException:
-                with self._writing("writing", to=()):
-                    self._cold.give_up(each.name for each in coming)
-                self._sweep()
-                raise
-            with self._writing("writing", to=()):
-                settled = self._cold.settle(coming)
-            # What was forgotten meanwhile: whoever forgot it may have looked before it was there.
-            for each in coming:
-                if each not in settled:
-                    place.delete(each.name)
-            texts, size = texts + len(settled), size + sum(len(each.data) for each in settled)
-        self._sweep()
-        return Moved(texts=texts, bytes=size)
+        return self._chilling.chill(digests)
 
     def warm(self, digests: Iterable[str] | None = None) -> Moved:
         """See `Backend`."""
-        texts = size = 0
-        wanted = list(self.cold() if digests is None else digests)
-        for keys in chunks([key_of(digest) for digest in wanted], OBJECTS):
-            with self._reading("reading"):
-                back = self._cold.back(keys)
-            with self._writing("writing", to=()):
-                taken = self._cold.take(back)
-            texts, size = texts + len(taken), size + sum(map(len, taken))
-            self._sweep()
-        return Moved(texts=texts, bytes=size)
+        return self._chilling.warm(digests)
 
     def cold(self) -> dict[str, int]:
         """See `Backend`."""
-        with self._reading("reading"):
-            return self._cold.sizes()
-
-    def _abandon(self) -> None:
-        """Give up the objects that somebody began to write: a program that was killed, or one that is at it and will find out."""
-        with self._reading("reading"):
-            coming = self._cold.are_coming()
-        if coming:
-            with self._writing("writing", to=()):
-                self._cold.give_up()
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Delete the objects that no text has any more. One that cannot be deleted now is deleted by a later writer."""
-        if self.readonly or self._joined or getattr(self._erasing, "inside", False):
-            return
-        try:
-            with self._reading("reading"):
-                going = self._cold.going()
-            place = self._cold_place() if going else None
-            if place is None:
-                return
-            # A power cut must not bring back a row whose object is gone.
-            self.sync()
-            for name in going:
-                place.delete(name)
-            with self._writing("writing", wait=False, to=()):
-                self._cold.gone(going)
-        except KilburnError as error:
-            log.warning("%s: objects in the cold place may still have to be deleted: %s", self.path, error)
-
-    def _cold_place(self) -> ColdPlace | None:
-        """The tenant's cold place, opened; None where it has none."""
-        with self._reading("reading"):
-            return self._cold.place()
+        return self._chilling.cold()
 
     def scrub(self, *, repair: bool = False) -> list[str]:
         """See `Backend`."""
-        if repair:
-            self._abandon()
-        return [finding.what for finding in self._scrubbed(repair=repair, read=True)]
+        return self._chilling.scrub(repair=repair)
 
-    def _scrubbed(self, *, repair: bool, read: bool) -> list[Finding]:
-        """What is wrong with the cold place.
+    def _read_cold(self, do: Callable[[ColdRows], T]) -> T:
+        with self._reading("reading"):
+            return do(self._cold)
 
-        Args:
-            repair: delete what belongs to no text.
-            read: whether every object is read, and compared with the digest of its text.
-        """
-        self._sweep()
-        place = self._cold_place()
-        if place is None:
-            return []
-        # Listed before the rows are read: what comes meanwhile is not among these.
-        there = set(place.names())
-        with self._reading("checking"):
-            found, known = self._cold.check(read=read)
-        for name in sorted(there - known):
-            if repair:
-                place.delete(name)
-            else:
-                found.append(Finding(kind="cold", what=f"the object {name} belongs to no text", derived=True))
-        return found
+    def _change_cold(self, do: Callable[[ColdRows], T], *, wait: bool = True) -> T:
+        with self._writing("writing", wait=wait, to=()):
+            return do(self._cold)
+
+    def _leaves_objects(self) -> bool:
+        """Whether objects are not to be deleted now."""
+        return self.readonly or self._joined or getattr(self._erasing, "inside", False)
 
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
@@ -857,7 +775,8 @@ class Sqlite:
             found = inspect(self._db, self._sealed, self._index, self._vectors, self._number)
         try:
             # The texts themselves have been read already.
-            return found + self._scrubbed(repair=False, read=False)
+            wrong = self._chilling.wrong(repair=False, read=False)
+            return found + [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
         except (KilburnError, apsw.Error) as error:
             return [*found, Finding(kind="cold", what=f"the cold place cannot be checked: {error}")]
 
@@ -926,7 +845,7 @@ class Sqlite:
                 self._directory.clear()
                 with translate_errors(self.path, "writing"):
                     self._wipe(wait=True)
-                self._sweep()
+                self._chilling.sweep()
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
@@ -939,7 +858,7 @@ class Sqlite:
             if not outer:
                 with self._lock, translate_errors(self.path, "erasing"):
                     self._wipe(wait=True)
-                self._sweep()
+                self._chilling.sweep()
 
     def sync(self) -> None:
         """See `Backend`. Threads that wait for the same disk share what it does."""

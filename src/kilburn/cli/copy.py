@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 import kilburn
+from kilburn.backends.places import is_url, name_of
 from kilburn.cli.access import existing
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Json, Tenant, app
@@ -18,8 +19,8 @@ from kilburn.terminal import emit, line, say, tell
 
 @app.command("copy")
 def copy_store(
-    source: Annotated[str, Argument(metavar="SRC", help="The store's file.", show_default=False)],
-    target: Annotated[str, Argument(metavar="DST", help="The file to copy it to; made where there is none.", show_default=False)],
+    source: Annotated[str, Argument(metavar="SRC", help="The store: its file, or a URL.", show_default=False)],
+    target: Annotated[str, Argument(metavar="DST", help="Where to copy it to; made where there is none.", show_default=False)],
     to: Annotated[str | None, Option("--to-tenant", metavar="NAME", help="The partition in DST; else the same.")] = None,
     note: Annotated[bool, Option("--note/--no-note", help="Note it in SRC, so that `forget` names this copy.")] = True,
     tenant: Tenant = None,
@@ -36,6 +37,8 @@ def copy_store(
 
         kilburn copy agent.db moved.db
     """
+    # A URL may have a password in it.
+    ours, theirs = (name_of(place) if is_url(place) else place for place in (source, target))
     began = time.monotonic()
     with progress("copying", unit="pages and events") as done:
 
@@ -52,13 +55,13 @@ def copy_store(
     for name, why in made.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
     if json:
-        emit({"source": source, "target": target} | msgspec.to_builtins(made))
+        emit({"source": ours, "target": theirs} | msgspec.to_builtins(made))
     else:
         kinds = ", ".join(f"{count(number)} {kind}" for kind, number in made.kinds.items())
         tell(
             line(
-                f"{target}: {kinds or 'nothing'}; {many(made.pages, 'page')}, {many(made.events, 'event')} and "
-                f"{many(made.vectors, 'vector')}, the same as in {source}"
+                f"{theirs}: {kinds or 'nothing'}; {many(made.pages, 'page')}, {many(made.events, 'event')} and "
+                f"{many(made.vectors, 'vector')}, the same as in {ours}"
             )
         )
         tell(f"written now: {count(made.new)}; sha256 {made.digest}")

@@ -153,9 +153,10 @@ def _range_of(given: Mapping[str, str]) -> tuple[str | None, int]:
         SpecError: no number.
     """
     keep = given.get("keep", "") or "2"
-    if not (keep.isascii() and keep.isdecimal() and 0 < int(keep) <= 100_000):
-        raise SpecError(f"{keep[:20]!r} messages cannot stay", advice="give a whole number, 1 or more")
-    return given.get("pages", "").strip() or None, int(keep)
+    messages = _number(keep)
+    if not 0 < messages <= 100_000:
+        raise SpecError(f"{keep!r} messages cannot stay", advice="give a whole number, 1 or more")
+    return given.get("pages", "").strip() or None, messages
 
 
 def _evicted(hands: Hands, given: Mapping[str, str]) -> None:

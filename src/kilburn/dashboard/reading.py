@@ -233,10 +233,12 @@ class LedgerReader:
         """Look whether the newest edits of a session paid; returns what that took."""
         after = max(0, info.head - WEIGHED)
         events: list[Event] = []
-        with suppress(KilburnError):
+        bad = of = 0
+        # Opening it says what is wrong; it blocks no other.
+        with suppress(KilburnError, *SENSELESS):
             events = self.stretch(info.number, after, info.head)
-        start = 0 if not after else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
-        bad, of = unpaid(list(edits_in(list(receipts(events[start:]))[::-1], events)), EDITS)
+            start = 0 if not after else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
+            bad, of = unpaid(list(edits_in(list(receipts(events[start:]))[::-1], events)), EDITS)
         words = f"{bad:,} of its last {of:,} edits saved less than their price" if bad else ""
         self._edits[info.number] = (info.head, words)
         return len(events)

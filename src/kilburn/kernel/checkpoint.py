@@ -134,7 +134,8 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         uses: dict[int, Use] = {}
         for count, turn, time, runs in found.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
-        sound = found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
+        sound = all(0 < page <= found.last for page in standing)
+        sound = sound and found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
     except (msgspec.MsgspecError, ValueError, LookupError):
         return False
     if not sound or found.counter != window.counter.name:

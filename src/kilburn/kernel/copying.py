@@ -19,7 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from kilburn.backend import COPYING, Backend, Batch, SegmentInfo, SegmentKind, State
-from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Data, Event
 from kilburn.kernel.folding import pieces_of
 from kilburn.kernel.replay import made_by
@@ -78,9 +78,10 @@ def copy(
 
     Args:
         place: what the source is called; by the same name a later call knows what it copied.
-        note: called before the first thing is written, when nothing stands in the way.
+        note: called before the first thing is copied, when nothing stands in the way.
 
     Raises:
+        SpecError: both are the same store.
         StoreError: the target has something else under a name of the source, or it has changed what was copied.
         StoreReadOnly, StoreFull, StoreBusy, StoreCorrupt.
     """
@@ -103,9 +104,14 @@ class _Copy:
         every = list(self.source.segments())
         infos = [info for info in every if not info.damaged]
         self._check(infos)
-        note()
         self._total = sum(2 * (info.pages + info.head) for info in infos)
+        before = self.target.settings().get(COPYING)
         self.target.keep_setting(COPYING, self.place)
+        if self.source.settings().get(COPYING) == self.place:
+            # One store under two names: a server has several.
+            self.target.keep_setting(COPYING, before if before != self.place else None)
+            raise SpecError(f"{self.place} is both source and destination", advice="give two stores, or two tenants")
+        note()
         self._begin(infos)
         for info in infos:
             self._append(info)

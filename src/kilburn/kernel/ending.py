@@ -158,13 +158,18 @@ def expire(store: Store, rule: TimeToLive, *, dry: bool = False) -> Expired:
             due[stage].append((info, below))
         elif use.held and rule.decide(use._replace(held=""), now) is not None:
             kept.append((info.name, use.held))
-    receipts = [store.forget(session=info.name, why="its time to live is over", dry=dry) for info, _ in due[Ending.FORGET]]
+    receipts, forgotten = [], []
+    for info, _ in due[Ending.FORGET]:
+        # Somebody may have come back, or forgotten it, while others were forgotten.
+        if rule.decide(_use_now(backend, info), now) is Ending.FORGET:
+            receipts.append(store.forget(session=info.name, why="its time to live is over", dry=dry))
+            forgotten.append(info.name)
     archived, moved = due[Ending.ARCHIVE], Moved()
     if archived and not dry:
         moved = backend.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
     return Expired(
         archived=tuple(info.name for info, _ in archived),
-        forgotten=tuple(info.name for info, _ in due[Ending.FORGET]),
+        forgotten=tuple(forgotten),
         moved=moved,
         receipts=tuple(receipts),
         kept=tuple(kept),
@@ -180,9 +185,20 @@ def _uses(backend: Backend) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], Se
         if info.kind is not SegmentKind.SESSION or info.damaged or info.name.startswith("@") or above_of(info.name) in names:
             continue
         below = branches_in(backend, info, forks)
-        used = max([info.used, *(each.used for each, _ in below)])
-        held = _held(backend, info, below)
-        yield info, [each for each, _ in below], SessionUse(info.name, used, held)
+        yield info, [each for each, _ in below], _use(backend, info, below)
+
+
+def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> SessionUse:
+    used = max([info.used, *(each.used for each, _ in below)])
+    return SessionUse(info.name, used, _held(backend, info, below))
+
+
+def _use_now(backend: Backend, info: SegmentInfo) -> SessionUse:
+    """What a rule may know of a session by now."""
+    found = backend.segment(info.name, time=0.0, create=False)
+    if found is None or found.number != info.number or found.damaged:
+        return SessionUse(info.name, info.used, "it is not there any more")
+    return _use(backend, found, branches_in(backend, found, {}))
 
 
 def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:

@@ -2,9 +2,9 @@
 
 Users of every compactor plead for it: such words are said once, and hold until the end. A rule finds them when they are admitted,
 by what sentences begin with, without a model, in ten languages. It errs on the side of finding too much, so it has a bound: of
-what it finds the newest stays, within an eighth of the window. A short message stays whole; of a longer one its sentences stay,
-as an excerpt, once it leaves. No policy can move them, and the kernel removes them only if pins and open calls leave no room. A
-person lets go of one by evicting it, retiring it or forgetting it.
+what it finds the newest stays, a hundred messages at most, within an eighth of the window. A short message stays whole; of a
+longer one its sentences stay, as an excerpt, once it leaves. No policy can move them, and the kernel removes them only if pins
+and open calls leave no room. A person lets go of one by evicting it, retiring it or forgetting it.
 
 What the rule does not find (another language, other words) is treated like all that the user said: pin it.
 """
@@ -23,6 +23,9 @@ Standing = Mapping[int, tuple[Span, ...]]
 
 SHARE, WHOLE = 8, 16
 """The shares of the window that all of it may take, and up to which one message stays whole: an eighth, and a sixteenth."""
+
+MOST = 100
+"""Messages that stay at most, so that a turn costs the same however much a user orders, and however large the window is."""
 
 LONG = 2000
 """Characters of a message from which on it may hold a text that is not the user's own: only its first and its last paragraph
@@ -169,7 +172,7 @@ def standing_with(
     for number in reversed(found):
         sentences = found[number]
         room -= _tokens(sentences) if sentences else tokens.get(number) or pages[number].tokens
-        if room < 0:
+        if room < 0 or len(stays) == MOST:
             break
         stays[number] = sentences
     return {number: stays[number] for number in reversed(stays)}

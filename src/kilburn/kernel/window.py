@@ -349,9 +349,6 @@ class WindowState:
         Raises:
             StoreCorrupt: a page that came with it is not among `pages`.
         """
-        if "standing" in event.data:
-            self._journal.append(partial(setattr, self, "standing", self.standing))
-            self.standing = unpacked(event.data["standing"])
         match event.act:
             case Act.ADMIT:
                 state = State(at=Place(event.data["at"])) if "at" in event.data else IN
@@ -368,6 +365,12 @@ class WindowState:
             case Act.REMEMBER:
                 for number in event.pages:
                     self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["mark"]))
+        if "standing" in event.data:
+            standing = unpacked(event.data["standing"])
+            if not self.pages.has_all(set(standing)):
+                raise StoreCorrupt(f"event {event.number} keeps a page that is missing", advice="run kilburn fsck")
+            self._journal.append(partial(setattr, self, "standing", self.standing))
+            self.standing = standing
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():

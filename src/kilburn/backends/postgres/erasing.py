@@ -21,7 +21,7 @@ from kilburn.errors import StoreError
 
 log = logging.getLogger("kilburn")
 
-WORDS = ("content", "page", "event", "posting", "history", "process", "vector")
+WORDS = ("content", "page", "event", "posting", "history", "process", "vector", "stray")
 """The tables that hold what somebody said, or what was made from it."""
 
 LARGEST = 1 << 30

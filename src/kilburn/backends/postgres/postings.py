@@ -80,8 +80,9 @@ def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
         )
 
 
-def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int, str]]) -> None:
-    """Take pages' passages out again, with their words and vectors; given as first entry, last entry and the page's text."""
+def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int, str | None]]) -> None:
+    """Take pages' passages out again, with their words and vectors; given as first entry, last entry and the page's text. Where
+    that cannot be read, its words are looked for among all of the tenant's."""
     spans = [
         statements.rows(
             "SELECT id, start, stop FROM kilburn.passage WHERE tenant = %s AND id BETWEEN %s AND %s", tenant, first, last
@@ -91,6 +92,7 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
     pairs = sorted(
         (word, number)
         for found, (_, _, text) in zip(spans, ranges, strict=True)
+        if text is not None
         for number, start, stop in found
         for word in words_of(text[start:stop])
     )
@@ -99,6 +101,13 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
         " WHERE tenant = %s AND posting.word = gone.word AND posting.entry = gone.entry",
         *([word for word, _ in pairs], [number for _, number in pairs], tenant),
     )
+    lost = [(first, last) for first, last, text in ranges if text is None]
+    if lost:
+        statements.send(
+            "DELETE FROM kilburn.posting USING unnest(%s::bigint[], %s::bigint[]) AS gone(low, high)"
+            " WHERE tenant = %s AND entry BETWEEN low AND high",
+            *([first for first, _ in lost], [last for _, last in lost], tenant),
+        )
     lows, highs = [first for first, *_ in ranges], [last for _, last, _ in ranges]
     for statement in (
         "DELETE FROM kilburn.passage USING unnest(%s::bigint[], %s::bigint[]) AS gone(low, high)"

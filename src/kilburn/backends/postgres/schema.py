@@ -10,6 +10,7 @@ Migrations are ordered scripts, forwards only; `kilburn.version` counts those do
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from psycopg import errors, sql
 
@@ -221,6 +222,41 @@ ALTER TABLE kilburn.embedder ALTER COLUMN name SET STATISTICS 0;
 ALTER TABLE kilburn.vector ALTER COLUMN data SET STATISTICS 0;
 """
 
+KEEPING = """
+-- What is kept for a tenant as a whole.
+CREATE TABLE kilburn.setting(
+    tenant bigint NOT NULL,
+    name bytea NOT NULL,
+    value bytea NOT NULL,
+    seal bytea NOT NULL,
+    PRIMARY KEY(tenant, name)
+);
+
+-- Objects in a cold place that are no text's: one that is being written, or one that is to be deleted (going).
+CREATE TABLE kilburn.stray(
+    tenant bigint NOT NULL,
+    name bytea NOT NULL,
+    going boolean NOT NULL,
+    PRIMARY KEY(tenant, name)
+);
+
+-- Whoever removes a text that is cold, or takes it back, leaves its object to be deleted.
+CREATE FUNCTION kilburn.leave_object() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO kilburn.stray(tenant, name, going) VALUES(OLD.tenant, OLD.data, true)
+        ON CONFLICT(tenant, name) DO UPDATE SET going = true;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER content_gone AFTER DELETE ON kilburn.content FOR EACH ROW WHEN (OLD.codec = 3)
+    EXECUTE FUNCTION kilburn.leave_object();
+CREATE TRIGGER content_warm AFTER UPDATE OF codec ON kilburn.content FOR EACH ROW WHEN (OLD.codec = 3 AND NEW.codec <> 3)
+    EXECUTE FUNCTION kilburn.leave_object();
+CREATE INDEX content_cold ON kilburn.content(tenant, digest) WHERE codec = 3;
+
+ALTER TABLE kilburn.setting ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN value SET STATISTICS 0;
+ALTER TABLE kilburn.stray ALTER COLUMN name SET STATISTICS 0;
+"""
+
 OF_TENANTS = (
     "counter",
     "process",
@@ -238,7 +274,13 @@ OF_TENANTS = (
     "embedded",
     "erasure",
 )
-"""The tables with rows of tenants."""
+"""The tables with rows of tenants, as the first migration makes them."""
+
+KEPT = ("setting", "stray")
+"""Those that came later."""
+
+KEEPS = 2
+"""The first version of the schema that has them."""
 
 _WALL = sql.SQL(
     "ALTER TABLE {table} ENABLE ROW LEVEL SECURITY; ALTER TABLE {table} FORCE ROW LEVEL SECURITY;"
@@ -254,16 +296,21 @@ _TENANT_WALL = sql.SQL(
 )
 
 
+def _wall(connection: Connection, tables: Sequence[str]) -> None:
+    """Show each tenant only its own rows of these tables."""
+    role = sql.Identifier(ROLE)
+    for name in tables:
+        table = sql.Identifier("kilburn", name)
+        connection.execute(_WALL.format(table=table, role=role))
+        if connection.info.server_version >= MAINTAINS:
+            connection.execute(sql.SQL("GRANT MAINTAIN ON {table} TO {role}").format(table=table, role=role))
+
+
 def _first(connection: Connection) -> None:
     connection.execute(TABLES)
     role = sql.Identifier(ROLE)
-    for name in OF_TENANTS:
-        connection.execute(_WALL.format(table=sql.Identifier("kilburn", name), role=role))
+    _wall(connection, OF_TENANTS)
     connection.execute(_TENANT_WALL.format(role=role))
-    if connection.info.server_version >= MAINTAINS:
-        for name in OF_TENANTS:
-            grant = sql.SQL("GRANT MAINTAIN ON {table} TO {role}")
-            connection.execute(grant.format(table=sql.Identifier("kilburn", name), role=role))
     for text in (
         "GRANT USAGE ON SCHEMA kilburn TO {role}",
         "GRANT SELECT ON kilburn.version TO {role}",
@@ -272,7 +319,13 @@ def _first(connection: Connection) -> None:
         connection.execute(sql.SQL(text).format(role=role))
 
 
-MIGRATIONS = (_first,)
+def _keeping(connection: Connection) -> None:
+    """Add the settings of a tenant, and what says of which cold objects no text is left."""
+    connection.execute(KEEPING)
+    _wall(connection, KEPT)
+
+
+MIGRATIONS = (_first, _keeping)
 
 _RACED = (errors.DuplicateSchema, errors.DuplicateTable, errors.DuplicateObject, errors.UniqueViolation)
 """Another program does the same at this moment."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
+from typing import TypeVar
 
 from kilburn.backend import (
     Batch,
     HistoryOwner,
+    Moved,
     Passage,
     Scope,
     SegmentInfo,
@@ -27,8 +29,10 @@ from kilburn.backend import (
     check_name,
     root_of,
 )
-from kilburn.backends.codec import inflate, key_of, unpack
+from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
+from kilburn.backends.codec import inflate, key_of
 from kilburn.backends.postgres import schema, writing
+from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
 from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
 from kilburn.backends.postgres.erasing import wipe
 from kilburn.backends.postgres.postings import Postings
@@ -39,6 +43,8 @@ from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
+
+T = TypeVar("T")
 
 CHUNK = 1000
 """Events, or vectors, that are read at a time: no transaction stays open while a caller thinks."""
@@ -97,10 +103,13 @@ class Postgres:
         self._erasing = threading.local()
         self._db = Database(self._url, patience=busy_timeout, durable=durable)
         self.path = self._db.shown
+        self._opened = OpenPlace()
+        self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
         try:
             self._number = self._db.tenant = self._register()
             if not readonly:
                 # A program that was killed, or a reader, may have left erased bytes.
+                self._chilling.sweep()
                 self._wipe()
         except BaseException:
             self._db.close()
@@ -110,10 +119,12 @@ class Postgres:
         with connected(self._url, "opening") as connection:
             if self.readonly:
                 schema.check_server(connection, self.path)
-                if schema.version(connection, self.path) == 0:
+                self._version = schema.version(connection, self.path)
+                if self._version == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="open it for writing first")
             else:
                 schema.migrate(connection, self.path)
+                self._version = len(schema.MIGRATIONS)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
 
     def _check_writes(self) -> None:
@@ -150,7 +161,7 @@ class Postgres:
             number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
             if number is None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            Writing(statements, self._number, number, batch).write()
+            Writing(statements, self._number, number, batch, self._opened).write()
             found = self._named(statements, name)
             assert found is not None
             return found
@@ -192,7 +203,7 @@ class Postgres:
         mark = secrets.token_bytes(8)
 
         def do(statements: Statements) -> bool:
-            Writing(statements, self._number, segment, batch, mark).write()
+            Writing(statements, self._number, segment, batch, self._opened, mark).write()
             return True
 
         def settled(statements: Statements) -> bool | None:
@@ -201,6 +212,8 @@ class Postgres:
             return statements.row(select, self._number, segment) == (mark,) or None
 
         self._db.write("writing", do, settled)
+        if batch.erase:
+            self._chilling.sweep()
         if batch.erase or batch.inherited or self._db.erased:
             self._db.erased = True
             self._wipe()
@@ -384,9 +397,9 @@ class Postgres:
         wanted = {digest: key_of(digest) for digest in digests}
         if not wanted:
             return {}
-        select = "SELECT digest, size, codec, data FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
+        select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
         rows = self._ask(select, self._number, list(wanted.values()))
-        found = {key: unpack(codec, data, size, key) for key, size, codec, data in rows}
+        found = {row[-1]: self._text(row) for row in rows}
         for digest, key in wanted.items():
             if key not in found:
                 raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
@@ -480,7 +493,7 @@ class Postgres:
             return waits, found
 
         waits, rows = self._db.read("reading", do)
-        known = {(one, page): unpack(codec, data, size, digest) for one, page, size, codec, data, digest in rows}
+        known = {(one, page): self._text(tuple(row)) for one, page, *row in rows}
         for entry, page, *_ in waits:
             if (entry >> 32, page) not in known:
                 raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
@@ -635,10 +648,75 @@ class Postgres:
         found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
         return [name for name in found if root_of(name) == root]
 
+    def settings(self) -> dict[str, str]:
+        """What is kept for the tenant as a whole, by its name. A damaged one is left out."""
+        if self._version < schema.KEEPS:
+            return {}
+        select = "SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"
+        return {
+            name.decode(): value.decode()
+            for name, value, seal in self._ask(select, self._number)
+            if seal == seal_of("setting", self._number, name, value)
+        }
+
+    def keep_setting(self, name: str, value: str | None) -> None:
+        """See `Backend`."""
+        self._check_writes()
+        key, kept = name.encode(), None if value is None else value.encode()
+        insert = (
+            "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
+            " ON CONFLICT(tenant, name) DO UPDATE SET value = excluded.value, seal = excluded.seal"
+        )
+
+        def do(statements: Statements) -> None:
+            if kept is None:
+                statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
+            else:
+                statements.send(insert, self._number, key, kept, seal_of("setting", self._number, key, kept))
+
+        self._db.write("writing", do)
+
+    def chill(self, digests: Iterable[str]) -> Moved:
+        """See `Backend`."""
+        self._check_writes()
+        return self._chilling.chill(digests)
+
+    def warm(self, digests: Iterable[str] | None = None) -> Moved:
+        """See `Backend`."""
+        self._check_writes()
+        return self._chilling.warm(digests)
+
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """See `Backend`."""
+        return self._chilling.scrub(repair=repair) if self._version >= schema.KEEPS else []
+
+    def cold(self) -> dict[str, int]:
+        """See `Backend`."""
+        return self._chilling.cold() if self._version >= schema.KEEPS else {}
+
+    def _read_cold(self, do: Callable[[ColdRows], T]) -> T:
+        return self._db.read("reading", lambda statements: do(PostgresColdRows(statements, self._number, self._opened)))
+
+    def _change_cold(self, do: Callable[[ColdRows], T], *, wait: bool = True) -> T:
+        return self._db.write("writing", lambda statements: do(PostgresColdRows(statements, self._number, self._opened)))
+
+    def _leaves_objects(self) -> bool:
+        """Whether objects are not to be deleted now."""
+        return self.readonly or self._db.joined is not None or getattr(self._erasing, "inside", False)
+
+    def _text(self, known: Row) -> str:
+        """The text of a row (size, codec, data, digest), verified; one that is cold, too."""
+
+        def fetch(name: str, digest: bytes) -> bytes:
+            return required(self._read_cold(lambda rows: rows.place())).get(name, digest)
+
+        return text_at(known, fetch, lambda digest: next(iter(self._ask(ROW, self._number, digest)), None))
+
     def erase(self, segment: int) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger."""
         self._check_writes()
         self._db.write("erasing", lambda statements: writing.erase_segment(statements, self._number, segment))
+        self._db.erased = True
         self._wipe()
 
     @contextmanager
@@ -648,6 +726,7 @@ class Postgres:
         with self._db.together():
             yield
         if self._db.erased:
+            self._chilling.sweep()
             self._wipe()
 
     @contextmanager
@@ -659,6 +738,7 @@ class Postgres:
         finally:
             self._erasing.inside = outer
             if not outer:
+                self._chilling.sweep()
                 self._wipe()
 
     def _wipe(self) -> None:

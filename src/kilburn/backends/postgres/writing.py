@@ -14,8 +14,10 @@ from psycopg import Cursor
 
 from kilburn.backend import Batch, Digests, SegmentKind, State
 from kilburn.backends import citations, mentions
-from kilburn.backends.codec import encode_text, key_of, pack, unpack
+from kilburn.backends.chilling import OpenPlace
+from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
+from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows
 from kilburn.backends.postgres.connection import Row, Statements
 from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
@@ -52,9 +54,13 @@ _PAGES = (
 _KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND process = %s AND id = ANY(%s::bigint[])"
 _TEXTS = "SELECT digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
 
+# What is said again will be read: a text that is cold comes back.
 _ADD_CONTENT = (
-    "INSERT INTO kilburn.content(tenant, digest, size, codec, data)"
-    " SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING"
+    "WITH new AS (SELECT %s::bigint AS tenant, * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[])"
+    " AS given(digest, size, codec, data)), again AS (UPDATE kilburn.content SET codec = new.codec, data = new.data FROM new"
+    " WHERE content.tenant = new.tenant AND content.digest = new.digest AND content.codec = 3)"
+    " INSERT INTO kilburn.content(tenant, digest, size, codec, data)"
+    " SELECT * FROM new ON CONFLICT DO NOTHING"
 )
 _ADD_PAGES = (
     "INSERT INTO kilburn.page(tenant, process, id, content, extra, call, at, pinned, mark, until, stand, first, last, meta, seal)"
@@ -108,17 +114,20 @@ def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence
 class Writing:
     """The steps of writing one batch to one segment, in a transaction that its caller ends."""
 
-    def __init__(self, statements: Statements, tenant: int, segment: int, batch: Batch, mark: bytes = b"") -> None:
+    def __init__(
+        self, statements: Statements, tenant: int, segment: int, batch: Batch, opened: OpenPlace, mark: bytes = b""
+    ) -> None:
         self._statements, self._tenant, self._segment, self._batch = statements, tenant, segment, batch
         self._mark = mark
+        self._cold = PostgresColdRows(statements, tenant, opened)
         self._own = tenant, segment
         self._memo: Memo = {}
 
     def write(self) -> None:
         """All of the batch."""
         batch, segment, send = self._batch, self._segment, self._statements.send
-        citing = [page for page in batch.pages if page.cites or page.sources]
-        cited = sorted({key for page in citing for key in page.cites})
+        citing = [page for page in batch.pages if page.digest and (page.cites or page.sources)]
+        cited = sorted({key for page in citing for key in page.cites}) if not batch.copied else []
         above = [batch.above[0]] if batch.above is not None else []
         added = {page.id for page in batch.pages}
         moved = batch.states.keys() - added
@@ -164,6 +173,8 @@ class Writing:
             self._set_states(sorted(moved))
         if batch.events:
             self._add_events()
+        if batch.again:
+            self._replace_events()
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
@@ -239,15 +250,32 @@ class Writing:
             elif old[1] is not None:
                 continue
             else:
-                text = text_of(number, old)
+                text = self._text_of(number, old)
             found[number] = postings.entries_of(self._segment, used, number, text)
             used += len(found[number])
         return found
 
     def _text(self, digest: str) -> str:
-        select = "SELECT size, codec, data FROM kilburn.content WHERE tenant = %s AND digest = %s"
-        ((size, codec, data),) = self._statements.rows(select, self._tenant, key_of(digest))
-        return unpack(codec, data, size, key_of(digest))
+        (known,) = self._statements.rows(ROW, self._tenant, key_of(digest))
+        return self._cold.text(known)
+
+    def _text_of(self, page: int, row: Row) -> str:
+        """The text of a page's row, verified.
+
+        Raises:
+            StoreCorrupt: altered or missing. StoreError: the cold place cannot be reached.
+        """
+        *_, content, _, size, codec, data = row
+        if data is None:
+            raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
+        return self._cold.text((size, codec, data, content))
+
+    def _text_to_remove(self, page: int, row: Row) -> str | None:
+        try:
+            return self._text_of(page, row)
+        except StoreCorrupt:
+            # What nobody can read any more can still be forgotten.
+            return None
 
     def _add_pages(self, wanted: dict[str, bytes], entries: dict[int, list[postings.Entry]]) -> None:
         batch = self._batch
@@ -261,14 +289,14 @@ class Writing:
             self._statements.send(_ADD_CONTENT, self._tenant, *(list(column) for column in zip(*made, strict=True)))
         pages = []
         for page in batch.pages:
-            if not page.digest:
+            if not page.digest and not batch.copied:
                 raise StoreError(f"page {page.id} has no text", advice="give its digest")
             own: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
             call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
             stand = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
-            extra = wanted[page.extra] if page.extra else None
+            content, extra = (wanted[digest] if digest else None for digest in (page.digest, page.extra))
             record = self._sealed_record(page)
-            pages.append((page.id, wanted[page.digest], extra, call, *stand, own[-1][0], own[0][0], *record))
+            pages.append((page.id, content, extra, call, *stand, own[-1][0], own[0][0], *record))
         self._statements.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
 
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
@@ -284,7 +312,7 @@ class Writing:
             self._statements.send(_SET_RANGES, *(list(column) for column in zip(*old, strict=True)), *self._own)
 
     def _remove_entries(self, pages: Sequence[Row]) -> None:
-        indexed = sorted([(row[1], row[2], text_of(row[0], row)) for row in pages if row[1] is not None])
+        indexed = sorted([(row[1], row[2], self._text_to_remove(row[0], row)) for row in pages if row[1] is not None])
         if indexed:
             postings.remove(self._statements, self._tenant, indexed)
             numbers = [row[0] for row in pages if row[1] is not None]
@@ -303,6 +331,20 @@ class Writing:
         named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
         if named:
             self._statements.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
+
+    def _replace_events(self) -> None:
+        """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
+        of. What they name stays the same."""
+        made = [sealed_event(self._segment, event)[1:] for event in self._batch.again]
+        replaced = self._statements.rows(
+            "UPDATE kilburn.event SET body = new.body, seal = new.seal"
+            " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
+            " WHERE tenant = %s AND process = %s AND event.number = new.number AND event.act = new.act RETURNING event.number",
+            *(list(column) for column in zip(*made, strict=True)),
+            *self._own,
+        )
+        if len(replaced) != len(made):
+            raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
 
     def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
         found = sorted({one for page in citing for one in citations.citations_of(self._segment, kind, page)})
@@ -363,6 +405,8 @@ class Writing:
             # A digest of a forgotten text does not stay, and neither do those that come after it.
             send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s", *self._own)
         remove_unused(self._statements, self._tenant, sorted(contents))
+        # An object that is just being written to the cold place may hold its words: whoever writes it finds this out.
+        self._cold.give_up()
         self._blank_events({*batch.erase, *(page.id for page in batch.inherited)}, words, stored)
         flag(self._statements, self._tenant)
 
@@ -382,18 +426,6 @@ class Writing:
                 *(list(column) for column in zip(*blanked, strict=True)),
                 *self._own,
             )
-
-
-def text_of(page: int, row: Row) -> str:
-    """The text of a page's row, verified.
-
-    Raises:
-        StoreCorrupt: altered or missing.
-    """
-    *_, content, _, size, codec, data = row
-    if data is None:
-        raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
-    return unpack(codec, data, size, content)
 
 
 def remove_unused(statements: Statements, tenant: int, contents: Sequence[bytes]) -> None:

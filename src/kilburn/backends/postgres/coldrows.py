@@ -1,0 +1,160 @@
+"""Which texts of a tenant are in its cold place, and which objects there are to be deleted, in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, Returning, required
+from kilburn.backends.codec import COLD, PLAIN, ZSTD, parted, unpack
+from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.records import seal_of
+from kilburn.errors import StoreCorrupt
+
+if TYPE_CHECKING:
+    from kilburn.backends.cold import ColdPlace
+
+ROW = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = %s"
+"""A text's row, as `text_at` takes it."""
+
+
+class PostgresColdRows:
+    """Reads and writes what the database says of cold texts, see `ColdRows`, in a transaction that its caller ends."""
+
+    def __init__(self, statements: Statements, tenant: int, opened: OpenPlace) -> None:
+        self._statements, self._tenant, self._opened = statements, tenant, opened
+
+    def place(self) -> ColdPlace | None:
+        """See `ColdRows`."""
+        select = "SELECT value, seal FROM kilburn.setting WHERE tenant = %s AND name = %s"
+        found = self._statements.row(select, self._tenant, SETTING.encode())
+        if found is None:
+            return None
+        if found[1] != seal_of("setting", self._tenant, SETTING.encode(), found[0]):
+            raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="`kilburn cold set` it again")
+        return self._opened.of(found[0].decode())
+
+    def text(self, known: Row) -> str:
+        """The text of a row, of one that is cold too. Raises what `text_at` raises."""
+        return text_at(
+            known,
+            lambda name, digest: required(self.place()).get(name, digest),
+            lambda digest: self._statements.row(ROW, self._tenant, digest),
+        )
+
+    def whole(self, keys: Collection[bytes]) -> list[tuple[bytes, int, bytes]]:
+        """See `ColdRows`."""
+        select = (
+            "SELECT digest, codec, data FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
+            " AND codec IN (%s, %s) AND length(data) > %s"
+        )
+        found = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, SMALL)
+        return [(digest, codec, data) for digest, codec, data in found]
+
+    def announce(self, names: Iterable[str]) -> None:
+        """See `ColdRows`."""
+        insert = "INSERT INTO kilburn.stray(tenant, name, going) SELECT %s, name, false FROM unnest(%s::bytea[]) AS new(name)"
+        self._statements.send(insert, self._tenant, _stored(names))
+
+    def give_up(self, names: Iterable[str] | None = None) -> None:
+        """See `ColdRows`."""
+        update = "UPDATE kilburn.stray SET going = true WHERE tenant = %s AND NOT going"
+        if names is None:
+            self._statements.send(update, self._tenant)
+        else:
+            self._statements.send(f"{update} AND name = ANY(%s::bytea[])", self._tenant, _stored(names))
+
+    def settle(self, coming: Sequence[Coming]) -> list[Coming]:
+        """See `ColdRows`."""
+        # In the order of who forgets: the texts first, then their objects.
+        lock = "SELECT FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[]) ORDER BY digest FOR NO KEY UPDATE"
+        self._statements.send(lock, self._tenant, [each.key for each in coming])
+        take = "DELETE FROM kilburn.stray WHERE tenant = %s AND name = ANY(%s::bytea[]) AND NOT going RETURNING name"
+        ours = {name for (name,) in self._statements.rows(take, self._tenant, _stored(each.name for each in coming))}
+        written = [each for each in coming if each.name.encode() in ours]
+        if not written:
+            return []
+        update = (
+            "UPDATE kilburn.content SET codec = %s, data = new.name"
+            " FROM unnest(%s::bytea[], %s::bigint[], %s::bytea[], %s::bytea[]) AS new(digest, codec, data, name)"
+            " WHERE tenant = %s AND content.digest = new.digest AND content.codec = new.codec AND content.data = new.data"
+            " RETURNING new.name"
+        )
+        columns = ([each.key for each in written], [each.codec for each in written], [each.data for each in written])
+        moved = {
+            name
+            for (name,) in self._statements.rows(update, COLD, *columns, _stored(each.name for each in written), self._tenant)
+        }
+        settled = [each for each in written if each.name.encode() in moved]
+        self.announce(each.name for each in written if each.name.encode() not in moved)
+        self.give_up(each.name for each in written if each.name.encode() not in moved)
+        return settled
+
+    def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
+        """See `ColdRows`."""
+        # The index of what is cold is for this number as it stands here.
+        select = "SELECT digest, size, data FROM kilburn.content WHERE tenant = %s AND codec = 3"
+        if keys is None:
+            found = self._statements.rows(select, self._tenant)
+        else:
+            found = self._statements.rows(f"{select} AND digest = ANY(%s::bytea[])", self._tenant, list(keys))
+        return [Lying(digest, size, _read(name)) for digest, size, name in found]
+
+    def take(self, back: Sequence[Returning]) -> list[bytes]:
+        """See `ColdRows`."""
+        if not back:
+            return []
+        update = (
+            "UPDATE kilburn.content SET codec = new.codec, data = new.data"
+            " FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bytea[]) AS new(digest, name, codec, data)"
+            " WHERE tenant = %s AND content.digest = new.digest AND content.codec = 3 AND content.data = new.name"
+            " RETURNING content.data"
+        )
+        columns = (
+            [each.key for each in back],
+            _stored(each.name for each in back),
+            [each.codec for each in back],
+            [each.data for each in back],
+        )
+        return [data for (data,) in self._statements.rows(update, *columns, self._tenant)]
+
+    def strays(self) -> dict[str, bool]:
+        """See `ColdRows`."""
+        found = self._statements.rows("SELECT name, going FROM kilburn.stray WHERE tenant = %s ORDER BY name", self._tenant)
+        return {_read(name): going for name, going in found}
+
+    def gone(self, names: Iterable[str]) -> None:
+        """See `ColdRows`."""
+        delete = "DELETE FROM kilburn.stray WHERE tenant = %s AND name = ANY(%s::bytea[]) AND going"
+        self._statements.send(delete, self._tenant, _stored(names))
+
+
+def text_at(known: Row, fetch: Callable[[str, bytes], bytes], again: Callable[[bytes], Row | None]) -> str:
+    """The text of a row, verified; of one that is cold, what its object holds.
+
+    Args:
+        known: size, codec, data, digest.
+        fetch: what an object holds, by its name and the digest of its text.
+        again: the row as it is by now: a text may have been brought back, and its object be gone.
+
+    Raises:
+        StoreCorrupt: altered, or its object is missing. StoreError: the cold place cannot be reached.
+    """
+    size, codec, data, digest = known
+    if codec != COLD:
+        return unpack(codec, data, size, digest)
+    try:
+        return unpack(*parted(fetch(_read(data), digest)), size, digest)
+    except StoreCorrupt:
+        found = again(digest)
+        if found is None or found == known:
+            raise
+        return text_at(found, fetch, again)
+
+
+def _stored(names: Iterable[str]) -> list[bytes]:
+    return [name.encode() for name in names]
+
+
+def _read(name: bytes) -> str:
+    return name.decode("ascii", "replace")

@@ -1,0 +1,19 @@
+"""A search of all files of a PostgreSQL server for the bytes that must be gone."""
+
+from __future__ import annotations
+
+import psycopg
+
+from kilburn.backends.postgres.server import OwnServer
+
+
+def files_with(server: OwnServer, word: str) -> list[str]:
+    """The files of a server, its log among them, in which a word stands, in any case of letters."""
+    data = word.encode()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CHECKPOINT")
+    found = []
+    for path in server.folder.rglob("*"):
+        if path.is_file() and data in path.read_bytes().lower():
+            found.append(str(path.relative_to(server.folder)))
+    return sorted(found)
