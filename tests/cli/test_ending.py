@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import kilburn as package
 from cli.terminal import kilburn, program, write_jsonl
 from kilburn.page import digest_of
 
@@ -35,6 +36,20 @@ def test_sessions_end_on_command(db: Path) -> None:
     assert done["forgotten"] == ["one", "two"]
     assert [receipt["whole"] for receipt in done["receipts"]] == [["one"], ["two"]]
     assert names(db) == []
+    assert kilburn("fsck", "--db", db).status == 0
+
+
+def test_whoever_is_asked_and_says_nothing_has_changed_nothing(tmp_path: Path) -> None:
+    db = tmp_path / "agent.db"
+    with package.open(str(db), window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        store.session("work").append({"role": "user", "content": "Book a table. " * 20})
+    before = kilburn("stats", "work", "--db", db, "--json").json
+    refused = program("sessions", "expire", "--older-than", "0s", "--forget", "--db", db, folder=tmp_path)
+    assert "nothing was forgotten" in refused.err
+    assert kilburn("stats", "work", "--db", db, "--json").json == before
+    with package.open(str(db), window=2000, policy="fifo", embedder=None, readonly=True) as store:
+        told = [event.data["tokenizer"] for event in store.session("work").events() if "tokenizer" in event.data]
+    assert told == ["chars/4"]
     assert kilburn("fsck", "--db", db).status == 0
 
 
@@ -72,6 +87,13 @@ def test_what_makes_no_sense_is_refused(db: Path, words: tuple[str, ...]) -> Non
     assert done.status in (1, 2)
     assert done.err.strip()
     assert kilburn("export", "--db", db, "--no-note").raw == before
+
+
+def test_a_move_that_moves_nothing_says_what_stays(db: Path, tmp_path: Path) -> None:
+    assert kilburn("cold", "set", tmp_path / "place", "--db", db).status == 0
+    done = kilburn("cold", "move", "--older-than", "30d", "--db", db)
+    assert done.out == "moved: 0 texts, 0 bytes\n"
+    assert "fewer than 100 tokens" in done.err
 
 
 def test_texts_go_and_come_back(db: Path) -> None:

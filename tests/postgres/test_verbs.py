@@ -18,6 +18,7 @@ def test_a_server_is_started_and_stopped() -> None:
         try:
             # Nothing but the URL, for `KILBURN_DB=$(kilburn postgres start)`.
             assert (begun.status, begun.out.startswith("postgresql://"), begun.out.count("\n")) == (0, True, 1), begun.err
+            assert "`kilburn copy` makes one" in kilburn("ps", "--db", begun.out.strip()).err
         finally:
             ended = kilburn("postgres", "stop", "--dir", folder, "--delete")
         assert (ended.status, ended.out) == (0, f"stopped: {folder}, and removed\n")

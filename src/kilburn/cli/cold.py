@@ -15,7 +15,7 @@ from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import app
 from kilburn.errors import SpecError
 from kilburn.kernel.ending import Coolness, cool
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import emit, line, say, tell
 
 cold = typer.Typer(help="Texts that nobody has read for long.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cold, name="cold")
@@ -80,6 +80,8 @@ def move(
         tell(f"would move: {many(moved.texts, 'text')} at most")
     else:
         tell(f"moved: {many(moved.texts, 'text')}, {many(moved.bytes, 'byte')}")
+        if not moved.texts:
+            say(f"What was made or read since stays, and so do texts of fewer than {least} tokens, or of 200 bytes compressed.")
 
 
 @cold.command("back")

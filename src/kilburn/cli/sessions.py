@@ -47,7 +47,8 @@ def expire_sessions(
     """
     if (older is None) != (not archive and not forget) or (archive and forget):
         raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
-    with where.reading() if dry else where.writing() as store:
+    # Whoever only looks changes nothing: a session that is opened for writing is counted anew, by this program's tokenizer.
+    with where.reading() as store:
         rule = rule_of(store.backend)
         if older is not None:
             after = seconds(older, "--older-than")
@@ -57,15 +58,15 @@ def expire_sessions(
             rule = TimeToLive()
         with progress("looking at sessions"):
             due = expire(store, rule, dry=True)
-        if not dry:
-            if due.forgotten and not yes:
-                for name in due.forgotten:
-                    say(line(f"goes: {name}"))
-                if not sys.stdin.isatty():
-                    raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
-                typer.confirm(f"Forget {many(len(due.forgotten), 'session')} for ever?", abort=True, err=True)
-            with progress("ending sessions"):
-                due = expire(store, rule)
+    if not dry:
+        if due.forgotten and not yes:
+            for name in due.forgotten:
+                say(line(f"goes: {name}"))
+            if not sys.stdin.isatty():
+                raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
+            typer.confirm(f"Forget {many(len(due.forgotten), 'session')} for ever?", abort=True, err=True)
+        with where.writing() as store, progress("ending sessions"):
+            due = expire(store, rule)
     _say(due, dry, json=where.json)
 
 

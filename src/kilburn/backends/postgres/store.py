@@ -123,7 +123,7 @@ class Postgres:
                 schema.check_server(connection, self.path)
                 self._version = schema.version(connection, self.path)
                 if self._version == 0:
-                    raise StoreError(f"there is no store in {self.path}", advice="open it for writing first")
+                    raise StoreError(f"there is no store in {self.path}", advice="`kilburn chat` or `kilburn copy` makes one")
             else:
                 schema.migrate(connection, self.path)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
