@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+import kilburn
 from gateway.talk import TALK, said, user
+from kilburn.gateway.conversations import said_after
+from kilburn.kernel.store import Store
 from kilburn.testing.upstream import Upstream, calling
 
 SECRET = "The canary sleeps at the wharf."
@@ -221,3 +225,14 @@ def test_a_compaction_that_a_client_brings_goes_with_the_session_that_it_is_from
     with setup.store() as store:
         store.forget(session=name, address="p5")
     assert not in_files(setup, "canary")
+
+
+def test_what_another_program_forgets_just_now_is_left_out(tmp_path: Path) -> None:
+    def opened() -> Store:
+        return kilburn.open(str(tmp_path / "a.db"), window=4000, policy="fifo", tokenizer="chars/4", embedder=None)
+
+    with opened() as ours, opened() as theirs:
+        session = ours.session("work")
+        session.append(user("one"), user("two"), user("three"))
+        theirs.forget(session="work", address="p2")
+        assert [number for number, _ in said_after(session, 0)] == [1, 3]

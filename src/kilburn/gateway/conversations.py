@@ -330,7 +330,9 @@ def _numbers(session: Session) -> list[int]:
 def _numbered(session: Session) -> list[tuple[int, Message]]:
     """The messages that are not forgotten, each with its number."""
     with session.lock:
-        return [*zip(_numbers(session), session.originals(), strict=True)]
+        # Who reads them learns what others have forgotten meanwhile, so they are numbered afterwards.
+        said = session.originals()
+        return [*zip(_numbers(session), said, strict=True)]
 
 
 def following(messages: Sequence[Message], session: Session) -> list[Message]:
