@@ -369,6 +369,12 @@ def check_erase(backend: Backend) -> None:
     raises(StoreCorrupt, lambda: backend.texts([digest_of("canary two")]))
     assert backend.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
     backend.commit(segment, Batch(head=1, erase=[1]))
+    # A batch may take back what it brings.
+    at_once = batch_of(1, {4: "canary four", 5: "stays"})
+    at_once.erase = [4]
+    backend.commit(segment, at_once)
+    assert (found(backend, "canary"), found(backend, "stays")) == (set(), {5})
+    assert [page.digest for page, _ in backend.pages(segment)][3:] == ["", digest_of("stays")]
 
 
 def check_histories(backend: Backend) -> None:

@@ -157,18 +157,23 @@ class Writing:
         if known is not None and len(known.fetchall()) != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
         before = {row[0]: row for row in old.fetchall()} if old is not None else {}
-        if gone := set(removed) - before.keys():
+        if gone := set(removed) - before.keys() - added:
             raise StoreError(f"no page {min(gone)} in segment {segment}", advice="name pages that exist")
 
         entries = self._entries(before, stored.passages)
         if removed:
-            self._remove_entries([before[page] for page in removed])
+            self._remove_entries([before[page] for page in removed if page not in added])
         if batch.pages:
             self._add_pages(wanted, entries)
         if citing:
             self._add_citations(stored.kind, citing)
         if entries:
             self._add_entries(entries, added)
+        if late := sorted(added.intersection(removed)):
+            # Added and removed by the same batch.
+            new = send(_PAGES, *self._own, late).fetchall()
+            before |= {row[0]: row for row in new}
+            self._remove_entries(new)
         if moved:
             self._set_states(sorted(moved))
         if batch.events:
