@@ -13,6 +13,7 @@ import kilburn
 from gateway.talk import TALK, TOPICS, Talk, said, user, work
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.conversations import Conversation
+from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.faults import answered
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
@@ -187,7 +188,7 @@ def test_all_earlier_sessions_together_bring_half_of_the_window(tmp_path: Path) 
                 session.append(user(f"{session.name}: the zebra number {number} has {number * 7} stripes\n" * 4))
         conversation = Conversation(now, "s", [session.number for session in others])
         call = Part(kind=Kind.CALL, name="search_memory", text='{"query": "zebra stripes"}', call="c")
-        (found,) = answered(store, conversation, [call], over=False)
+        (found,) = answered(store, conversation, [call], Exchange(), over=False)
         assert {number for number, _ in found.cites} == {conversation.earlier[0]}, "the newest first"
         assert found.sources
         # The passages take half; their headings come on top.
@@ -203,6 +204,6 @@ def test_what_a_search_brings_from_branches_is_forgotten_with_them(tmp_path: Pat
         call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": "{}"}}
         now.append({"role": "assistant", "content": None, "tool_calls": [call]})
         part = Part(kind=Kind.CALL, name="search_memory", text='{"query": "canary"}', call="c")
-        (found,) = answered(store, Conversation(now, "now", [old.number]), [part], over=False)
+        (found,) = answered(store, Conversation(now, "now", [old.number]), [part], Exchange(), over=False)
         assert found.parts[0].text.count("a canary") == 2
         assert {number for number, _ in found.cites} >= {session.branches.open("b1").number for session in (now, old)}
