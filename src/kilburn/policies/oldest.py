@@ -30,6 +30,10 @@ class Oldest:
 
     acts: ClassVar[Acts] = Acts.FULL
 
+    def __post_init__(self) -> None:
+        if self.spare < 0:
+            raise ValueError(f"spare={self.spare} must be 0 or more")
+
     def plan(self, view: View) -> Sequence[Move]:
         """As many groups as are over the capacity. Of a window of twice its capacity or more, most leaves in one move."""
         excess, capacity = view.excess, view.budget.capacity
