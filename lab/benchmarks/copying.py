@@ -8,17 +8,17 @@ Ratios are of one run: a cold read beside a read of the same texts from the file
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
+import apsw
 import msgspec
 
 import kilburn
+from figures import Row, emit, parser
 from kilburn.backend import Batch
 from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
@@ -64,68 +64,53 @@ def read(backend: Sqlite, digests: list[str]) -> None:
         backend.texts([digest])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pages", type=int, default=100_000)
-    parser.add_argument("--reads", type=int, default=2000)
-    parser.add_argument("--all", action="store_true", help="move everything, and see what the file is then")
-    given = parser.parse_args()
+def rows_of(pages: int, reads: int, everything: bool) -> tuple[list[Row], str]:
+    """The rows, and in words how large the files are."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "a.db", Path(folder) / "b.db"
-        filling, _ = timed(lambda: fill(source, given.pages))
-        copying, copied = timed(lambda: kilburn.copy(str(source), str(target), note=False))
+        filling, _ = timed(lambda: fill(source, pages))
+        copying, _ = timed(lambda: kilburn.copy(str(source), str(target), note=False))
         again, _ = timed(lambda: kilburn.copy(str(source), str(target), note=False))
-        figures = {
-            "pages": copied.pages,  # type: ignore[attr-defined]
-            "filling_pages_per_s": round(given.pages / filling),
-            "copy_pages_per_s": round(given.pages / copying),
-            "nothing_new_pages_per_s": round(given.pages / again),
-            "source_bytes": source.stat().st_size,
-            "copy_bytes": target.stat().st_size,
-        }
-        print(json.dumps(figures), flush=True)
+        each = (("making the source", filling), ("copy, and compare", copying), ("copy again, nothing new", again))
+        rows: list[Row] = [{"doing": what, "us each": 1e6 * took / pages, "x": took / filling} for what, took in each]
+        note = f"{source.stat().st_size:,} bytes; the copy {target.stat().st_size:,}"
         chance = random.Random(2)
-        for name, key in (("plain", ""), ("encrypted", str(Path(folder) / "key"))):
+        for name, key in (("a folder", ""), ("a folder, encrypted", str(Path(folder) / "key"))):
             with Sqlite(target) as backend:
-                backend.keep_setting("cold", msgspec.json.encode(new_place(str(Path(folder) / name), key)).decode())
+                backend.keep_setting("cold", msgspec.json.encode(new_place(str(Path(folder) / name[:12] / "x"), key)).decode())
                 digests = sorted({page.digest for info in backend.segments() for page, _ in backend.pages(info.number)})
-                some = chance.sample(digests, min(given.reads, len(digests)))
+                some = chance.sample(digests, min(reads, len(digests)))
                 hot, _ = timed(partial(read, backend, some))
-                moving, moved = timed(partial(backend.chill, some))
+                moving, _ = timed(partial(backend.chill, some))
                 cold, _ = timed(partial(read, backend, some))
-                wall = time.perf_counter()
-                read(backend, some)
-                wall = time.perf_counter() - wall
-                objects = [path.stat().st_size for path in (Path(folder) / name).rglob("*") if path.is_file()]
-                figures[name] = {
-                    "texts": len(some),
-                    "row_bytes_moved": moved.bytes,  # type: ignore[attr-defined]
-                    "object_bytes": sum(objects),
-                    "read_hot_us": round(1e6 * hot / len(some)),
-                    "read_cold_us": round(1e6 * cold / len(some)),
-                    "read_cold_wall_us": round(1e6 * wall / len(some)),
-                    "move_us": round(1e6 * moving / len(some)),
-                }
-                if not key and given.all:
+                for what, took in (("a read from the file", hot), (f"a read from {name}", cold), (f"a move to {name}", moving)):
+                    rows.append({"doing": what, "us each": 1e6 * took / len(some), "x": took / hot})
+                if everything and not key:
                     backend.chill(digests)
+            if everything and not key:
+                note += f"; with all texts cold, after VACUUM, {vacuumed(target):,}"
             with Sqlite(target) as backend:
                 # Back before another place is set: there nobody would find it.
-                if key or not given.all:
-                    backend.warm()
-            if not key and given.all:
-                with Sqlite(target) as backend:
-                    import apsw
+                backend.warm()
+        return rows, note
 
-                    db = apsw.Connection(str(target))
-                    db.create_scalar_function("needs_a_kilburn_of_format_5", lambda: None, 0)
-                    db.execute("VACUUM")
-                    db.close()
-                figures["bytes_all_cold_vacuumed"] = target.stat().st_size
-                with Sqlite(target) as backend:
-                    assert len(backend.cold()) == len(digests)
-                    warming, _ = timed(backend.warm)
-                    figures["warm_us"] = round(1e6 * warming / len(digests))
-        print(json.dumps(figures, indent=1))
+
+def vacuumed(path: Path) -> int:
+    db = apsw.Connection(str(path))
+    db.create_scalar_function("needs_a_kilburn_of_format_5", lambda: None, 0)
+    db.execute("VACUUM")
+    db.close()
+    return path.stat().st_size
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.add_argument("--pages", type=int, default=100_000)
+    options.add_argument("--reads", type=int, default=2000)
+    options.add_argument("--all", action="store_true", help="move everything, and see what the file is then")
+    asked = options.parse_args()
+    rows, note = rows_of(asked.pages, asked.reads, asked.all)
+    emit("copying", rows, asked.json, note)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import kilburn
+from figures import Row, emit, parser
 from kilburn.backends.postgres import connection
 from kilburn.backends.postgres.server import OwnServer
 
@@ -48,23 +48,31 @@ def run(place: str, appends: int) -> dict[str, tuple[float, float]]:
         return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--appends", type=int, default=400)
-    parser.add_argument("--plain", action="store_true", help="without pipeline mode")
-    asked = parser.parse_args()
-    if asked.plain:
-        connection.BoundedConnection.pipeline = lambda self: nullcontext()  # type: ignore[method-assign]
+def rows_of(appends: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)
         server = OwnServer(Path(folder) / "s")
         server.start()
         try:
-            for kind, place in (("file", f"{folder}/agent.db"), ("PostgreSQL", server.url)):
-                for what, (wall, processor) in run(place, asked.appends).items():
-                    print(f"{kind:<12} {what:<8} {wall:7.2f} ms wall, median {processor:7.2f} ms processor of this process")
+            file = run(f"{folder}/agent.db", appends)
+            both = (("file", file), ("PostgreSQL", run(server.url, appends)))
         finally:
             server.stop("immediate")
+    return [
+        {"in": kind, "doing": what, "wall ms, median": wall, "processor ms": processor, "x": wall / file[what][0]}
+        for kind, found in both
+        for what, (wall, processor) in found.items()
+    ]
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.add_argument("--appends", type=int, default=400)
+    options.add_argument("--plain", action="store_true", help="without pipeline mode")
+    asked = options.parse_args()
+    if asked.plain:
+        connection.BoundedConnection.pipeline = lambda self: nullcontext()  # type: ignore[method-assign]
+    emit("postgres", rows_of(asked.appends), asked.json, "Processor time is of this process, without the server's.")
 
 
 if __name__ == "__main__":
