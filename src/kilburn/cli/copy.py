@@ -16,6 +16,8 @@ from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.terminal import emit, line, say, tell
 
+PLURALS = {"session": "sessions", "memory": "memories", "document": "documents"}
+
 
 @app.command("copy")
 def copy_store(
@@ -57,7 +59,9 @@ def copy_store(
     if json:
         emit({"source": ours, "target": theirs} | msgspec.to_builtins(made))
     else:
-        kinds = ", ".join(f"{count(number)} {kind}" for kind, number in made.kinds.items())
+        kinds = ", ".join(
+            f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in made.kinds.items()
+        )
         tell(
             line(
                 f"{theirs}: {kinds or 'nothing'}; {many(made.pages, 'page')}, {many(made.events, 'event')} and "
