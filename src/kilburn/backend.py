@@ -424,9 +424,13 @@ class Backend(Protocol):
         many, those that were used last first. Empty sessions have nothing to keep."""
         ...
 
-    def erase(self, segment: int) -> None:
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger. Its number is
         not given again, and nothing can be written to it any more.
+
+        Args:
+            wipe: whether its bytes go now, which may read or write everything that is stored. Without, those of its name may
+                stay until something else is erased. It is for a segment that never had a page.
 
         Raises:
             StoreError: no such segment, or it has pages that are not forgotten. StoreBusy, StoreFull, StoreReadOnly.

@@ -606,3 +606,26 @@ def test_settings_that_both_forms_have_are_translated(gateway: Any) -> None:
         with pytest.raises(openai.BadRequestError):
             ask(second, "chat", extra_body=wrong)
     assert ask(second, "chat") == "Fine."
+
+
+def test_a_first_request_that_is_refused_leaves_nothing_and_does_not_read_the_whole_store(gateway: Any) -> None:
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.endswith("slack.py"):
+            entered.append(frame.f_code.co_name)
+
+    threading.setprofile(note)
+    try:
+        setup = gateway(window=2000)
+        setup.chat(talk())
+        calls = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(1000)]
+        waiting = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}]
+        with pytest.raises(openai.BadRequestError, match="may not leave"):
+            setup.chat(waiting)
+        seen = list(entered)
+    finally:
+        threading.setprofile(None)
+    assert "wipe" not in seen
+    with setup.store() as store:
+        assert len(store.sessions()) == 1

@@ -384,11 +384,11 @@ class Meeting(MemoryBackend):
         self._meet()
         return super().begin(name, batch, time=time, user=user)
 
-    def erase(self, segment: int) -> None:
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
         meanwhile, self.before_erase = self.before_erase, None
         if meanwhile is not None:
             meanwhile()
-        super().erase(segment)
+        super().erase(segment, wipe=wipe)
 
 
 def two_programs() -> tuple[Meeting, Store, Store]:
@@ -665,8 +665,8 @@ class Dying(Sqlite):
         super().commit(segment, batch)
         self._one_less()
 
-    def erase(self, segment: int) -> None:
-        super().erase(segment)
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
+        super().erase(segment, wipe=wipe)
         self._one_less()
 
     def _one_less(self) -> None:

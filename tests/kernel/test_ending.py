@@ -142,8 +142,8 @@ class Interrupted(Sqlite):
         super().__init__(path)
         self.then: list[Callable[[], object]] = []
 
-    def erase(self, segment: int) -> None:
-        super().erase(segment)
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
+        super().erase(segment, wipe=wipe)
         while self.then:
             self.then.pop()()
 

@@ -807,16 +807,17 @@ class Sqlite:
         with self._writing("repairing"):
             return quarantine_session(self._db, self._number, segment)
 
-    def erase(self, segment: int) -> None:
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger.
 
         Of a session that was quarantined, everything: its rows, the texts that no other session has, its index entries and
-        its quarantined bytes; the index is built again. No byte is left, as when `commit` erases pages.
+        its quarantined bytes; the index is built again. No byte is left, as when `commit` erases pages, but see `wipe` in
+        `Backend`.
 
         Raises:
             StoreError: no such segment, or it has pages that are not forgotten.
         """
-        with self._removing("erasing"):
+        with self._removing("erasing") if wipe else self._writing("erasing"):
             found = self._sealed.segment(self._number, segment)
             if found is None:
                 raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")

@@ -327,7 +327,9 @@ class Histories:
             conversation.session.refresh()
             if not conversation.session.window.last:
                 self.lose(conversation)
-                self.store.forget(session=conversation.name)
+                # Whoever sends what is refused cannot have the whole store read for it, so nothing is wiped.
+                self.store.release(conversation.name)
+                self.store.backend.erase(conversation.session.number, wipe=False)
 
     def _found(
         self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool

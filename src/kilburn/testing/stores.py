@@ -521,6 +521,9 @@ def check_erase_segment(backend: Backend) -> None:
     assert again is not None
     assert again.number != known.number
     assert backend.read([(known.number, 1)]) == {}
+    # One that never had a page goes without its bytes.
+    backend.erase(again.number, wipe=False)
+    assert backend.segment("canary name", time=3.0, create=False) is None
 
 
 def check_separate_processes(backend: Backend) -> None:

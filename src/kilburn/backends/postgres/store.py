@@ -713,12 +713,13 @@ class Postgres:
 
         return text_at(known, fetch, lambda digest: next(iter(self._ask(ROW, self._number, digest)), None))
 
-    def erase(self, segment: int) -> None:
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger."""
         self._check_writes()
-        self._db.write("erasing", lambda statements: writing.erase_segment(statements, self._number, segment))
-        self._db.erased = True
-        self._wipe()
+        self._db.write("erasing", lambda statements: writing.erase_segment(statements, self._number, segment, wipe=wipe))
+        if wipe:
+            self._db.erased = True
+            self._wipe()
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -515,7 +515,7 @@ def create(statements: Statements, tenant: int, name: str, time: float, kind: Se
     return None
 
 
-def erase_segment(statements: Statements, tenant: int, segment: int) -> None:
+def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bool = True) -> None:
     """Delete what is left of a segment of which every page is forgotten. An empty row keeps its number, which is in the
     ledgers of others.
 
@@ -549,4 +549,5 @@ def erase_segment(statements: Statements, tenant: int, segment: int) -> None:
         " tokens = %s, passages = %s, characters = %s, tally = %s, epoch = %s WHERE tenant = %s AND id = %s",
         *(name, kind, seal, *tally, seal_of("tally", segment, *tally), epochs[segment] + 1, tenant, segment),
     )
-    flag(statements, tenant)
+    if wipe:
+        flag(statements, tenant)
