@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
+from dashboard.visit import ok, words_of
+from kilburn.backends.sqlite import Sqlite
+from kilburn.dashboard.app import build
 from kilburn.effect import Note
 from kilburn.errors import BudgetTooSmall, Forgotten, KVError, LawBroken, OutOfBlocks, SpecError, SpillFailed
 from kilburn.event import Act
@@ -585,3 +588,25 @@ def test_a_page_that_is_pinned_later_comes_back(engine: Engine, session: Session
     start, stop = residence.sequence.table.pages[3]
     assert residence.sequence.table.count(start, stop) == stop - start
     assert residence.follow().how == "same"
+
+
+def test_the_dashboard_says_what_is_on_the_device(engine: Engine, session: Session, tmp_path: Path) -> None:
+    residence = Residence(engine, session, budget=150, policy="fifo")
+    with Sqlite(tmp_path / "k.db", readonly=True) as backend:
+        app = build(backend)
+        for change in (None, "pressure", Evict(pages=(6,)), "pressure"):
+            if isinstance(change, Evict):
+                session.apply(change)
+            elif change:
+                session.append({"role": "user", "content": "And what now? " * 9})
+            residence.follow()
+            assert session.flush()
+            words = words_of(ok(app, "/cache", name="main"))
+            on_device = residence.sequence.table.pages
+            missing = [f"p{page.id}" for page in session.window.resident() if page.id > 0 and page.id not in on_device]
+            assert missing
+            if isinstance(change, Evict):
+                assert f"{len(residence.sequence)} tokens, as the model counts them, had their keys and values on the device" in words
+            found = re.search(r"not on the device since they left it to make room: ((?:p\d+ ?)+)", words)
+            assert found is not None
+            assert re.findall(r"p\d+", found[1]) == missing
