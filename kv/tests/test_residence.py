@@ -606,7 +606,7 @@ def test_the_dashboard_says_what_is_on_the_device(engine: Engine, session: Sessi
             missing = [f"p{page.id}" for page in session.window.resident() if page.id > 0 and page.id not in on_device]
             assert missing
             if isinstance(change, Evict):
-                assert f"{len(residence.sequence)} tokens, as the model counts them, had their keys and values on the device" in words
+                assert f"{len(residence.sequence)} tokens, as the model counts them, had their keys and values" in words
             found = re.search(r"not on the device since they left it to make room: ((?:p\d+ ?)+)", words)
             assert found is not None
             assert re.findall(r"p\d+", found[1]) == missing
