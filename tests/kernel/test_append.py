@@ -151,3 +151,21 @@ def test_what_is_wrong_only_in_an_old_state_says_that_the_state_is_old(tmp_path:
             first.idle()
         first.refresh()
         first.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
+
+
+def test_what_must_follow_a_message_follows_it_or_is_not_appended(tmp_path: Path) -> None:
+    with (
+        kilburn.open(tmp_path / "a.db", window=10_000, tokenizer="chars/4", embedder=None) as one,
+        kilburn.open(tmp_path / "a.db", window=10_000, tokenizer="chars/4", embedder=None) as other,
+    ):
+        one.session("s").append({"role": "user", "content": "go"}, after=0)
+        with pytest.raises(StoreStale):
+            one.session("s").append({"role": "user", "content": "go"}, after=0)
+        other.session("s").append({"role": "assistant", "content": "gone"}, after=1)
+        # The store has another last message, whether this session knows it yet or not.
+        for known in (lambda: None, one.session("s").refresh):
+            known()
+            with pytest.raises(StoreStale):
+                one.session("s").append({"role": "assistant", "content": "gone"}, after=1)
+        one.session("s").append({"role": "user", "content": "back"}, after=2)
+        assert [message["content"] for message in other.session("s").messages()] == ["go", "gone", "back"]

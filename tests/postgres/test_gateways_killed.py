@@ -1,7 +1,5 @@
-"""What gateways over a file promise holds over PostgreSQL: killed at any moment, or in turns, they lose and double nothing.
-
-Two that answer the same words at the same moment are not among these: one of some twenty runs had a reply twice.
-"""
+"""What gateways over a file promise holds over PostgreSQL: killed at any moment, in turns, or with the same words at the same
+moment, they lose and double nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +7,13 @@ import pytest
 
 from gateway.test_crash import (
     test_a_gateway_that_is_killed_goes_on_where_it_was,
+    test_two_clients_of_two_gateways_race_on_one_session,
     test_two_gateways_over_one_file_and_a_client_that_alternates,
 )
 
 __all__ = [
     "test_a_gateway_that_is_killed_goes_on_where_it_was",
+    "test_two_clients_of_two_gateways_race_on_one_session",
     "test_two_gateways_over_one_file_and_a_client_that_alternates",
 ]
 

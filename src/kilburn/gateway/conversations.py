@@ -44,10 +44,15 @@ class Conversation:
         self.session, self.root, self.linked_to = session, root, tuple(earlier)
         self.linked = True
         """Whether the request that goes on now may see those."""
-        self.turn = session.turn
-        """Messages that it has, as far as is known here; more are of another gateway."""
-        self.digests, self.gaps = _said_in(session)
-        """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
+        with session.lock:
+            head = -1
+            while head != session.head:
+                # Who reads a session learns what other gateways have done meanwhile.
+                head = session.head
+                self.turn = session.turn
+                """Messages that it has, as far as is known here; more are of another gateway."""
+                self.digests, self.gaps = _said_in(session)
+                """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
         self.seed = seed_of(root, self.user)
         self.chain = list(chained(self.digests, self.seed))
         """For each digest, one that says all that came before it too, and whose it is."""

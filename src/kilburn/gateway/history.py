@@ -261,7 +261,6 @@ class Histories:
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
                     conversation.extend(digests)
-                    conversation.turn = conversation.session.turn
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 conversation.memo = None if asked.after else Memo(conversation, (form.name, name, user), asked)
@@ -293,7 +292,7 @@ class Histories:
         A compaction that a client brings was made, as far as anybody knows, of the session that this one is from: it cites all
         of it. A later one cites the one before it (see `pages_of`).
         """
-        session = conversation.session
+        session, turn = conversation.session, conversation.turn
         first = next((at for at, message in enumerate(fresh) if any(map(is_compaction, message.parts))), None)
         if first is not None:
             # Those behind it cite it.
@@ -301,7 +300,7 @@ class Histories:
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
             with compacting(session):
-                session.append(*following(fresh, session), said=said)
+                session.append(*following(fresh, session), said=said, after=turn)
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
@@ -309,7 +308,8 @@ class Histories:
                 parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
                 before = [Message(role=Role.ASSISTANT, parts=parts)]
             with compacting(session):
-                session.append(*following(renamed(fresh, before, session), session), said=said)
+                session.append(*following(renamed(fresh, before, session), session), said=said, after=turn)
+        conversation.turn = turn + len(fresh)
         conversation.note_kept(said)
 
     def _pages_before(self, session: Session) -> tuple[tuple[int, int], ...]:
@@ -327,9 +327,10 @@ class Histories:
             conversation.session.refresh()
             if not conversation.session.window.last:
                 self.lose(conversation)
-                # Whoever sends what is refused cannot have the whole store read for it, so nothing is wiped.
+                # Whoever sends what is refused cannot have the whole store read for it, so nothing is wiped. The store refuses it
+                # if another gateway has begun the session meanwhile.
                 self.store.release(conversation.name)
-                self.store.backend.erase(conversation.session.number, wipe=False)
+                self.store.backend.erase(conversation.number, wipe=False)
 
     def _found(
         self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool
@@ -468,28 +469,32 @@ class Histories:
     def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """The same, or a session that takes the same request in just now."""
         chain = request.chain
-        family = [each for each in self._sessions.values() if (each.root, each.user) == (request.root, request.user)]
-        busy = [conversation for conversation in family if conversation.busy]
+        family = request.root, request.user
+        busy = [each for each in self._sessions.values() if each.busy and (each.root, each.user) == family]
         others = self._unkept(request)
         alike: list[HistoryOwner] = []
+        whole: set[str] = set()
         for at in range(len(chain), 0, -1):
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
             ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
-            for found in (*ending, *self._having(request, said, at)):
-                if not found.busy:
+            having = [*ending, *self._having(request, said, at)]
+            for found in having:
+                # Since the store was asked, another gateway may have gone on with it.
+                if not found.busy and len(found.chain) == at:
                     # The store has said so, or has just been given them.
                     found.kept = at
                     found.begin(chain[-1])
                     self._sessions.move_to_end(found.name)
                     return found, at
             if at == len(chain):
-                for conversation in (*busy, *others, *self._having(request, said, at + 1)):
+                whole = {each.name for each in said}
+                for conversation in (*busy, *others, *having, *self._having(request, said, at + 1)):
                     if conversation.busy and conversation.asked == chain[-1] and not conversation.taken.is_set():
                         return conversation
                     if (turn := _asked_before(conversation, chain)) is not None:
                         return conversation.again(turn, at), at
-        conversation, at = self._fork(request, family, *self._nearest(request, [*busy, *others], alike))
+        conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
 
@@ -544,17 +549,26 @@ class Histories:
     def _keep(self, conversation: Conversation) -> None:
         """Have the store keep what a session has said where no append brought it: a session that is older than that, or that was
         cut short. No request fails by it: it can be made again from the pages."""
-        backend, page = self.store.backend, conversation.session.window.last
+        backend, session = self.store.backend, conversation.session
         with suppress(StoreError):
+            with session.lock:
+                page = session.window.last
+                if session.turn != conversation.turn:
+                    return  # another gateway went on with it
             for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
                 if backend.keep_history(conversation.number, conversation.chain[after:], after=after, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
-    def _fork(
-        self, request: _Request, family: Sequence[Conversation], parent: Conversation | None, common: int
-    ) -> tuple[Conversation, int]:
-        """A new session, with what it has in common with the nearest one."""
+    def _fork(self, request: _Request, parent: Conversation | None, common: int, whole: set[str]) -> tuple[Conversation, int]:
+        """A new session, with what it has in common with the nearest one.
+
+        Args:
+            whole: the sessions that have said all of it already, and have gone on in another way.
+
+        Raises:
+            StoreStale: another gateway has taken the same request meanwhile.
+        """
         root, user = request.root, request.user
         before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
         earlier = () if parent is None or not request.link else parent.linked_to
@@ -567,46 +581,63 @@ class Histories:
         else:
             copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
             kept = beginning_of(parent.session, copied) if parent is not None and copied else []
-        empty = next((each for each in family if not each.busy and not each.session.window.last), None)
-        session = self._new(root, user) if empty is None else empty.session
+        name = self._free(root, user)
+        # Of two that look for a free name at the same time, both find the same one, and only one begins it; or the second one
+        # finds here what the first has taken in.
+        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        if not whole.issuperset(each.name for each in said):
+            raise StoreStale("another gateway has taken the same request", advice="read it again")
+        session = self.store.session(name, user)
+        conversation = Conversation(session, root, earlier)
         origin = before or parent
-        if origin is not None:
+        if conversation.turn == 0 and origin is not None:
             old = [*kept, *request.read(copied, max(common, known))]
             self._begin(session, origin.session, earlier, old, kept)
-        conversation = Conversation(session, root, earlier)
+            conversation = Conversation(session, root, earlier) if kept else conversation
+        if conversation.turn != len(kept):
+            raise StoreStale(f"another gateway has begun session {session.name!r}", advice="read it again")
         self._drop(session.name, self._sessions.get(session.name, conversation))
         self._hold(conversation)
         conversation.busy = True
         self._trim()
         return conversation, copied
 
-    def _new(self, root: str, user: str) -> Session:
-        """A session with a name of this root that is free."""
+    def _free(self, root: str, user: str) -> str:
+        """A name of this root that is free."""
         free = 1
-        while self._is_taken(root, free):
+        while self._is_taken(root, free, user):
             free *= 2
         taken = free // 2
         while free - taken > 1:
             middle = (taken + free) // 2
-            free, taken = (free, middle) if self._is_taken(root, middle) else (middle, taken)
-        return self.store.session(_numbered(root, free), user)
+            free, taken = (free, middle) if self._is_taken(root, middle, user) else (middle, taken)
+        return _numbered(root, free)
 
-    def _is_taken(self, root: str, number: int) -> bool:
+    def _is_taken(self, root: str, number: int, user: str) -> bool:
+        """Whether a name is. A session in which nothing was said yet is for whoever says something first."""
         name = _numbered(root, number)
+        here = self._sessions.get(name)
+        if here is not None:
+            return here.busy or here.user != user or here.session.window.last > 0
         try:
-            return name in self._sessions or self._stored(name) is not None
+            known = self._stored(name)
+            return known is not None and (known.user != user or known.pages > 0)
         except StoreCorrupt:
             return True
 
     def _begin(
         self, session: Session, origin: Session, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
     ) -> None:
-        """Begin a session: note in its ledger where it comes from, and append the messages that it takes over."""
+        """Begin a session: note in its ledger where it comes from, and append the messages that it takes over.
+
+        Raises:
+            StoreStale: another gateway has begun it.
+        """
         shared = sum(len(message.parts) for message in known)
         number = origin.number
         session.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
         if kept:
-            session.append(*kept)
+            session.append(*kept, after=0)
 
     def _compacted(self, request: _Request) -> tuple[Conversation | None, int]:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
@@ -692,7 +723,9 @@ class Histories:
                 try:
                     # If others went on with it, nothing is written, and it is read again.
                     session = conversation.session if left == TRIES - 1 else self.current(conversation)
-                    others = said_after(session, conversation.start) if session.turn != conversation.turn else []
+                    with session.lock:
+                        others = said_after(session, conversation.start) if session.turn != conversation.turn else []
+                        last = session.turn
                     told = canonical(message for _, message in others)
                     conversation.repeated = conversation.repeated or bool(told)
                     conversation.heard = ()
@@ -704,7 +737,8 @@ class Histories:
                     else:
                         if told:
                             new, cited = self._branch(conversation, new, cited)
-                        self._append_said(conversation, new, cited, words)
+                            last = conversation.turn
+                        self._append_said(conversation, new, cited, words, last)
                     break
                 except StoreStale:
                     if not left:
@@ -716,20 +750,27 @@ class Histories:
         )
 
     def _append_said(
-        self, conversation: Conversation, messages: Sequence[Message], pages: Sequence[tuple[int, int]], words: list[bytes]
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        pages: Sequence[tuple[int, int]],
+        words: list[bytes],
+        last: int,
     ) -> None:
+        """Append what was said, behind message `last`."""
         session = conversation.session
         if conversation.waiting:
             said = conversation.kept_with(conversation.words)
-            session.append(*following(conversation.waiting, session), said=said)
+            session.append(*following(conversation.waiting, session), said=said, after=last)
             conversation.note_kept(said)
-            conversation.turn, conversation.waiting = session.turn, []
+            last += len(conversation.waiting)
+            conversation.turn, conversation.waiting = last, []
         new = following(messages, session)
         said = conversation.kept_with(words)
         with compacting(session):
-            keep(session, new[0], pages, *new[1:], said=said)
+            keep(session, new[0], pages, *new[1:], said=said, after=last)
         conversation.note_kept(said)
-        conversation.turn = session.turn
+        conversation.turn = last + len(new)
 
     def current(self, conversation: Conversation) -> Session:
         """The session of a busy conversation as it is now.
@@ -754,20 +795,20 @@ class Histories:
             StoreStale: others are faster again.
         """
         session, turn, old = conversation.session, conversation.turn, conversation.name
-        kept = copy_of(session, turn)
+        kept, start = copy_of(session, turn), len(copy_of(session, conversation.start))
         own = tuple(page for number, page in pages if number == conversation.number)
         waiting = brought_over(conversation.waiting, session, turn)
         said = brought_over(messages, session, turn)
         [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], session, turn)
         with self._lock:
-            branch = self._new(conversation.root, conversation.user)
+            branch = self.store.session(self._free(conversation.root, conversation.user), conversation.user)
             self._begin(branch, session, conversation.linked_to, kept, kept)
             self._drop(old, conversation)
             self._forget(old)
             conversation.session = branch
             self._hold(conversation)
-        conversation.turn, conversation.repeated, conversation.waiting = branch.turn, False, waiting
-        conversation.kept = 0
+        conversation.turn, conversation.repeated, conversation.waiting = len(kept), False, waiting
+        conversation.kept, conversation.start = 0, start
         return said, [*pages, *((conversation.number, page) for page in shown.sources)]
 
 

@@ -385,13 +385,20 @@ def _texts(content: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def keep(session: Session, message: Message, pages: Sequence[Key], *more: Message, said: Digests | None = None) -> None:
+def keep(
+    session: Session,
+    message: Message,
+    pages: Sequence[Key],
+    *more: Message,
+    said: Digests | None = None,
+    after: int | None = None,
+) -> None:
     """Append what a model answered to a prompt with these pages beside it: it cites them. If one of them was forgotten while
     the model spoke, the answer is forgotten too.
 
     Args:
         more: what is appended with it.
-        said: see `Session.append`.
+        said, after: see `Session.append`.
 
     Raises:
         What `Session.append` raises; nothing was appended then.
@@ -401,7 +408,7 @@ def keep(session: Session, message: Message, pages: Sequence[Key], *more: Messag
         while True:
             first = session.window.last + 1
             try:
-                session.append(citing(message, there, session.number), *more, said=said)
+                session.append(citing(message, there, session.number), *more, said=said, after=after)
             except InvalidMessage:
                 left = _left(session, there)
                 if left == there:

@@ -174,7 +174,7 @@ class Kernel:
         if found is not None and found.head == self.pending.head:
             return False
         if found is None or self.pending.changes_state or self.window.journal_position:
-            raise self._overtaken()
+            raise self.overtaken()
         observed = self.pending.events
         self._load()
         self.pending.add(observed)
@@ -192,7 +192,7 @@ class Kernel:
         """
         found = self._found()
         if found is None or found.head != self.pending.head:
-            raise self._overtaken()
+            raise self.overtaken()
 
     def _found(self) -> SegmentInfo | None:
         """The session as the store has it now; None if it is gone, or another one has its name."""
@@ -201,7 +201,8 @@ class Kernel:
         found = self.backend.segment(self.info.name, time=0.0, create=False)
         return found if found is not None and found.number == self.info.number else None
 
-    def _overtaken(self) -> StoreStale:
+    def overtaken(self) -> StoreStale:
+        """The error that says so. Whoever has this session has to open it again."""
         self.stale = True
         return StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the session")
 

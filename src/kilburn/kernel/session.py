@@ -233,7 +233,12 @@ class Session(Segment):
                 log.info("session %s: %s", self.name, error)
 
     def append(
-        self, *messages: Any, time: float | None = None, instead_of: Iterable[int] = (), said: Digests | None = None
+        self,
+        *messages: Any,
+        time: float | None = None,
+        instead_of: Iterable[int] = (),
+        said: Digests | None = None,
+        after: int | None = None,
     ) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
@@ -246,14 +251,16 @@ class Session(Segment):
             time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
             instead_of: pages that are taken back with this, in the same transaction; see `take_back`.
             said: digests that the store keeps with them: see `kilburn.backend.Batch`.
+            after: the number of the message that they must follow, 0 for none; None for whichever is the last.
 
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
 
         Raises:
-            WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
+            WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreStale: another message is the last
+            one by now. StoreError.
         """
-        return run(self._append(messages, time, tuple(instead_of), said), self._answer)
+        return run(self._append(messages, time, tuple(instead_of), said, after), self._answer)
 
     async def aappend(self, *messages: Any, time: float | None = None) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
@@ -268,12 +275,16 @@ class Session(Segment):
         time: float | None,
         instead_of: tuple[int, ...] = (),
         said: Digests | None = None,
+        after: int | None = None,
     ) -> Generator[Ask, Answer, str]:
         parsed = [message for value in messages for message in parse(value)]
         if not parsed:
             raise KernelError("append without a message", advice="give at least one message")
 
         def admit() -> tuple[int, ...]:
+            # The commit makes sure that the store has no more than is known here.
+            if after is not None and after != self.turn:
+                raise self._kernel.overtaken()
             if instead_of:
                 self._take_back(instead_of)
             first, last = self._kernel.take_in(parsed, time)
@@ -392,6 +403,8 @@ class Session(Segment):
             return
         with self.lock:
             self._planner.abandon()
+        if self._kernel.stale:
+            return
         try:
             self._kernel.flush(closing=True)
         except StoreStale:

@@ -1,0 +1,218 @@
+"""Two gateways over one store that have the same conversation at the same moment, in the orders that their steps can have.
+
+One gateway goes through a request. Before some call to its store the other one takes a request, and before a later call, or the
+same, it answers that. So the order is given: no clock and no thread has a part in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.test_history import assistant, take, turn, user, visible
+from kilburn.backend import Backend
+from kilburn.backends.places import open_backend
+from kilburn.budget import Budget
+from kilburn.errors import OrphanResult
+from kilburn.gateway.history import Histories
+from kilburn.kernel.store import Store
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.digests import HIDDEN
+from kilburn.wire.form import parse
+
+Talk = list[dict[str, Any]]
+Step = Callable[[], None]
+
+STEPS = frozenset(vars(Backend)) - {"close", "settings", "together", "erasing"}
+
+ORDERS = int(os.environ.get("KILBURN_TEST_ORDERS", "40"))
+"""Orders of a case that are tried: where there are more, these are drawn."""
+
+
+class Stepped:
+    """A store's backend that does what is due before it is called."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.inner, self.made, self.due = backend, 0, list[tuple[int, Step]]()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name in STEPS and callable(found):
+            while self.due and self.due[0][0] <= self.made:
+                self.due.pop(0)[1]()
+            self.made += 1
+        return found
+
+
+class Pair:
+    """Two gateways over one store: `one` is stepped, and `other` comes between its steps."""
+
+    def __init__(self, opened: Callable[[], Backend], stack: ExitStack) -> None:
+        self.stepped = Stepped(opened())
+        self.one, self.other = (self._serving(backend, stack) for backend in (self.stepped, opened()))
+
+    def _serving(self, backend: Any, stack: ExitStack) -> Histories:
+        store = Store(backend, Budget(100_000), "fifo", tokenizer="chars/4")
+        stack.callback(store.close)
+        return Histories(store)
+
+    def said(self) -> list[list[str]]:
+        """What the sessions say, to somebody who reads them anew."""
+        store = self.other.store
+        names = [info.name for info in store.sessions()]
+        for name in names:
+            store.session(name).refresh()
+        return sorted(visible(store, name) for name in names)
+
+    def run(self, talk: Talk, reply: str, steps: Sequence[tuple[int, Step]] = (), *, recalls: bool = False) -> int:
+        """A request of the one, with steps of the other, each before a call of this number; returns how many calls there were."""
+        stepped = self.stepped
+        stepped.made, stepped.due = 0, list(steps)
+        for step in request(self.one, talk, reply, recalls=recalls):
+            step()
+        left, stepped.due = stepped.due, []
+        for _, step in left:
+            step()
+        return stepped.made
+
+
+Pairs = Callable[[], Pair]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Iterator[Pairs]:
+    """Makes two gateways over an empty store."""
+    numbers = itertools.count()
+    with ExitStack() as stack:
+
+        def made() -> Pair:
+            path = tmp_path / f"{next(numbers)}.db"
+            return Pair(lambda: open_backend(path, durable=False), stack)
+
+        yield made
+
+
+def request(histories: Histories, talk: Talk, reply: str, *, recalls: bool = False) -> tuple[Step, ...]:
+    """A request in steps: it is taken, the model recalls something, and it is answered."""
+    found: list[Any] = []
+
+    def begin() -> None:
+        found.append(take(histories, talk, name="work"))
+
+    def recall() -> None:
+        call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}1", name="recall")
+        result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
+        said = Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))
+        histories.said(found[0], said, more=True)
+
+    def end() -> None:
+        histories.said(found[0], parse(assistant(reply)))
+        histories.give(found[0])
+
+    return (begin, recall, end) if recalls else (begin, end)
+
+
+def texts(talk: Talk, reply: str) -> list[str]:
+    return [*(message["content"] for message in talk), reply]
+
+
+FIRST: Talk = [user("a")]
+SECOND: Talk = [user("a"), assistant("b"), user("c")]
+
+HOW = ("nothing was said", "the other knows the session", "the one does", "both do")
+
+
+def begun(pair: Pair, how: str) -> Talk:
+    """What both are asked next."""
+    if how == "nothing was said":
+        return FIRST
+    turn(pair.other if how == "the other knows the session" else pair.one, FIRST, "b", name="work")
+    if how == "both do":
+        pair.other.give(take(pair.other, [*FIRST, assistant("b")], name="work"))
+    return SECOND
+
+
+@pytest.fixture
+def most() -> int:
+    """Orders of a case that are tried."""
+    return ORDERS
+
+
+def orders(pairs: Pairs, most: int, how: str, steps: int, *, recalls: bool = False) -> Sequence[tuple[int, ...]]:
+    """Before which calls of the one, or behind all of them, the steps of the other come."""
+    pair = pairs()
+    # It makes some more calls where the other comes between.
+    calls = range(pair.run(begun(pair, how), "r", recalls=recalls) + 12)
+    every = [*itertools.combinations_with_replacement(calls, steps)]
+    return every if len(every) <= most else random.Random(0).sample(every, most)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_same_reply_is_stored_once(pairs: Pairs, most: int, how: str) -> None:
+    for order in orders(pairs, most, how, 2):
+        pair = pairs()
+        talk = begun(pair, how)
+        pair.run(talk, "r", list(zip(order, request(pair.other, talk, "r"), strict=True)))
+        assert pair.said() == [texts(talk, "r")], order
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_another_reply_is_a_session_of_its_own(pairs: Pairs, most: int, how: str) -> None:
+    for order in orders(pairs, most, how, 2):
+        pair = pairs()
+        talk = begun(pair, how)
+        pair.run(talk, "r", list(zip(order, request(pair.other, talk, "s"), strict=True)))
+        assert pair.said() == [texts(talk, "r"), texts(talk, "s")], order
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_other_is_asked_again_and_goes_on_meanwhile(pairs: Pairs, most: int, how: str) -> None:
+    for order in orders(pairs, most, how, 4):
+        pair = pairs()
+        talk = begun(pair, how)
+        further = [*talk, assistant("r"), user("next")]
+        steps = (*request(pair.other, talk, "r"), *request(pair.other, further, "s"))
+        pair.run(talk, "r", list(zip(order, steps, strict=True)))
+        # Asked when the other had gone on already, it is an old question, and begins a branch.
+        assert pair.said() in ([texts(further, "s")], [texts(talk, "r"), texts(further, "s")]), order
+
+
+@pytest.mark.parametrize("how", ["nothing was said", "both do"])
+def test_what_the_model_recalls_makes_no_difference(pairs: Pairs, most: int, how: str) -> None:
+    for order in orders(pairs, most, how, 3, recalls=True):
+        pair = pairs()
+        talk = begun(pair, how)
+        steps = request(pair.other, talk, "r", recalls=True)
+        pair.run(talk, "r", list(zip(order, steps, strict=True)), recalls=True)
+        assert pair.said() == [texts(talk, "r")], order
+
+
+@pytest.mark.parametrize("also", [SECOND, [*SECOND, assistant("r")]])
+def test_who_looks_at_a_session_here_takes_nothing_in_for_its_requests(pairs: Pairs, also: Talk) -> None:
+    pair = pairs()
+    begun(pair, "both do")
+    turn(pair.other, SECOND, "r", name="work")
+    # A dashboard, a search or a learner reads the session that requests here go on with.
+    assert visible(pair.one.store, "work") == texts(SECOND, "r")
+    talk = [*also, user("next")] if also != SECOND else SECOND
+    turn(pair.one, talk, "r", name="work")
+    assert pair.said() == [texts(talk, "r")]
+
+
+def test_what_cannot_be_taken_in_takes_no_session_from_the_other(pairs: Pairs) -> None:
+    orphan = [user("a"), {"role": "tool", "tool_call_id": "none", "content": "4"}]
+    for at in itertools.count():
+        pair = pairs()
+        with pytest.raises(OrphanResult):
+            pair.run(orphan, "r", [(at, lambda pair=pair: turn(pair.other, FIRST, "s", name="work") and None)])
+        if pair.stepped.due:
+            break
+        assert pair.said() == [texts(FIRST, "s")], at
+    assert at > 10
