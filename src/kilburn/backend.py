@@ -461,6 +461,22 @@ class Backend(Protocol):
         """
         ...
 
+    def replace_setting(self, name: str, known: str | None, value: str | None) -> bool:
+        """Keep a setting as by `keep_setting`, if it is still what the caller knows; None where there was none. Of several
+        writers that know the same, one does it.
+
+        Returns:
+            Whether it was done.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def now(self) -> float:
+        """Seconds since the epoch by the clock of the store: the server's, where there is one."""
+        ...
+
     def chill(self, digests: Iterable[str]) -> Moved:
         """Move texts to the tenant's cold place, which the setting "cold" names (see `kilburn.backends.cold`). What is there
         already stays; what is not here is passed over, and so is what is too short to be worth it. A text is always in one of

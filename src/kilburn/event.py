@@ -142,6 +142,8 @@ class Data(TypedDict, total=False):
     calls: Any
     """In a recursive run how many, or whether a branch holds such."""
     kept: Mapping[str, str]
+    learns: bool
+    """Of a session, that it is to be learned from."""
     job: Mapping[str, Any]
 
     # Notes of agents

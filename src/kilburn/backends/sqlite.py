@@ -725,21 +725,38 @@ class Sqlite:
     def settings(self) -> dict[str, str]:
         """What is kept for the tenant as a whole, by its name. A damaged one is left out; `fsck` reports it."""
         with self._reading("reading"):
-            select = "SELECT name, value, seal FROM setting WHERE tenant = ? ORDER BY name"
-            found = rows(self._db, select, self._number)
+            return self._settings()
+
+    def _settings(self) -> dict[str, str]:
+        found = rows(self._db, "SELECT name, value, seal FROM setting WHERE tenant = ? ORDER BY name", self._number)
         return {name: value for name, value, seal in found if seal == seal_of("setting", self._number, name, value)}
 
     def keep_setting(self, name: str, value: str | None) -> None:
         """See `Backend`."""
         with self._writing("writing", to=()):
-            if value is None:
-                self._db.execute("DELETE FROM setting WHERE tenant = ? AND name = ?", (self._number, name))
-                return
-            insert = (
-                "INSERT INTO setting(tenant, name, value, seal) VALUES(?, ?, ?, ?)"
-                " ON CONFLICT DO UPDATE SET value = excluded.value, seal = excluded.seal"
-            )
-            self._db.execute(insert, (self._number, name, value, seal_of("setting", self._number, name, value)))
+            self._keep_setting(name, value)
+
+    def _keep_setting(self, name: str, value: str | None) -> None:
+        if value is None:
+            self._db.execute("DELETE FROM setting WHERE tenant = ? AND name = ?", (self._number, name))
+            return
+        insert = (
+            "INSERT INTO setting(tenant, name, value, seal) VALUES(?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET value = excluded.value, seal = excluded.seal"
+        )
+        self._db.execute(insert, (self._number, name, value, seal_of("setting", self._number, name, value)))
+
+    def replace_setting(self, name: str, known: str | None, value: str | None) -> bool:
+        """See `Backend`."""
+        with self._writing("writing", to=()):
+            fits = self._settings().get(name) == known
+            if fits:
+                self._keep_setting(name, value)
+            return fits
+
+    def now(self) -> float:
+        """See `Backend`: the clock of this machine."""
+        return time.time()
 
     def chill(self, digests: Iterable[str]) -> Moved:
         """See `Backend`."""

@@ -97,6 +97,13 @@ def serve(
     dashboard: Annotated[
         bool, Option("--dashboard", help="Show its sessions at /dashboard to people who sign in with a key.")
     ] = False,
+    background: Annotated[
+        bool,
+        Option(
+            "--background/--no-background",
+            help="Learn, embed and end sessions here, while nobody asks; without, `kilburn worker` does.",
+        ),
+    ] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -131,6 +138,7 @@ def serve(
         log=Log(opened_log(log)),
         contents=contents,
         fail=fail,
+        background=background,
         tokenizer="auto" if speaker is None else counter_for(speaker.tokenizer),
     )
     _listen(gateway, settings, host, port, shows=dashboard)

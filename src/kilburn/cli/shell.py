@@ -87,6 +87,7 @@ VERBS = {
     "workflows": "How tasks were done, learned from successes.",
     "guidelines": "How to work, learned from feedback.",
     "documents": "Texts to be searched beside the memory.",
+    "worker": "Do what waits: learn, embed, expire, erase.",
     "keys": "The gateway's keys: who may come in.",
     "models": "Model files: which are known, which are here.",
     "postgres": "A PostgreSQL of one's own, for a store.",
@@ -233,6 +234,10 @@ def _register(verb: str) -> ModuleType:
             from kilburn.cli import keys
 
             return keys
+        case "worker":
+            from kilburn.cli import worker
+
+            return worker
         case "models":
             from kilburn.cli import models
 

@@ -110,6 +110,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         fail: what becomes of a request that the gateway cannot read, or keep, because its store fails or the request has a shape
             that it does not know: "closed" refuses it, "open" sends it on unread.
         tend: seconds between two looks at which sessions end by the rules of the tenants (`kilburn sessions rule`).
+        background: whether it learns, embeds and ends sessions itself; otherwise `kilburn worker` does.
     """
 
     db: str = "agent.db"
@@ -134,6 +135,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     contents: bool = False
     fail: str = "closed"
     tend: float = TEND
+    background: bool = True
 
 
 class Behind(NamedTuple):
@@ -180,7 +182,7 @@ class Gateway:
         self._lock = threading.Lock()
         self._open: dict[str, Relay] = {}
         self._stores: list[Store] = []
-        self._learners = Learners()
+        self._learners = Learners(works=settings.background)
         budget = Budget(settings.window)
         self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
         self._used = 0.0
@@ -232,7 +234,7 @@ class Gateway:
 
     async def tending(self) -> None:
         """Now and then, while nobody asks anything, end the sessions whose time is over."""
-        while True:
+        while self.settings.background:
             await asyncio.sleep(self.settings.tend)
             if not self._busy():
                 await in_thread(self.end_sessions)
@@ -275,7 +277,7 @@ class Gateway:
                     store.vectors = vectors = vectors_for(
                         store.backend, "auto" if settings.embedder == "auto" else self._embedder
                     )
-                    vectors.start(QUIET, busy=self._busy)
+                    vectors.start(QUIET, busy=self._busy, embeds=settings.background)
                 known = self._open[tenant] = Relay(
                     Histories(store, settings.limits.messages),
                     self.upstream,

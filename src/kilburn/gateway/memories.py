@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 import msgspec
 
+from kilburn.event import Act
 from kilburn.gateway.form import Asked, Form
 from kilburn.kernel.brought import QUERY, behind, known
 from kilburn.kernel.session import Session
@@ -80,9 +82,14 @@ def _asked_for(form: Form, asked: Asked) -> str:
 
 
 class Learners:
-    """Learns from sessions, one after the other, in a thread of its own."""
+    """Learns from sessions, one after the other, in a thread of its own.
 
-    def __init__(self) -> None:
+    Args:
+        works: whether it does; otherwise workers do, for whom each session is marked.
+    """
+
+    def __init__(self, *, works: bool = True) -> None:
+        self._works, self._marked = works, WeakSet[Session]()
         self._pool = ThreadPoolExecutor(1, "kilburn-gateway-learn")
         self._lock = threading.Lock()
         self._waiting: set[Session] = set()
@@ -94,10 +101,16 @@ class Learners:
         """Sessions that wait."""
         return len(self._waiting)
 
+    def mark(self, session: Session) -> None:
+        """Note in a session that it is to be learned from, in the transaction of what is said next: whoever works later knows."""
+        if session not in self._marked:
+            self._marked.add(session)
+            session.record(Act.NOTE, policy="gateway", learns=True)
+
     def learn(self, store: Store, session: Session, user: str) -> None:
         """Learn from what was said in a session, soon."""
         with self._lock:
-            if not self._closed and session not in self._waiting:
+            if self._works and not self._closed and session not in self._waiting:
                 self._waiting.add(session)
                 self._pool.submit(self._learn, store, session, user)
 

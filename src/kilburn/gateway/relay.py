@@ -527,8 +527,11 @@ class _Turn:
         elif self._shown:
             message = work.form.led(message, self._shown)
         if not ours:
+            learns = work.key.learn and not reply.calls
+            if learns:
+                self._relay.learners.mark(conversation.session)
             self._keep(reply, [work.heard(message)])
-            if work.key.learn and not reply.calls:
+            if learns:
                 self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds

@@ -35,7 +35,7 @@ VECTORS = 1000
 TRIES = 20
 """How often a store is compared again whose source goes on meanwhile."""
 
-OWN = (COPYING, "copied ", "copies", "cold")
+OWN = (COPYING, "copied ", "copies", "cold", "job ")
 """How the settings begin that a store has for itself, and that no copy gets."""
 
 NUMBERS = ("forked", "learned")

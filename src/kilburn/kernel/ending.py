@@ -8,22 +8,29 @@ or that has an open branch, is left alone, and so are its branches.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from kilburn.backend import Backend, Moved, SegmentInfo, SegmentKind
-from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.branches import Fork, above_of, branches_in
+from kilburn.kernel.claims import LEASE, Job, kept, named, renewing, take
 from kilburn.kernel.store import Store
 from kilburn.page import Place
 
 SETTING = "retention"
 """The setting of a tenant with its rule."""
+
+FORGET = "forget"
+"""The kind of the job that forgets a session; see `kilburn.kernel.claims`."""
+
+WHY = "its time to live is over"
+"""What the ledger says of what is forgotten by a rule."""
 
 READ = (Act.FAULT, Act.SEARCH)
 """Events that say that somebody read a page."""
@@ -138,59 +145,127 @@ def keep_rule(backend: Backend, rule: TimeToLive | None) -> None:
     backend.keep_setting(SETTING, None if rule is None else msgspec.json.encode(rule).decode())
 
 
-def expire(store: Store, rule: TimeToLive, *, dry: bool = False) -> Expired:
+def expire(
+    store: Store,
+    rule: TimeToLive,
+    *,
+    dry: bool = False,
+    told: Callable[[Erasure], object] = lambda receipt: None,
+    stopped: Callable[[], bool] = lambda: False,
+    lease: float = LEASE,
+) -> Expired:
     """Archive and forget the sessions for which the rule says so at this time.
 
-    What is forgotten goes as by `Store.forget`: with the branches, and with every fact and note that was made from it.
+    What is forgotten goes as by `Store.forget`: with the branches, and with every fact and note that was made from it. What a
+    kill has broken off goes on. Of several programs that do this, one forgets a session, and has its receipt; a session that
+    cannot be forgotten is left alone for a while, and holds up no other.
 
     Args:
         dry: only say what is due; the receipts say what would go.
+        told: is told each receipt when its session is gone.
+        stopped: whether to begin no other session.
+        lease: seconds for which a claim holds.
 
     Raises:
         SpecError: sessions are to be archived, and the tenant has no cold place. StoreError: trying again goes on.
     """
     now, backend = store.clock(), store.backend
     due: dict[Ending, list[tuple[SegmentInfo, list[SegmentInfo]]]] = {stage: [] for stage in Ending}
-    kept = []
-    for info, below, use in _uses(backend):
-        stage = rule.decide(use, now)
-        if stage is not None:
+    left = []
+    for info, below, use, stage in _due(backend, rule, now):
+        if use.held:
+            left.append((info.name, use.held))
+        else:
             due[stage].append((info, below))
-        elif use.held and rule.decide(use._replace(held=""), now) is not None:
-            kept.append((info.name, use.held))
     receipts, forgotten = [], []
     for info, _ in due[Ending.FORGET]:
-        # Somebody may have come back, or forgotten it, while others were forgotten.
-        if rule.decide(_use_now(backend, info), now) is Ending.FORGET:
-            receipts.append(store.forget(session=info.name, why="its time to live is over", dry=dry))
+        if stopped():
+            break
+        receipt, why = _dry(store, info) if dry else _forget(store, info, rule, now, told, lease)
+        if receipt is not None:
+            receipts.append(receipt)
             forgotten.append(info.name)
+        elif why:
+            left.append((info.name, why))
     archived, moved = due[Ending.ARCHIVE], Moved()
-    if archived and not dry:
+    if archived and not dry and not stopped():
         moved = backend.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
     return Expired(
         archived=tuple(info.name for info, _ in archived),
         forgotten=tuple(forgotten),
         moved=moved,
         receipts=tuple(receipts),
-        kept=tuple(kept),
+        kept=tuple(left),
     )
 
 
-def _uses(backend: Backend) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], SessionUse]]:
-    """The sessions that are no branches, oldest first, with their branches, and what a rule may know of each."""
+def due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[str, Ending]]:
+    """The sessions for which something is due at this time and that nothing holds."""
+    yield from ((info.name, stage) for info, _, use, stage in _due(backend, rule, now) if not use.held)
+
+
+def _dry(store: Store, info: SegmentInfo) -> tuple[Erasure, str]:
+    return store.forget(session=info.name, dry=True), ""
+
+
+def _forget(
+    store: Store, info: SegmentInfo, rule: TimeToLive, now: float, told: Callable[[Erasure], object], lease: float
+) -> tuple[Erasure | None, str]:
+    """Forget a session: its receipt, or why it is left alone; "" where it is not due any more."""
+    backend = store.backend
+    claim = take(backend, Job(FORGET, info.number), lease=lease)
+    if claim is None:
+        return None, "another program forgets it, or it could not be forgotten a moment ago"
+    receipt, error = None, ""
+    try:
+        with renewing(claim):
+            # Somebody may have come back, or forgotten it, while others were forgotten.
+            if rule.decide(_use_now(backend, info), now) is Ending.FORGET:
+                receipt = store.forget(session=info.name, why=WHY)
+                told(receipt)
+    except KilburnError as failed:
+        error = named(failed)
+        claim.failed(error)
+    except BaseException:
+        claim.give_back()
+        raise
+    else:
+        claim.done()
+    return receipt, error
+
+
+def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], SessionUse, Ending]]:
+    """The sessions that are no branches and that are due, oldest first, with their branches, and what a rule may know of each.
+    What is held is among them."""
     forks: dict[int, Fork] = {}
-    names = {info.name for info in backend.segments()}
-    for info in backend.segments():
+    infos = backend.segments()
+    names = {info.name for info in infos}
+    broken = {job.segment for job in kept(backend) if job.kind == FORGET}
+    for info in infos:
         # What begins with "@" is a program's own.
         if info.kind is not SegmentKind.SESSION or info.damaged or info.name.startswith("@") or above_of(info.name) in names:
             continue
+        # A branch may have been used later, and never makes it due earlier.
+        if info.number not in broken and rule.decide(SessionUse(info.name, info.used), now) is None:
+            continue
         below = branches_in(backend, info, forks)
-        yield info, [each for each, _ in below], _use(backend, info, below)
+        use = _use(backend, info, below)
+        stage = rule.decide(use._replace(held=""), now)
+        if stage is not None:
+            yield info, [each for each, _ in below], use, stage
 
 
 def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> SessionUse:
-    used = max([info.used, *(each.used for each, _ in below)])
-    return SessionUse(info.name, used, _held(backend, info, below))
+    every = [info, *(each for each, _ in below)]
+    if any(_is_going(backend, each) for each in every):
+        return SessionUse(info.name, float("-inf"))
+    return SessionUse(info.name, max(each.used for each in every), _held(backend, info, below))
+
+
+def _is_going(backend: Backend, info: SegmentInfo) -> bool:
+    """Whether a rule has begun to forget this session, and nobody has used it since."""
+    last = next(iter(backend.events(info.number, info.head - 1)), None) if info.head else None
+    return last is not None and last.act is Act.DROP and last.why == WHY
 
 
 def _use_now(backend: Backend, info: SegmentInfo) -> SessionUse:

@@ -163,11 +163,32 @@ class Vectors:
         with self._lock:
             return serving.scan.similar(vector, entries)
 
-    def catch_up(self, limit: int | None = None, progress: Callable[[int], None] | None = None, *, batch: int = BATCH) -> int:
+    def behind(self, left: Collection[int] = ()) -> bool:
+        """Whether passages wait for a vector, other than these, or vectors of another embedder are still there.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        waiting = self.backend.unembedded(self.embedder.name, len(left) + 1)
+        others = any(name != self.embedder.name for name in self.backend.embedders())
+        return others or any(entry not in left for entry, _ in waiting)
+
+    def catch_up(
+        self,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+        *,
+        batch: int = BATCH,
+        left: dict[int, str] | None = None,
+    ) -> int:
         """Embed what waits, at most `limit` passages, and drop the vectors of other embedders when nothing waits any more.
 
         Each batch is stored before the next one begins, so whatever ends it, the next call goes on there. `progress` gets
         the number so far.
+
+        Args:
+            left: passages that are left out, by entry. If it is given, a passage at which the embedder fails, and only at that,
+                is added with the name of the error, and the others go on.
 
         Returns:
             How many passages were embedded.
@@ -178,17 +199,21 @@ class Vectors:
         done = 0
         while not self._stop.is_set() and not ending() and (limit is None or done < limit):
             with self._embedding:
-                waiting = self.backend.unembedded(self.embedder.name, batch if limit is None else min(batch, limit - done))
-                self._embed(waiting)
+                most = batch if limit is None else min(batch, limit - done)
+                waiting = self.backend.unembedded(self.embedder.name, most + len(left or ()))
+                if left is not None:
+                    waiting = [one for one in waiting if one[0] not in left][:most]
+                self._embed(waiting, left)
             if not waiting:
-                self._drop_others()
+                if not left:
+                    self._drop_others()
                 break
-            done += len(waiting)
+            done += sum(entry not in left for entry, _ in waiting) if left else len(waiting)
             if progress is not None:
                 progress(done)
         return done
 
-    def start(self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None) -> None:
+    def start(self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None, embeds: bool = True) -> None:
         """Embed what waits, in the background, until `close` or the end of the program. Does nothing for a store that is only
         read.
 
@@ -197,10 +222,11 @@ class Vectors:
             busy: whether somebody is being served, where the program knows. If given, searches leave all that waits to the
                 thread. If not, the thread looks whether others compute. In both cases it lets them go first, for a few seconds
                 before each small batch.
+            embeds: whether it embeds; if not, it reads what workers have embedded.
         """
         if self._thread is None and not self.backend.readonly:
             self._busy = busy
-            self._thread = threading.Thread(target=self._work, args=(grace,), name="kilburn-vectors", daemon=True)
+            self._thread = threading.Thread(target=self._work, args=(grace, embeds), name="kilburn-vectors", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -211,7 +237,7 @@ class Vectors:
             # However long the batch takes, the end of the program waits for it if need be.
             self._thread.join(5)
 
-    def _work(self, grace: float) -> None:
+    def _work(self, grace: float, embeds: bool) -> None:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first = min(grace, PAUSE)
@@ -219,9 +245,10 @@ class Vectors:
         while not self._stop.is_set() and not ending():
             try:
                 self._read()
-                self._let_others()
-                self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
-                self._read()
+                if embeds:
+                    self._let_others()
+                    self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
+                    self._read()
                 self.trouble, pause = "", first
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
@@ -287,7 +314,7 @@ class Vectors:
                 return waiting[:count]
         return waiting
 
-    def _embed(self, waiting: Sequence[tuple[int, str]]) -> None:
+    def _embed(self, waiting: Sequence[tuple[int, str]], left: dict[int, str] | None = None) -> None:
         if not waiting:
             return
         texts = [text for _, text in waiting]
@@ -296,12 +323,27 @@ class Vectors:
         except (Refused, Overlong):
             # One of them may be the reason, and must not hold up the others.
             vectors = np.stack([self._alone(text) for text in texts])
+        except Exception as error:
+            if left is None:
+                raise
+            self._embed_sound(waiting, left, error)
+            return
         rows = list(zip([entry for entry, _ in waiting], pack(vectors), strict=True))
         if not self.backend.readonly:
             self.backend.keep_vectors(self.embedder.name, rows)
             return
         with self._lock:
             self._kept.scan.add([entry for entry, _ in rows], [data for _, data in rows])
+
+    def _embed_sound(self, waiting: Sequence[tuple[int, str]], left: dict[int, str], error: Exception) -> None:
+        """Embed those at which the embedder does not fail; the others are left, unless it fails at everything."""
+        checked(self.embedder, ["a"])
+        if len(waiting) == 1:
+            left[waiting[0][0]] = type(error).__name__
+            return
+        half = len(waiting) // 2
+        self._embed(waiting[:half], left)
+        self._embed(waiting[half:], left)
 
     def _alone(self, text: str) -> Any:
         """The vector of a text; zeros, near to nothing, if the embedder will not have it."""

@@ -6,6 +6,7 @@ Only the verbs of `kilburn.backend.Store` are used.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -717,6 +718,15 @@ def check_settings(backend: Backend) -> None:
     backend.keep_setting("one", None)
     backend.keep_setting("none", None)
     assert backend.settings() == {"two": "Zwei \u00e9"}
+    assert backend.replace_setting("two", None, "2") is False
+    assert backend.replace_setting("two", "Zwei \u00e9", "2") is True
+    assert backend.replace_setting("two", "Zwei \u00e9", None) is False
+    assert backend.replace_setting("four", "4", "5") is False
+    assert backend.replace_setting("four", None, "4") is True
+    assert backend.settings() == {"four": "4", "two": "2"}
+    assert backend.replace_setting("four", "4", None) is True
+    backend.keep_setting("two", "Zwei \u00e9")
+    assert abs(backend.now() - time.time()) < 86_400.0
     try:
         with backend.together():
             backend.keep_setting("three", "3")

@@ -677,6 +677,41 @@ class Postgres:
 
         self._db.write("writing", do)
 
+    def replace_setting(self, name: str, known: str | None, value: str | None) -> bool:
+        """See `Backend`."""
+        self._check_writes()
+        key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
+
+        def do(statements: Statements) -> bool:
+            own = self._number, key
+            if known is None and value is None:
+                found = statements.row(
+                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
+                )
+            elif known is None:
+                insert = (
+                    "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
+                    " ON CONFLICT DO NOTHING RETURNING 1"
+                )
+                found = statements.row(insert, *own, (value or "").encode(), seal)
+            elif value is None:
+                delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
+                found = statements.row(delete, *own, known.encode())
+            else:
+                # Who waits here for another's transaction looks again at what that has written.
+                update = (
+                    "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
+                )
+                found = statements.row(update, value.encode(), seal, *own, known.encode())
+            return found is not None
+
+        return self._db.write("writing", do)
+
+    def now(self) -> float:
+        """See `Backend`: the clock of the server."""
+        ((now,),) = self._ask("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(now)
+
     def chill(self, digests: Iterable[str]) -> Moved:
         """See `Backend`."""
         self._check_writes()

@@ -1,0 +1,485 @@
+"""A worker: does what is to be done in the background for the tenants of a store, beside other workers.
+
+Nothing is queued: what is to be done is what the store says. A session has been said more in than was learned from; a passage has
+no vector; a session is past its time; erased bytes still lie about. So no job is lost, whatever is killed. The write of each step
+checks by itself that it is the first, so none is done twice in effect, and a claim (`kilburn.kernel.claims`) only spares others
+the same work. What fails is tried again with growing pauses that are kept in the store, and holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from kilburn.backend import COPYING, SegmentInfo, SegmentKind
+from kilburn.backends.places import open_backend
+from kilburn.budget import Budget
+from kilburn.effect import Answer, Ask
+from kilburn.errors import KilburnError
+from kilburn.event import Act
+from kilburn.forgetting.erasure import Erasure
+from kilburn.kernel.claims import FAILED, KILLED, LEASE, Claim, Entry, Job, kept, named, renewing, take
+from kilburn.kernel.drive import run
+from kilburn.kernel.ending import FORGET, Coolness, cool, due, expire, rule_of
+from kilburn.kernel.resolve import resolve
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
+from kilburn.memory.learning import LearningJob, answering
+from kilburn.memory.secrets import Secrets
+from kilburn.message import Kind as Part
+from kilburn.message import Role
+from kilburn.native import ending
+from kilburn.search.choice import vectors_for
+
+log = logging.getLogger("kilburn")
+
+WIDE = 1 << 40
+"""Tokens of a window in which nothing has to move."""
+
+BATCH, BATCHES = 32, 8
+"""Passages that are embedded at once, and how often before other work is looked for."""
+
+UPKEEP = 60.0
+"""Seconds between two looks at whether erased bytes lie about, or texts have become cold: each costs the store something."""
+
+
+class Kind(StrEnum):
+    """What is done in the background."""
+
+    ERASE = "erase"
+    """Finish what a forgetting has left: bytes in files, objects in the cold place, claims of sessions that are gone."""
+    EXPIRE = "expire"
+    """Archive and forget sessions as the rule of the tenant says."""
+    LEARN = "learn"
+    """Learn from sessions: facts, notes, consolidation."""
+    EMBED = "embed"
+    """Make the vectors of passages that have none."""
+    COOL = "cool"
+    """Move texts that nobody has read for long to the cold place."""
+
+
+class Ways(msgspec.Struct, kw_only=True, frozen=True):
+    """How a worker does its work.
+
+    Args:
+        kinds: what it does.
+        learn: the memory policies that learn, from every session; none for "plain", from the sessions whose gateway wants it.
+        model: answers what they ask, as an object or a spec.
+        secrets: see `UserMemory.learn`.
+        turns: messages of the user after which they learn, once the assistant has answered.
+        idle: seconds without a word after which they learn anyway.
+        embedder: see `kilburn.open`.
+        cold_after: seconds after which a text that nobody has read is cold; None for never.
+        lease: seconds for which a claim holds.
+    """
+
+    kinds: tuple[Kind, ...] = tuple(Kind)
+    learn: tuple[Any, ...] = ()
+    model: Any = None
+    secrets: Secrets = None
+    turns: int = 1
+    idle: float = 60.0
+    embedder: Any = "auto"
+    cold_after: float | None = None
+    lease: float = LEASE
+
+
+class Did(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """One thing that was done, or failed.
+
+    Args:
+        segment: the number of what it was about; 0 for the tenant as a whole.
+        session: its name. It is forgotten with the session: what keeps it is not reached.
+        count: facts, passages, texts or sessions.
+        error: why it failed. tries: how often by now.
+        receipt: of a session that was forgotten.
+    """
+
+    tenant: str
+    kind: str
+    segment: int = 0
+    session: str = ""
+    count: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    tries: int = 0
+    receipt: Erasure | None = None
+
+
+class Standing(msgspec.Struct, kw_only=True, frozen=True):
+    """A job that somebody is at, or that failed, as the store has it.
+
+    Args:
+        state: "working", "pausing" (it failed, and is tried again) or "failed" (it is still tried again, now and then).
+        seconds: until the claim ends, or until it is tried again, by the clock of the store; at least 0.
+    """
+
+    kind: str
+    segment: int
+    session: str
+    state: str
+    tries: int
+    seconds: float
+    error: str
+
+
+def standing(store: Store) -> list[Standing]:
+    """The jobs of a tenant that somebody is at, or that failed."""
+    now, names = store.backend.now(), {info.number: info.name for info in store.backend.segments()}
+    return [
+        Standing(
+            kind=job.kind,
+            segment=job.segment,
+            session=names.get(job.segment, ""),
+            state=_state(entry, now),
+            tries=entry.tries,
+            seconds=max(0.0, round(entry.until - now, 1)),
+            error=entry.error or KILLED * (bool(entry.holder) and now >= entry.until),
+        )
+        for job, entry in sorted(kept(store.backend).items())
+        if job.kind != MEMORY or entry.tries > 1
+    ]
+
+
+def _state(entry: Entry, now: float) -> str:
+    if entry.tries >= FAILED:
+        return "failed"
+    return "working" if entry.holder and now < entry.until else "pausing"
+
+
+MEMORY = "memory"
+"""The kind of the claim under which one worker learns into a collection: of two, one would ask its model in vain."""
+
+
+class Worker:
+    """Works for tenants of one place. Use it as a context manager, or close it.
+
+    Args:
+        place: a file, or the URL of a database.
+        told: is told what was done.
+        stopped: whether to put down what can be put down, and begin nothing.
+
+    Raises:
+        SpecError, MissingExtra, Unavailable: a policy, model or embedder cannot be made. StoreError: the store cannot be opened.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        tenants: Sequence[str] = ("default",),
+        ways: Ways | None = None,
+        *,
+        told: Callable[[Did], object] = lambda did: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._told, self._stopped = told, stopped
+        self.ways = ways or Ways()
+        with ExitStack() as opened:
+            self._offices = [opened.enter_context(_Office(self, place, tenant)) for tenant in tenants]
+            self._opened = opened.pop_all()
+
+    def is_over(self) -> bool:
+        """Whether it should put down what it does."""
+        return self._stopped() or ending()
+
+    def once(self) -> int:
+        """Look once for what is to be done, and do it; returns how much was done or tried."""
+        count = 0
+        for office in self._offices:
+            for kind in self.ways.kinds:
+                if self.is_over():
+                    return count
+                try:
+                    count += office.work(kind)
+                except KilburnError as error:
+                    # Nobody knows of what: the store may be out of reach. It is looked at again.
+                    self.tell(Did(tenant=office.tenant, kind=kind, error=named(error)))
+        return count
+
+    def tell(self, did: Did) -> None:
+        """Say what was done."""
+        self._told(did)
+
+    def close(self) -> None:
+        """Close the stores; idempotent."""
+        self._opened.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Office:
+    """The work for one tenant."""
+
+    def __init__(self, worker: Worker, place: str, tenant: str) -> None:
+        self._worker, self._ways, self.tenant = worker, worker.ways, tenant
+        with ExitStack() as opened:
+            backend = open_backend(place, tenant=tenant)
+            opened.callback(backend.close)
+            self._backend = backend
+            self._vectors = vectors_for(backend, self._ways.embedder) if self._needs_vectors else None
+            self._store = Store(backend, Budget(WIDE), "fifo", vectors=self._vectors)
+            opened.callback(self._store.close)
+            # A session is only read: its own program's window, and how it counts, are not touched.
+            reading = open_backend(place, tenant=tenant, readonly=True)
+            self._reading = Store(reading, Budget(WIDE), "fifo")
+            opened.callback(self._reading.close)
+            self._policies = [(spec, resolve("memory", spec)) for spec in self._ways.learn or ("plain",)]
+            self._answer = answering(self._store, self._ways.model, worker.is_over)
+            self._opened = opened.pop_all()
+        # How far a session's ledger was when nothing was left to learn from it.
+        self._learned: dict[int, int] = {}
+        self._tended: dict[Kind, float] = {}
+        # Passages at which the embedder failed: why.
+        self._left: dict[int, str] = {}
+
+    def __enter__(self) -> _Office:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._opened.close()
+
+    @property
+    def _needs_vectors(self) -> bool:
+        return Kind.EMBED in self._ways.kinds or bool(self._ways.learn)
+
+    def work(self, kind: Kind) -> int:
+        """Do what is to be done of a kind; returns how many jobs were done or tried."""
+        if self._backend.settings().get(COPYING) is not None:
+            return 0  # half a store; whoever copies goes on
+        return {
+            Kind.ERASE: self._erase,
+            Kind.EXPIRE: self._expire,
+            Kind.LEARN: self._learn,
+            Kind.EMBED: self._embed,
+            Kind.COOL: self._cool,
+        }[kind]()
+
+    def _do(self, job: Job, work: Callable[[Claim], Did | None]) -> int:
+        """Do a job under a claim, if it can be had; returns whether it was tried. `work` says what it did; None for nothing."""
+        claim = take(self._backend, job, lease=self._ways.lease)
+        if claim is None:
+            return 0
+        began, did, error = time.monotonic(), None, ""
+        try:
+            with renewing(claim):
+                did = work(claim)
+                error = "" if did is None else did.error
+        except KilburnError as raised:
+            error = named(raised)
+        except Exception as raised:  # noqa: BLE001 - policies, models and embedders are anybody's; its words may quote what was said
+            log.error("a job of kind %s failed: %s", job.kind, type(raised).__name__)
+            error = named(raised)
+        except BaseException:
+            claim.give_back()
+            raise
+        if error:
+            claim.failed(error)
+            did = did or Did(tenant=self.tenant, kind=job.kind, segment=job.segment, error=error)
+            did = msgspec.structs.replace(did, error=error, tries=claim.tries)
+        elif self._worker.is_over() and did is None:
+            claim.give_back()
+        else:
+            claim.done()
+        if did is not None:
+            self._worker.tell(msgspec.structs.replace(did, seconds=round(time.monotonic() - began, 3)))
+        return 1 if did is not None else 0
+
+    def _is_time(self, kind: Kind) -> bool:
+        last, now = self._tended.get(kind), time.monotonic()
+        if last is not None and now - last < UPKEEP:
+            return False
+        self._tended[kind] = now
+        return True
+
+    def _did(self, kind: str, count: int, **more: Any) -> Did:
+        return Did(tenant=self.tenant, kind=kind, count=count, **more)
+
+    def _is_over(self, claim: Claim) -> bool:
+        return claim.lost or self._worker.is_over()
+
+    # The kinds
+
+    def _erase(self) -> int:
+        if not self._is_time(Kind.ERASE):
+            return 0
+
+        def work(claim: Claim) -> Did | None:
+            with self._backend.erasing():
+                pass  # at its end, what was left is done
+            numbers = {info.number for info in self._backend.segments() if info.kind is not SegmentKind.FORGOTTEN}
+            self._settle(job for job in kept(self._backend) if job.kind == MEMORY or (job.segment and job.segment not in numbers))
+            return None
+
+        return self._do(Job(Kind.ERASE), work)
+
+    def _expire(self) -> int:
+        rule = rule_of(self._backend)
+        if rule is None or not any(True for _ in due(self._backend, rule, self._store.clock())):
+            self._settle(self._awake(Kind.EXPIRE, FORGET))
+            return 0
+
+        def tell(receipt: Erasure) -> None:
+            self._worker.tell(self._did(FORGET, 1, receipt=receipt))
+
+        def work(claim: Claim) -> Did | None:
+            over = partial(self._is_over, claim)
+            done = expire(self._store, rule, told=tell, stopped=over, lease=self._ways.lease)
+            return self._did(Kind.EXPIRE, len(done.forgotten) + done.moved.texts) if done.forgotten or done.moved.texts else None
+
+        return self._do(Job(Kind.EXPIRE), work)
+
+    def _cool(self) -> int:
+        after = self._ways.cold_after
+        if after is None or not self._is_time(Kind.COOL):
+            return 0
+
+        def work(claim: Claim) -> Did | None:
+            moved = cool(self._store, Coolness(after=after))
+            return self._did(Kind.COOL, moved.texts) if moved.texts else None
+
+        return self._do(Job(Kind.COOL), work)
+
+    def _embed(self) -> int:
+        vectors = self._vectors
+        if vectors is None:
+            return 0
+        # A passage at which the embedder fails rests, and the others go on.
+        again = self._awake(Kind.EMBED)
+        resting = {job.segment for job in kept(self._backend) if job.kind == Kind.EMBED} - {job.segment for job in again}
+        self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
+        if not vectors.behind(self._left):
+            self._settle(again)
+            return 0
+
+        def work(claim: Claim) -> Did | None:
+            count, left = 0, dict(self._left)
+            for _ in range(BATCHES):
+                if self._is_over(claim):
+                    break
+                some = vectors.catch_up(BATCH, batch=BATCH, left=left)
+                count += some
+                if not some:
+                    break
+            self._leave({entry: why for entry, why in left.items() if entry not in self._left}, again)
+            return self._did(Kind.EMBED, count) if count else None
+
+        return self._do(Job(Kind.EMBED), work)
+
+    def _leave(self, more: Mapping[int, str], again: Sequence[Job]) -> None:
+        """Let passages rest at which the embedder failed, and say so of each segment once; those that were tried again and are
+        not among them need no rest any more."""
+        self._left |= more
+        why = {entry >> 32: error for entry, error in more.items()}
+        for segment, error in sorted(why.items()):
+            self._do(Job(Kind.EMBED, segment), partial(self._failed, error=error))
+        self._settle([job for job in again if job.segment and job.segment not in why])
+
+    def _failed(self, claim: Claim, error: str) -> Did:
+        return self._did(claim.job.kind, 0, segment=claim.job.segment, error=error)
+
+    def _awake(self, *kinds: str) -> list[Job]:
+        """The jobs of some kinds of which something is kept, and which may be tried now."""
+        found = kept(self._backend)
+        now = self._backend.now() if found else 0.0
+        return [job for job, entry in found.items() if job.kind in kinds and now >= entry.until]
+
+    def _settle(self, jobs: Iterable[Job]) -> None:
+        """Remove what is kept of jobs that are not to be done any more."""
+        for job in jobs:
+            claim = take(self._backend, job)
+            if claim is not None:
+                claim.done()
+
+    def _learn(self) -> int:
+        count, again = 0, self._awake(Kind.LEARN)
+        resting = {job for job in kept(self._backend) if job.kind == Kind.LEARN}.difference(again)
+        for info in self._reading.sessions():
+            if self._worker.is_over():
+                break
+            job = Job(Kind.LEARN, info.number)
+            known = self._learned.get(info.number) == info.head and job not in again
+            if known or job in resting or info.damaged or info.name.startswith("@"):
+                continue
+            try:
+                count += self._learn_from(info, job, again)
+            except KilburnError as error:
+                # It could not even be looked at.
+                count += self._do(job, partial(self._failed, error=named(error)))
+            finally:
+                self._reading.release(info.name)
+        return count
+
+    def _learn_from(self, info: SegmentInfo, job: Job, again: Sequence[Job]) -> int:
+        if not self._ways.learn and not self._is_wanted(info):
+            self._learned[info.number] = info.head
+            return 0
+        session = self._reading.session(info.name)
+        jobs = [self._learning(session, policy) for policy, _ in self._policies]
+        unread = [each.waiting()[0] for each in jobs]
+        if not any(unread):
+            self._learned[info.number] = info.head
+            self._settle([job] if job in again else [])
+            return 0
+        quiet = self._store.clock() - info.used >= self._ways.idle
+        if not quiet and (max(unread) < self._ways.turns or not _is_answered(session)):
+            return 0
+        # One worker at a time learns into a collection.
+        with ExitStack() as held:
+            for number in sorted({each.memory.number for each in jobs}):
+                claim = take(self._backend, Job(MEMORY, number), lease=self._ways.lease)
+                if claim is None:
+                    return 0
+                held.callback(claim.done)
+                held.enter_context(renewing(claim))
+            return self._do(job, lambda claim: self._learn_now(claim, info, session))
+
+    def _learn_now(self, claim: Claim, info: SegmentInfo, session: Session) -> Did | None:
+        count, why, over = 0, "", partial(self._is_over, claim)
+        for spec, _ in self._policies:
+            if over():
+                break
+            try:
+                learned = run(self._learning(session, spec, over).learn(), self._answered)
+            except KilburnError as error:
+                # The others may learn all the same.
+                why = named(error)
+                continue
+            count += len(learned.stored) + len(learned.proposed) + len(learned.retired)
+            if learned.failed:
+                # Its words may quote what was said: they are in the ledger of the memory, and forgotten with it.
+                why = f"{learned.why.partition(':')[0]}: see `kilburn memories state`"
+        if not why and not over():
+            self._learned[info.number] = info.head
+        elif not why and not count:
+            return None
+        return self._did(Kind.LEARN, count, segment=info.number, session=info.name, error=why)
+
+    def _answered(self, ask: Ask) -> Answer:
+        return self._answer(ask)
+
+    def _learning(self, session: Session, policy: Any, stopped: Callable[[], bool] = lambda: False) -> LearningJob:
+        return LearningJob(self._store, session, policy, None, self._ways.secrets, stopped=stopped)
+
+    def _is_wanted(self, info: SegmentInfo) -> bool:
+        """Whether a gateway wants this session to be learned from."""
+        return any("learns" in event.data for event in self._backend.events(info.number, act=Act.NOTE))
+
+
+def _is_answered(session: Session) -> bool:
+    """Whether the assistant had the last word."""
+    with session.lock:
+        pages = session.window.pages.originals()
+        last = pages[-1] if pages else None
+    return last is not None and last.role is Role.ASSISTANT and last.kind is Part.TEXT

@@ -1,0 +1,205 @@
+"""Who does which work in the background now, and what failed: kept in the store, so that any worker goes on.
+
+What is to be done is derived from the store, and the write of each work checks by itself that it comes once. So a claim only
+saves work. It is a setting of the tenant, which is replaced if it is what its writer knows, and it ends at a time by the clock of
+the store: whoever is killed has it no longer than that. It holds numbers and the names of errors, no words of anybody's.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from kilburn.backend import Backend
+from kilburn.errors import KilburnError, ModelError
+
+log = logging.getLogger("kilburn")
+
+PREFIX = "job "
+"""How the settings begin that are claims."""
+
+LEASE = 60.0
+"""Seconds for which a claim holds; whoever works renews it three times in that."""
+
+FAILED = 6
+"""Times that a job was tried in vain, from which on it stands among those that failed: some three quarters of an hour after the
+first."""
+
+KILLED = "its worker was killed"
+"""Why a job failed whose worker has not been heard of since."""
+
+PAUSE, LONGEST = 10.0, 86_400.0
+"""Seconds until a job is tried again; four times as long each time, up to the second."""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of a job while somebody is at it, or where it failed.
+
+    Args:
+        tries: how often it was begun since it last came to an end.
+        until: by the clock of the store, until when `holder` has it; where nobody has it, when it is tried again.
+        holder: chosen by chance for each try; "" for nobody.
+        error: why the last try failed: the name of an error, and what to do.
+    """
+
+    tries: int
+    until: float
+    holder: str = ""
+    error: str = ""
+
+
+class Job(msgspec.Struct, frozen=True, order=True):
+    """A work in the background: its kind, and the number of the segment that it is about; 0 for the tenant as a whole."""
+
+    kind: str
+    segment: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of its setting."""
+        return f"{PREFIX}{self.kind} {self.segment}"
+
+
+class Claim:
+    """A job that is this worker's for a while.
+
+    Args:
+        before: what was kept of it before.
+    """
+
+    def __init__(self, backend: Backend, job: Job, mine: Entry, before: Entry | None, lease: float) -> None:
+        self.job = job
+        self._backend, self._mine, self._before, self._lease = backend, mine, before, lease
+        self.lost = False
+        """Whether another may have it by now."""
+
+    @property
+    def tries(self) -> int:
+        """How often it was begun in a row, this time included."""
+        return self._mine.tries
+
+    def _replace(self, new: Entry | None) -> bool:
+        fits = self._backend.replace_setting(self.job.name, _encoded(self._mine), None if new is None else _encoded(new))
+        self.lost = self.lost or not fits
+        return fits
+
+    def renew(self) -> bool:
+        """Have it for as long again; returns whether nobody else has taken it."""
+        new = msgspec.structs.replace(self._mine, until=self._backend.now() + self._lease)
+        fits = self._replace(new)
+        if fits:
+            self._mine = new
+        return fits
+
+    def done(self) -> None:
+        """It came to an end: nothing is kept of it."""
+        self._replace(None)
+
+    def give_back(self) -> None:
+        """It was put down, and did not fail: whoever comes next may take it at once."""
+        before = self._before
+        self._replace(None if before is None else msgspec.structs.replace(before, holder="", until=0.0))
+
+    def failed(self, error: str) -> None:
+        """It failed: it is tried again after a pause."""
+        mine, now = self._mine, self._backend.now()
+        self._replace(Entry(mine.tries, now + pause_after(mine.tries), error=error))
+
+
+def pause_after(tries: int) -> float:
+    """Seconds until a job is tried again that was begun so often."""
+    return min(PAUSE * 4.0 ** (min(tries, 20) - 1), LONGEST)
+
+
+def named(error: BaseException) -> str:
+    """What is kept of an error: its name, and what to do about a model. Its words may quote what was said."""
+    advice = error.advice if isinstance(error, ModelError) else ""
+    return f"{type(error).__name__}: {advice}" if advice else type(error).__name__
+
+
+def _encoded(entry: Entry) -> str:
+    return msgspec.json.encode(entry).decode()
+
+
+def kept(backend: Backend) -> dict[Job, Entry]:
+    """The jobs of a tenant that somebody is at, or that failed, each as it was last kept."""
+    found = {}
+    for name, value in backend.settings().items():
+        job = _job(name)
+        if job is not None:
+            found[job] = _entry(value)
+    return found
+
+
+def _job(name: str) -> Job | None:
+    kind, _, segment = name.removeprefix(PREFIX).partition(" ")
+    return Job(kind, int(segment)) if name.startswith(PREFIX) and segment.isdecimal() else None
+
+
+def _entry(value: str) -> Entry:
+    try:
+        return msgspec.json.decode(value, type=Entry)
+    except msgspec.MsgspecError:
+        # Whoever wrote that: it is tried, and then replaced.
+        return Entry(0, 0.0)
+
+
+def take(backend: Backend, job: Job, *, lease: float = LEASE) -> Claim | None:
+    """Have a job for a while; None if another has it, or it rests because it failed.
+
+    Raises:
+        StoreBusy, StoreFull, StoreReadOnly.
+    """
+    value = backend.settings().get(job.name)
+    before, now = None if value is None else _entry(value), backend.now()
+    if before is not None and now < before.until:
+        return None
+    error = "" if before is None else KILLED if before.holder else before.error
+    mine = Entry(1 if before is None else before.tries + 1, now + lease, secrets.token_hex(8), error)
+    if before is not None and before.holder and mine.tries > 2:
+        # It may be what kills them.
+        pause = before.until + pause_after(before.tries - 1)
+        if now < pause:
+            backend.replace_setting(job.name, value, _encoded(Entry(before.tries, pause, error=error)))
+            return None
+    return Claim(backend, job, mine, before, lease) if backend.replace_setting(job.name, value, _encoded(mine)) else None
+
+
+@contextmanager
+def renewing(claim: Claim) -> Iterator[Claim]:
+    """Have a claim for as long as this takes. Where it cannot be renewed in time, it is lost, and nothing else happens."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(claim._lease / 3):
+            try:
+                if not claim.renew():
+                    return
+            except KilburnError as error:
+                log.warning("a claim could not be renewed: %s", type(error).__name__)
+
+    thread = threading.Thread(target=renew, name="kilburn-claim", daemon=True)
+    thread.start()
+    try:
+        yield claim
+    finally:
+        over.set()
+        thread.join()
+
+
+def try_again(backend: Backend) -> int:
+    """Let what failed be tried again at once; returns how many jobs that are. What somebody is at stays his.
+
+    Raises:
+        StoreBusy, StoreFull, StoreReadOnly.
+    """
+    count = 0
+    for name, value in backend.settings().items():
+        if _job(name) is not None and not _entry(value).holder:
+            count += backend.replace_setting(name, value, None)
+    return count
