@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_of
-from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.conversations import (
@@ -690,6 +690,10 @@ class Histories:
                 try:
                     # If others went on with it, nothing is written, and it is read again.
                     session = conversation.session if left == TRIES - 1 else self.current(conversation)
+                    if session.turn < conversation.turn:
+                        # A database that was killed has lost what was asked: a reply to it has no place.
+                        self.lose(conversation)
+                        raise StoreUnavailable("what was asked is lost", advice="ask again")
                     others = said_after(session, conversation.start) if session.turn != conversation.turn else []
                     told = canonical(message for _, message in others)
                     conversation.repeated = conversation.repeated or bool(told)
