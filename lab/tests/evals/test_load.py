@@ -14,23 +14,23 @@ import pytest
 import kilburn
 from kilburn.testing.upstream import Break, Refusal, Upstream, serving
 from kilburn_lab.evals.load import evaluate
-from kilburn_lab.evals.load_check import Verdict, compare, read
-from kilburn_lab.evals.load_client import Crowd, Entry, Record, What
+from kilburn_lab.evals.load_check import LoadVerdict, compare, read
+from kilburn_lab.evals.load_client import Crowd, SaidEntry, SessionRecord, What
 from kilburn_lab.evals.load_report import LoadReport, growth
 from kilburn_lab.evals.load_traffic import FORMS, Script, answer, mark_of, scripts
 
 Messages = list[dict[str, Any]]
 
 
-def told(script: Script) -> list[Entry]:
+def told(script: Script) -> list[SaidEntry]:
     """What a client records of a session that is answered."""
     found = []
     for at, each in enumerate(script.exchanges, 1):
-        found.append(Entry(What.QUESTION, at, each.question))
+        found.append(SaidEntry(What.QUESTION, at, each.question))
         if each.call is not None:
-            found.append(Entry(What.CALL, at, json.dumps(each.call, sort_keys=True)))
-            found.append(Entry(What.OUTPUT, at, each.output))
-        found.append(Entry(What.REPLY, at, each.reply))
+            found.append(SaidEntry(What.CALL, at, json.dumps(each.call, sort_keys=True)))
+            found.append(SaidEntry(What.OUTPUT, at, each.output))
+        found.append(SaidEntry(What.REPLY, at, each.reply))
     return found
 
 
@@ -105,7 +105,7 @@ def test_the_check_finds_what_a_store_should_not_be(
             session = store.session(f"s{number}")
             if talk:
                 session.append(*talk)
-    records = [Record(script.number, f"s{number}", tuple(told(script)), ()) for number, script in enumerate(two)]
+    records = [SessionRecord(script.number, f"s{number}", tuple(told(script)), ()) for number, script in enumerate(two)]
     verdict = compare(read(str(tmp_path / "a.db")), records)
     counts = {name: getattr(verdict, name) for name in ("lost", "doubled", "wrong", "branches")}
     assert {name: count for name, count in counts.items() if count} == found, verdict.findings
@@ -114,16 +114,16 @@ def test_the_check_finds_what_a_store_should_not_be(
 
 
 def test_what_was_never_acknowledged_may_be_there_from_its_beginning_on() -> None:
-    question, reply = Entry(What.QUESTION, 1, "[ask 1.1] a"), Entry(What.REPLY, 1, "[re 1.1] b")
-    record = Record(1, "", (), (question, reply))
-    assert compare({}, [record]) == Verdict()
-    assert compare({"x": [question]}, [record]) == Verdict(unsure=1)
-    assert compare({"x": [question, reply]}, [record]) == Verdict(unsure=2)
+    question, reply = SaidEntry(What.QUESTION, 1, "[ask 1.1] a"), SaidEntry(What.REPLY, 1, "[re 1.1] b")
+    record = SessionRecord(1, "", (), (question, reply))
+    assert compare({}, [record]) == LoadVerdict()
+    assert compare({"x": [question]}, [record]) == LoadVerdict(unsure=1)
+    assert compare({"x": [question, reply]}, [record]) == LoadVerdict(unsure=2)
     assert compare({"x": [reply]}, [record]).wrong == 1
     assert compare({"x": [question, question]}, [record]).doubled == 1
 
 
-def through(upstream: Upstream, count: int = 8) -> tuple[Crowd, list[Record], list[Script]]:
+def through(upstream: Upstream, count: int = 8) -> tuple[Crowd, list[SessionRecord], list[Script]]:
     """Sessions that talk with a provider, and no gateway between."""
     those = [*scripts(count, 3, leaving=False)]
     with serving(upstream) as url:

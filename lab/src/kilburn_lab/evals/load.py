@@ -32,7 +32,7 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import SpecError, Unavailable
 from kilburn_lab.evals import load_check
 from kilburn_lab.evals.gateway import family
-from kilburn_lab.evals.load_client import Crowd, Record, Wait
+from kilburn_lab.evals.load_client import AnswerWait, Crowd, SessionRecord
 from kilburn_lab.evals.load_report import Disturbance, Latencies, LoadReport, LoadRow, growth
 from kilburn_lab.evals.load_traffic import Script, scripts
 from kilburn_lab.evals.measure import Progress, unwatched
@@ -142,7 +142,7 @@ class _Gateway:
             self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
     async def ready(self, *, again: bool = False) -> None:
-        """Wait until it answers.
+        """AnswerWait until it answers.
 
         Args:
             again: whether it is begun again if it ends, as a supervisor does: its database may not be back yet.
@@ -255,7 +255,7 @@ class _Run:
             waits=[(round(wait.began - began, 3), round(wait.whole, 4)) for wait in crowd.waits[:: 1 + len(crowd.waits) // 2000]],
         )
 
-    async def _loaded(self, kill_gateways: float, restart_postgres: float) -> tuple[float, list[Record]]:
+    async def _loaded(self, kill_gateways: float, restart_postgres: float) -> tuple[float, list[SessionRecord]]:
         """When it began, and what the clients know."""
         # Those that begin at once make the schema of a new database at once.
         for gateway in self._gateways:
@@ -368,7 +368,7 @@ def _runs(process: int) -> bool:
     return False
 
 
-def _latencies(waits: Sequence[Wait], disturbances: Sequence[Disturbance]) -> list[Latencies]:
+def _latencies(waits: Sequence[AnswerWait], disturbances: Sequence[Disturbance]) -> list[Latencies]:
     """Of the answers in quiet times, of those in which something was killed, and of all."""
     disturbed = [
         any(wait.began < each.ended + AFTER and wait.began + wait.whole > each.began for each in disturbances) for wait in waits

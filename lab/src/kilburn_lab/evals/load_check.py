@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-import msgspec
-
 import kilburn
 from kilburn.message import Kind, Role
-from kilburn_lab.evals.load_client import Entry, Record, What
+from kilburn_lab.evals.load_client import SaidEntry, SessionRecord, What
+from kilburn_lab.evals.load_report import LoadVerdict
 from kilburn_lab.evals.load_traffic import mark_of
 
 OURS = ("recall", "search_memory")
@@ -22,29 +21,6 @@ OURS = ("recall", "search_memory")
 
 TOLD = 50
 """Findings that are told in words."""
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a comparison found.
-
-    Args:
-        acknowledged: entries that clients have heard the answer to: questions, calls, outputs and replies.
-        lost: of those, how many are nowhere in their session.
-        doubled: how many times one is there more often than once, or in a second session.
-        wrong: entries that were changed, that are another session's, that nobody said, or that are not in order; and answers that
-            were not what was to be answered.
-        unsure: entries that were never acknowledged and are there, which is allowed.
-        branches: sessions beside those that clients were told of.
-        findings: some of them, in words.
-    """
-
-    acknowledged: int = 0
-    lost: int = 0
-    doubled: int = 0
-    wrong: int = 0
-    unsure: int = 0
-    branches: int = 0
-    findings: tuple[str, ...] = ()
 
 
 class _Findings:
@@ -60,9 +36,9 @@ class _Findings:
             self.told.append(f"{kind}: {session}: {what}")
 
 
-def read(place: str, tenant: str = "default") -> dict[str, list[Entry]]:
+def read(place: str, tenant: str = "default") -> dict[str, list[SaidEntry]]:
     """What the sessions of a store hold, by their names; what only the model and the gateway said to each other is left out."""
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[SaidEntry]] = {}
     with kilburn.open(place, readonly=True, embedder=None, tokenizer="chars/4", tenant=tenant) as store:
         for info in store.sessions():
             found[info.name] = [*_entries(store.session(info.name))]
@@ -70,7 +46,7 @@ def read(place: str, tenant: str = "default") -> dict[str, list[Entry]]:
     return found
 
 
-def _entries(session: kilburn.Session) -> Iterator[Entry]:
+def _entries(session: kilburn.Session) -> Iterator[SaidEntry]:
     hidden: set[str] = set()
     for message in session.originals():
         for part in message.parts:
@@ -81,12 +57,12 @@ def _entries(session: kilburn.Session) -> Iterator[Entry]:
                 text = part.text
                 with suppress(ValueError):
                     text = json.dumps(json.loads(text), sort_keys=True)
-                yield Entry(What.CALL, _exchange_of(What.CALL, text), text)
+                yield SaidEntry(What.CALL, _exchange_of(What.CALL, text), text)
             elif part.call not in hidden:
                 what = (
                     What.OUTPUT if part.kind is Kind.RESULT else What.REPLY if message.role is Role.ASSISTANT else What.QUESTION
                 )
-                yield Entry(what, _exchange_of(what, part.text), part.text)
+                yield SaidEntry(what, _exchange_of(what, part.text), part.text)
 
 
 def _exchange_of(what: What, text: str) -> int:
@@ -100,7 +76,7 @@ def _exchange_of(what: What, text: str) -> int:
     return found[2] if found else 0
 
 
-def compare(stored: Mapping[str, Sequence[Entry]], records: Iterable[Record]) -> Verdict:
+def compare(stored: Mapping[str, Sequence[SaidEntry]], records: Iterable[SessionRecord]) -> LoadVerdict:
     """Compare what is stored with what clients know."""
     known = list(records)
     owners = {entry: record.number for record in known for entry in (*record.said, *record.unsure)}
@@ -116,7 +92,7 @@ def compare(stored: Mapping[str, Sequence[Entry]], records: Iterable[Record]) ->
         for entry in said:
             kind = "doubled" if entry in owners else "wrong"
             findings.add(kind, name, f"{_words(entry)} in a session that no client was told of")
-    return Verdict(
+    return LoadVerdict(
         acknowledged=sum(len(record.said) for record in known),
         unsure=unsure,
         findings=tuple(findings.told),
@@ -124,7 +100,9 @@ def compare(stored: Mapping[str, Sequence[Entry]], records: Iterable[Record]) ->
     )
 
 
-def _judge(record: Record, name: str, said: Sequence[Entry], owners: Mapping[Entry, int], findings: _Findings) -> int:
+def _judge(
+    record: SessionRecord, name: str, said: Sequence[SaidEntry], owners: Mapping[SaidEntry, int], findings: _Findings
+) -> int:
     """Compare one session; returns how many entries are there that were never acknowledged."""
     expected = {entry: at for at, entry in enumerate((*record.said, *record.unsure))}
     session = f"session {record.number} ({name or 'no name'})"
@@ -155,5 +133,5 @@ def _judge(record: Record, name: str, said: Sequence[Entry], owners: Mapping[Ent
     return len(more)
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: SaidEntry) -> str:
     return f"{entry.what} {entry.exchange} ({entry.text[:60]!r})"

@@ -13,9 +13,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import aiohttp
+from kilburn.errors import MissingExtra
+from kilburn_lab.evals.load_traffic import TOOL, Script, ScriptedExchange
 
-from kilburn_lab.evals.load_traffic import TOOL, Exchange, Script
+try:
+    import aiohttp
+except ModuleNotFoundError as error:
+    raise MissingExtra("aiohttp", "serve") from error
 
 SDK_TRIES, FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT = 2, 0.5, 8.0, 60.0
 """How the SDKs of OpenAI and Anthropic ask again: twice, after half a second and twice that, at most eight; and as late as the
@@ -48,7 +52,7 @@ class What(StrEnum):
     REPLY = "reply"
 
 
-class Entry(NamedTuple):
+class SaidEntry(NamedTuple):
     """One entry of a record: what was said, in words. Of a call, its arguments as JSON with sorted keys."""
 
     what: What
@@ -56,7 +60,7 @@ class Entry(NamedTuple):
     text: str
 
 
-class Record(NamedTuple):
+class SessionRecord(NamedTuple):
     """What a client knows of a session when it is over.
 
     Args:
@@ -69,13 +73,13 @@ class Record(NamedTuple):
 
     number: int
     name: str
-    said: tuple[Entry, ...]
-    unsure: tuple[Entry, ...]
+    said: tuple[SaidEntry, ...]
+    unsure: tuple[SaidEntry, ...]
     wrong: tuple[str, ...] = ()
     gave_up: bool = False
 
 
-class Heard(NamedTuple):
+class HeardReply(NamedTuple):
     """A whole reply: its text, its call if it has one, what goes into the history, and the response's id."""
 
     text: str
@@ -84,7 +88,7 @@ class Heard(NamedTuple):
     id: str
 
 
-class Wait(NamedTuple):
+class AnswerWait(NamedTuple):
     """How long an answer took: when the client began to ask, seconds to its first byte and to its end, and how often it asked."""
 
     began: float
@@ -121,16 +125,16 @@ class Crowd:
 
     def __init__(self, urls: Sequence[str], seed: int, step: Callable[[int], None]) -> None:
         self.urls, self.seed, self.step = urls, seed, step
-        self.waits: list[Wait] = []
+        self.waits: list[AnswerWait] = []
         self.failures: Counter[str] = Counter()
         """Why answers did not come to their end."""
         self.longest_failure = 0.0
         """Seconds until one of these was known, at most."""
         self.requests = self.left = 0
 
-    async def run(self, scripts: Iterable[Script], clients: int) -> list[Record]:
+    async def run(self, scripts: Iterable[Script], clients: int) -> list[SessionRecord]:
         """Carry out the sessions, as many at once as there are clients; their records, in the order of their numbers."""
-        waiting, records = iter(scripts), list[Record]()
+        waiting, records = iter(scripts), list[SessionRecord]()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REACH, sock_read=SILENCE)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
 
@@ -154,13 +158,13 @@ class _Talk:
         self._history: list[dict[str, Any]] = []
         self._before = ""
         """The id of the last response."""
-        self._said: list[Entry] = []
-        self._unsure: list[Entry] = []
+        self._said: list[SaidEntry] = []
+        self._unsure: list[SaidEntry] = []
         self._wrong: list[str] = []
         self._name = ""
         self._gave_up = False
 
-    async def run(self) -> Record:
+    async def run(self) -> SessionRecord:
         """Say everything, or as much as is answered."""
         exchanges = self._script.exchanges
         for at, exchange in enumerate(exchanges, 1):
@@ -169,7 +173,7 @@ class _Talk:
                 break
             self._crowd.step(1)
             self._unsure.clear()
-        return Record(
+        return SessionRecord(
             number=self._script.number,
             name=self._name,
             said=tuple(self._said),
@@ -178,11 +182,11 @@ class _Talk:
             gave_up=self._gave_up,
         )
 
-    async def _exchange(self, at: int, exchange: Exchange) -> bool:
+    async def _exchange(self, at: int, exchange: ScriptedExchange) -> bool:
         """Whether it came to its end, and the session goes on."""
         called = None if exchange.call is None else json.dumps(exchange.call, sort_keys=True)
-        answer = Entry(What.REPLY, at, exchange.reply) if called is None else Entry(What.CALL, at, called)
-        self._unsure = [Entry(What.QUESTION, at, exchange.question), answer]
+        answer = SaidEntry(What.REPLY, at, exchange.reply) if called is None else SaidEntry(What.CALL, at, called)
+        self._unsure = [SaidEntry(What.QUESTION, at, exchange.question), answer]
         self._add(self._question(exchange.question))
         if exchange.leaves:
             await self._leave(exchange)
@@ -193,17 +197,17 @@ class _Talk:
         if heard is None:
             return False
         if called is not None and heard.call is not None:
-            self._keep(heard, Entry(What.CALL, at, heard.call[1]), called)
-            output = Entry(What.OUTPUT, at, exchange.output)
-            self._unsure = [output, Entry(What.REPLY, at, exchange.reply)]
+            self._keep(heard, SaidEntry(What.CALL, at, heard.call[1]), called)
+            output = SaidEntry(What.OUTPUT, at, exchange.output)
+            self._unsure = [output, SaidEntry(What.REPLY, at, exchange.reply)]
             self._add(self._output(heard.call[0], exchange.output))
             heard = await self._answered(exchange)
             if heard is None:
                 return False
-        self._keep(heard, Entry(What.REPLY, at, heard.text), exchange.reply)
+        self._keep(heard, SaidEntry(What.REPLY, at, heard.text), exchange.reply)
         return True
 
-    def _keep(self, heard: Heard, entry: Entry, right: str) -> None:
+    def _keep(self, heard: HeardReply, entry: SaidEntry, right: str) -> None:
         """Put into the record what was said and what was heard, and see whether this is what was to be heard."""
         if entry.text != right or (heard.call is None) != (entry.what is What.REPLY):
             self._wrong.append(f"session {self._script.number}: heard {entry.text[:200]!r} in place of {right[:200]!r}")
@@ -226,14 +230,14 @@ class _Talk:
             return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": text}]}
         return {"type": "function_call_output", "call_id": call, "output": text}
 
-    async def _leave(self, exchange: Exchange) -> None:
+    async def _leave(self, exchange: ScriptedExchange) -> None:
         """Hang up in the middle of the answer."""
         try:
             await self._asked(stream=True, leaves=exchange.leaves, began=time.monotonic())
         except (_Left, Broken):
             self._crowd.left += 1
 
-    async def _answered(self, exchange: Exchange) -> Heard | None:
+    async def _answered(self, exchange: ScriptedExchange) -> HeardReply | None:
         """A whole answer, however often it has to be asked for; None if that was too often."""
         began, tries, sdk = time.monotonic(), 0, 0
         while True:
@@ -255,7 +259,7 @@ class _Talk:
                     await asyncio.sleep(PAUSE * (0.5 + self._chance.random()))
                     sdk = 0
                 continue
-            self._crowd.waits.append(Wait(began, first, time.monotonic() - began, tries))
+            self._crowd.waits.append(AnswerWait(began, first, time.monotonic() - began, tries))
             return heard
 
     def _pause(self, tries: int, after: float | None) -> float:
@@ -284,7 +288,7 @@ class _Talk:
             headers["x-kilburn-session"] = f"load-{self._script.number}"
         return headers
 
-    async def _asked(self, *, stream: bool, leaves: int, began: float) -> tuple[Heard, float]:
+    async def _asked(self, *, stream: bool, leaves: int, began: float) -> tuple[HeardReply, float]:
         """Ask once, the next gateway; the answer, and the seconds from `began` to its first byte.
 
         Raises:
@@ -346,21 +350,21 @@ def _sorted(arguments: str) -> str:
     return json.dumps(json.loads(arguments), sort_keys=True)
 
 
-def _read_chat(body: Any) -> Heard:
+def _read_chat(body: Any) -> HeardReply:
     message = body["choices"][0]["message"]
     return _chat(body["id"], message.get("content"), message.get("tool_calls"))
 
 
-def _chat(number: str, content: str | None, calls: list[dict[str, Any]] | None) -> Heard:
+def _chat(number: str, content: str | None, calls: list[dict[str, Any]] | None) -> HeardReply:
     message: dict[str, Any] = {"role": "assistant", "content": content or None}
     call = None
     if calls:
         message["tool_calls"] = calls
         call = calls[0]["id"], _sorted(calls[0]["function"]["arguments"])
-    return Heard(content or "", call, [message], number)
+    return HeardReply(content or "", call, [message], number)
 
 
-async def _stream_chat(events: AsyncIterator[Any], leaves: int) -> Heard:
+async def _stream_chat(events: AsyncIterator[Any], leaves: int) -> HeardReply:
     text, calls, ended = "", dict[int, dict[str, Any]](), False
     async for event in events:
         if event == "[DONE]":
@@ -382,15 +386,15 @@ async def _stream_chat(events: AsyncIterator[Any], leaves: int) -> Heard:
     raise Broken("stream: no end")
 
 
-def _read_messages(body: Any) -> Heard:
+def _read_messages(body: Any) -> HeardReply:
     content = body["content"]
     text = "".join(block["text"] for block in content if block["type"] == "text")
     calls = [block for block in content if block["type"] == "tool_use"]
     call = (calls[0]["id"], json.dumps(calls[0]["input"], sort_keys=True)) if calls else None
-    return Heard(text, call, [{"role": "assistant", "content": content}], body["id"])
+    return HeardReply(text, call, [{"role": "assistant", "content": content}], body["id"])
 
 
-async def _stream_messages(events: AsyncIterator[Any], leaves: int) -> Heard:
+async def _stream_messages(events: AsyncIterator[Any], leaves: int) -> HeardReply:
     blocks, partial, number = list[dict[str, Any]](), list[str](), ""
     async for event in events:
         match event["type"]:
@@ -416,15 +420,15 @@ async def _stream_messages(events: AsyncIterator[Any], leaves: int) -> Heard:
     raise Broken("stream: no end")
 
 
-def _read_responses(body: Any) -> Heard:
+def _read_responses(body: Any) -> HeardReply:
     output = body["output"]
     text = "".join(part["text"] for item in output if item["type"] == "message" for part in item["content"])
     calls = [item for item in output if item["type"] == "function_call"]
     call = (calls[0]["call_id"], _sorted(calls[0]["arguments"])) if calls else None
-    return Heard(text, call, output, body["id"])
+    return HeardReply(text, call, output, body["id"])
 
 
-async def _stream_responses(events: AsyncIterator[Any], leaves: int) -> Heard:
+async def _stream_responses(events: AsyncIterator[Any], leaves: int) -> HeardReply:
     text = ""
     async for event in events:
         match event["type"]:

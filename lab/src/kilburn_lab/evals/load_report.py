@@ -10,7 +10,6 @@ import msgspec
 
 from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
-from kilburn_lab.evals.load_check import Verdict
 from kilburn_lab.evals.report import EvalReport, panel, table_of
 
 WARM = 0.34
@@ -45,7 +44,30 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     longest: float
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class LoadVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a comparison found.
+
+    Args:
+        acknowledged: entries that clients have heard the answer to: questions, calls, outputs and replies.
+        lost: of those, how many are nowhere in their session.
+        doubled: how many times one is there more often than once, or in a second session.
+        wrong: entries that were changed, that are another session's, that nobody said, or that are not in order; and answers that
+            were not what was to be answered.
+        unsure: entries that were never acknowledged and are there, which is allowed.
+        branches: sessions beside those that clients were told of.
+        findings: some of them, in words.
+    """
+
+    acknowledged: int = 0
+    lost: int = 0
+    doubled: int = 0
+    wrong: int = 0
+    unsure: int = 0
+    branches: int = 0
+    findings: tuple[str, ...] = ()
+
+
+class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """Private memory of a process with its descendants, in bytes.
 
     Args:
@@ -71,12 +93,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return "yes" if self.high < FLAT else "no" if self.low > FLAT else "not certain"
 
 
-def growth(of: str, points: Sequence[tuple[int, float]]) -> Memory:
+def growth(of: str, points: Sequence[tuple[int, float]]) -> MemoryGrowth:
     """What memory did in a load after its first third."""
     later = [point for point in points if point[0] >= WARM * points[-1][0]]
     half = len(later) // 2
     if half < 4:
-        return Memory(of=of, points=[*points])
+        return MemoryGrowth(of=of, points=[*points])
 
     def slope(drawn: Sequence[tuple[int, float]]) -> float | None:
         if len({at for at, _ in drawn}) < 2:
@@ -84,7 +106,7 @@ def growth(of: str, points: Sequence[tuple[int, float]]) -> Memory:
         return 1000 * linear_regression([at for at, _ in drawn], [size for _, size in drawn]).slope
 
     low, high = resampled(slope, later, 0) or (None, None)
-    return Memory(
+    return MemoryGrowth(
         of=of,
         points=[*points],
         before=fmean(size for _, size in later[:half]),
@@ -119,8 +141,8 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     kills: int
     restarts: int
     latencies: list[Latencies]
-    verdict: Verdict
-    memory: list[Memory]
+    verdict: LoadVerdict
+    memory: list[MemoryGrowth]
     disturbances: list[Disturbance]
     waits: list[tuple[float, float]]
 

@@ -37,7 +37,7 @@ WORDS = (
 )
 
 
-class Exchange(NamedTuple):
+class ScriptedExchange(NamedTuple):
     """One of a session's: a question, perhaps a tool's output, and the replies.
 
     Args:
@@ -65,7 +65,7 @@ class Script(NamedTuple):
     number: int
     form: str
     named: bool
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[ScriptedExchange, ...]
 
 
 def scripts(sessions: int, seed: int, *, leaving: bool = True) -> Iterator[Script]:
@@ -81,14 +81,14 @@ def scripts(sessions: int, seed: int, *, leaving: bool = True) -> Iterator[Scrip
         yield Script(number, form, named, tuple(_exchange(chance, seed, number, at, leaving) for at in range(1, length + 1)))
 
 
-def _exchange(chance: random.Random, seed: int, number: int, at: int, leaving: bool) -> Exchange:
+def _exchange(chance: random.Random, seed: int, number: int, at: int, leaving: bool) -> ScriptedExchange:
     question = f"[ask {number}.{at}] {_words(chance, chance.randrange(8, 60))} {seed}"
     called = call_for(question)
     output = f"[out {number}.{at}] {_words(chance, chance.randrange(8, 120))}" if called else ""
     reply, stream = reply_to(question, output), chance.random() < 0.6
     leaves = chance.randrange(1, len(reply)) if leaving and stream and not called and chance.random() < 0.06 else 0
     call, call_id = called or (None, "")
-    return Exchange(question, output, call, call_id, reply, stream, leaves, chance.random() < 0.7)
+    return ScriptedExchange(question, output, call, call_id, reply, stream, leaves, chance.random() < 0.7)
 
 
 def _words(chance: random.Random, count: int) -> str:
