@@ -35,6 +35,7 @@ LATE = {
     "kilburn_lab.evals.kv",
     "kilburn_lab.evals.kv_report",
     "kilburn_lab.evals.kv_traces",
+    "kilburn_lab.evals.load",
     "kilburn_lab.evals.vectors",
 }
 """Modules that need an extra, or a distribution which may be absent: who uses them imports them there. And the verbs of the

@@ -527,12 +527,16 @@ class Backend(Protocol):
         program is killed before, they go when the store is next opened for writing."""
         ...
 
-    def sync(self) -> None:
+    def sync(self, segment: int | None = None) -> None:
         """Where commits are not durable at once, because the store was opened so: all that were done before this are when it
         returns.
 
+        Args:
+            segment: to find out whether the last commit to it is still there: a server that was killed in between has lost it,
+                and its next start does not say so.
+
         Raises:
-            StoreError: the disk failed; what is not durable may be lost in a power cut.
+            StoreError: the disk failed; what is not durable may be lost in a power cut. StoreUnavailable: the commit is lost.
         """
         ...
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
+import kilburn
+from kilburn.gateway.app import Settings, build
 from kilburn.models.scripted import Scripted
-from kilburn.testing.upstream import Upstream, calling
+from kilburn.testing.upstream import Upstream, calling, serving
 
 FILLER = "The river carries sand, and the sand carries gold. "
 READ = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -106,3 +111,21 @@ def test_a_local_model_answers(gateway: Any, streamed: bool) -> None:
     assert ask(setup, given, streamed=streamed, tools=[READ]).output_text == "Done."
     with setup.store() as store:
         assert len(store.sessions()) == 1
+
+
+def test_a_chain_goes_on_through_a_gateway_that_has_the_session_as_it_was(tmp_path: Path) -> None:
+    """Two gateways over one file, in turn: what the other one said is read before the prompt is made."""
+    with ExitStack() as stack:
+        far = stack.enter_context(serving(Upstream(otherwise="Done.")))
+        settings = Settings(db=str(tmp_path / "a.db"), upstream=f"{far}/v1", tokenizer="chars/4", embedder=None)
+        urls = [stack.enter_context(serving(build(settings))) for _ in range(2)]
+        before: dict[str, str] = {}
+        for number in range(6):
+            body = {"model": "m", "input": f"Question {number}", **before}
+            answer = httpx2.post(f"{urls[number % 2]}/v1/responses", json=body, timeout=600)
+            assert answer.status_code == 200, answer.text
+            before = {"previous_response_id": answer.json()["id"]}
+    with kilburn.open(str(tmp_path / "a.db"), readonly=True, embedder=None) as store:
+        (info,) = store.sessions()
+        said = [part.text for message in store.session(info.name).originals() for part in message.parts]
+    assert said == [text for number in range(6) for text in (f"Question {number}", "Done.")]

@@ -878,7 +878,7 @@ class Sqlite:
                     self._wipe(wait=True)
                 self._chilling.sweep()
 
-    def sync(self) -> None:
+    def sync(self, segment: int | None = None) -> None:
         """See `Backend`. Threads that wait for the same disk share what it does."""
         wanted = self._commits
         with self._sync_lock:

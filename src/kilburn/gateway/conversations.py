@@ -285,14 +285,17 @@ def copy_of(session: Session, turn: int) -> list[Message]:
     """The messages of a session up to a turn, for another one. What was recalled cites what it is from, there and here, and
     nothing is believed more than it was."""
     trusts: dict[int, Trust] = {}
-    for each in _live(session):
-        trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
-    copied = [
-        msgspec.structs.replace(message, trust=min(trusts[at], TRUST_OF_ROLE[message.role]))
-        for at, message in _numbered(session)
-        if at <= turn
-    ]
-    return brought_over(copied, session, turn)
+    with session.lock:
+        # Whoever reads them learns what another program has said meanwhile, so this comes first.
+        said = _numbered(session)
+        for each in _live(session):
+            trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
+        copied = [
+            msgspec.structs.replace(message, trust=min(trusts[at], TRUST_OF_ROLE[message.role]))
+            for at, message in said
+            if at <= turn
+        ]
+        return brought_over(copied, session, turn)
 
 
 def brought_over(messages: Iterable[Message], session: Session, turn: int) -> list[Message]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_of
-from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.conversations import (
@@ -726,6 +726,10 @@ class Histories:
                     with session.lock:
                         others = said_after(session, conversation.start) if session.turn != conversation.turn else []
                         last = session.turn
+                    if last < conversation.turn:
+                        # A database that was killed has lost what was asked: a reply to it has no place.
+                        self.lose(conversation)
+                        raise StoreUnavailable("what was asked is lost", advice="ask again")
                     told = canonical(message for _, message in others)
                     conversation.repeated = conversation.repeated or bool(told)
                     conversation.heard = ()

@@ -29,8 +29,10 @@ from kilburn.errors import (
     Overlong,
     RateLimited,
     SpecError,
+    StoreBusy,
     StoreError,
     StoreStale,
+    StoreUnavailable,
     ToolsRefused,
     Unavailable,
     WireError,
@@ -78,6 +80,9 @@ LAST = ("message_stop", "response.completed", "response.incomplete")
 
 AGAIN = Retry()
 """How often in a request a hidden round is asked again, and how long apart."""
+
+SOON = 1.0
+"""Seconds after which a client may ask again that the store had no answer for: another held it, or a database begins again."""
 
 LINGER = 1.0
 """Seconds that an upstream may keep its stream open after the event that ends the reply."""
@@ -367,7 +372,7 @@ class _Turn:
     def _give(self) -> None:
         self._given = True
         try:
-            self._relay.histories.store.backend.sync()
+            self._relay.histories.store.backend.sync(self._conversation.number)
             self._relay.figures.end(self._exchange, self._conversation)
         except StoreError as error:
             if not self._let_go(error):
@@ -768,7 +773,7 @@ async def fail(form: Form, error: KilburnError, send: Send) -> None:
         log.warning("%s", error)
     body = msgspec.json.encode(form.error(status, words_of(error), code))
     headers = {"content-type": "application/json"}
-    wait = getattr(error, "retry_after", None)
+    wait = SOON if isinstance(error, StoreBusy | StoreStale | StoreUnavailable) else getattr(error, "retry_after", None)
     if wait is not None:
         headers["retry-after"] = str(math.ceil(wait))
     await start(send, status, headers, len(body))

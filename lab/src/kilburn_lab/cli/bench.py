@@ -9,6 +9,8 @@ import typer
 
 from kilburn_lab.cli.verbs import DATA, Option, lab, peers_of, verb
 from kilburn_lab.evals.gateway_report import GatewayReport, draw
+from kilburn_lab.evals.load_report import LoadReport
+from kilburn_lab.evals.load_report import draw as draw_load
 from kilburn_lab.evals.report import EvalReport
 
 benches = typer.Typer(help="Measure how fast the parts are on this machine.", no_args_is_help=True, rich_markup_mode=None)
@@ -71,6 +73,54 @@ def _session(
     return evaluate(data, runs=runs, window=window, policy=policy, seed=seed, progress=progress)
 
 
+FULL = 1000, 50
+"""Half an hour of requests: 50 clients that ask every ten seconds come to 9,000."""
+
+
+def _load(
+    *,
+    over: Sequence[str] = (),
+    sessions: int = 80,
+    clients: int = 8,
+    gateways: int = 2,
+    window: int = 3000,
+    kill_gateways: float = 12.0,
+    restart_postgres: float = 15.0,
+    full: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None],
+) -> LoadReport:
+    """Put a load on gateways over one store, kill them meanwhile, and count what is lost, doubled or wrong.
+
+    Clients in three wire forms, streaming and not, go round the gateways. They ask again as the official SDKs do; some hang up
+    in the middle of an answer. A stub answers, and each of its answers can be checked. In the end the store is read and compared
+    with what the clients were told. Something lost, doubled or wrong ends the command with status 1.
+
+    Examples:
+
+        kilburn lab bench load
+
+        kilburn lab bench load --over sqlite --kill-gateways 5 --seed 7
+
+        kilburn lab bench load --full --plot load.svg --json
+    """
+    from kilburn_lab.evals.load import FILE, POSTGRES, evaluate  # it needs the gateway, an extra
+
+    if full:
+        sessions, clients = FULL
+    return evaluate(
+        over or (FILE, POSTGRES),
+        sessions=sessions,
+        clients=clients,
+        gateways=gateways,
+        window=window,
+        kill_gateways=kill_gateways,
+        restart_postgres=restart_postgres,
+        seed=seed,
+        progress=progress,
+    )
+
+
 verb(
     "gateway",
     _gateway,
@@ -85,6 +135,24 @@ verb(
     window=Option("Tokens of Kilburn's window.", least=1),
     sessions=Option("Sessions in the largest store in which new conversations begin.", least=1),
     peers=Option("Also another system (litellm, headroom), by a Python that has it.", "NAME=PYTHON", "--peer"),
+)
+verb(
+    "load",
+    _load,
+    "asking",
+    _load.__doc__,
+    draw_load,
+    "waiting times and memory",
+    among=benches,
+    over=Option("sqlite, postgres (one of its own) or a URL of one; may be given again. The first two by default.", "NAME|URL"),
+    sessions=Option("Sessions of 2 to 40 exchanges, 9 on the average.", least=1),
+    clients=Option("Of these at once.", least=1),
+    gateways=Option("Processes over the one store.", least=1),
+    window=Option("Tokens of the gateways' window; longer sessions are compacted.", least=2000),
+    kill_gateways=Option("Between two kills of a gateway; 0 for none.", "SECONDS", "--kill-gateways", least=0),
+    restart_postgres=Option("Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0),
+    full=Option(f"{FULL[0]:,} sessions, {FULL[1]} at once.", name="--full"),
+    seed=Option("Of what is said, and who is killed."),
 )
 verb(
     "session",

@@ -155,11 +155,11 @@ def verb(
 
 
 def _end_if_failed(report: EvalReport) -> None:
-    """End with status 1 where a policy failed: its figures are the kernel's, which made room in its place."""
-    failures = report.failures()
-    for policy, count in failures.items():
-        say(f"policy {policy} failed {count} times: its figures are not its own")
-    if failures:
+    """End with status 1 where something went wrong: a policy failed, for example, and its figures are the kernel's."""
+    complaints = report.complaints()
+    for complaint in complaints:
+        say(complaint)
+    if complaints:
         raise typer.Exit(1)
 
 

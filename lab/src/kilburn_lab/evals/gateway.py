@@ -153,7 +153,7 @@ class _Running:
         if self.process is None:
             return None
         # The clock of a process has the number that clock_getcpuclockid(3) gives.
-        return sum(time.clock_gettime(~one << 3 | 2) for one in _family(self.process))
+        return sum(time.clock_gettime(~one << 3 | 2) for one in family(self.process))
 
     async def quiet(self) -> float | None:
         """The same, once it has done what can wait until nobody asks."""
@@ -170,11 +170,11 @@ class _Running:
         """Bytes of memory."""
         if self.process is None:
             return None
-        pages = (int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in _family(self.process))
+        pages = (int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in family(self.process))
         return float(sum(pages) * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _family(process: int) -> list[int]:
+def family(process: int) -> list[int]:
     """A process and its descendants."""
     found = [process]
     for one in found:

@@ -58,6 +58,10 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
                 found[row.policy] = found.get(row.policy, 0) + count
         return found
 
+    def complaints(self) -> Sequence[str]:
+        """What went wrong, a line each, so that the command does not end as a success."""
+        return [f"policy {policy} failed {count} times: its figures are not its own" for policy, count in self.failures().items()]
+
 
 def _flat(record: Mapping[str, object], before: str = "") -> dict[str, object]:
     flat: dict[str, object] = {}

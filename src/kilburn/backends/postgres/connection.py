@@ -324,13 +324,14 @@ class Database:
             finally:
                 self._joined.connection = None
 
-    def flush(self) -> None:
-        """Wait until all that was committed is on the server's disk."""
+    def flush(self, sql: str = "", *values: object) -> Row | None:
+        """Wait until all that was committed is on the server's disk; what a query finds there, if one is given."""
 
-        def wait(statements: Statements) -> None:
+        def wait(statements: Statements) -> Row | None:
             statements.send("SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'kilburn', '')")
+            return statements.row(sql, *values) if sql else None
 
-        self._transact("syncing", wait, _WRITE)
+        return self._transact("syncing", wait, _WRITE)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
 from kilburn.backends.ranked import PLACES, Extents, number_of
 from kilburn.backends.records import UNREADABLE, page_of, seal_of
 from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
-from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 
@@ -61,6 +61,7 @@ _OF_KEYS = (
 _ALL = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id"
 _SOME = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id"
 _NAMED = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name = %s"
+_LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND process = %s AND number = %s"
 _WAITING = (
     "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.process"
     " LEFT JOIN kilburn.embedded ON embedded.tenant = process.tenant AND embedded.process = process.id AND embedder = %s"
@@ -101,6 +102,8 @@ class Postgres:
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
         self._erasing = threading.local()
+        # Of segments that were written to and not yet synced: the number and the seal of the last event.
+        self._unsynced: dict[int, tuple[int, bytes]] = {}
         self._db = Database(self._url, patience=busy_timeout, durable=durable)
         self.path = self._db.shown
         # How far the schema is; who only reads leaves it as it is.
@@ -201,10 +204,13 @@ class Postgres:
         What was erased is gone for every reader when this returns; see `kilburn.backends.postgres.erasing` for its bytes.
         """
         self._check_writes()
-        mark = secrets.token_bytes(8)
+        mark, last = secrets.token_bytes(8), None
 
         def do(statements: Statements) -> bool:
-            Writing(statements, self._number, segment, batch, self._opened, mark).write()
+            nonlocal last
+            writing = Writing(statements, self._number, segment, batch, self._opened, mark)
+            writing.write()
+            last = writing.last
             return True
 
         def settled(statements: Statements) -> bool | None:
@@ -213,6 +219,8 @@ class Postgres:
             return statements.row(select, self._number, segment) == (mark,) or None
 
         self._db.write("writing", do, settled)
+        if last is not None and not self._durable:
+            self._unsynced[segment] = last
         if batch.erase:
             self._chilling.sweep()
         if batch.erase or batch.inherited or self._db.erased:
@@ -788,10 +796,21 @@ class Postgres:
         self._check_writes()
         return wipe(self._db, self._patience, largest=1 << 62)
 
-    def sync(self) -> None:
+    def sync(self, segment: int | None = None) -> None:
         """See `Backend`."""
-        if not self._durable and not self.readonly:
+        if self._durable or self.readonly:
+            return
+        written = self._unsynced.get(segment) if segment is not None else None
+        if segment is None or written is None:
             self._db.flush()
+            return
+        # The server that is asked may be another one than the one that was written to: killed, and begun again without what it
+        # had not yet on its disk.
+        if self._db.flush(_LAST, self._number, segment, written[0]) != (written[1],):
+            what = f"the server was killed, and has lost what segment {segment} was given last"
+            raise StoreUnavailable(what, advice="try again")
+        if self._unsynced.get(segment) == written:
+            del self._unsynced[segment]
 
     def close(self) -> None:
         """Give the connections back; idempotent."""

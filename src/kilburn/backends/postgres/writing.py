@@ -122,6 +122,8 @@ class Writing:
         self._cold = PostgresColdRows(statements, tenant, opened)
         self._own = tenant, segment
         self._memo: Memo = {}
+        self.last: tuple[int, bytes] | None = None
+        """The number and the seal of the batch's last event, by which it is known again."""
 
     def write(self) -> None:
         """All of the batch."""
@@ -331,6 +333,7 @@ class Writing:
     def _add_events(self) -> None:
         batch = self._batch
         events = [sealed_event(self._segment, event, self._memo)[1:] for event in batch.events]
+        self.last = batch.events[-1].number, events[-1][-1]
         self._statements.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
         quoting = {page.id: page for page in batch.pages if page.sources}
         named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
