@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("psycopg", reason="needs psycopg: the extra postgres")
-pytest.importorskip("psycopg_pool", reason="needs psycopg: the extra postgres")
 
 import psycopg
 from psycopg import sql

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import socket
+import struct
+import subprocess
+import sys
+import tempfile
 import threading
+import traceback
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager
+from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
 import kilburn
+from cli.terminal import kilburn as run
+from kilburn.backends.postgres.connection import CONNECTIONS, checked_url
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import (
+    KilburnError,
     SpecError,
     StoreBusy,
     StoreCorrupt,
@@ -22,7 +32,23 @@ from kilburn.errors import (
     StoreUnavailable,
     StoreVersion,
 )
-from kilburn.testing.stores import batch_of, start
+from kilburn.testing.stores import CHECKS, batch_of, start
+from ways import Link, way_to
+
+
+@contextmanager
+def replica_of(server: OwnServer) -> Iterator[OwnServer]:
+    """A server that follows another."""
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o777)
+        made = OwnServer(Path(folder) / "s", ("fsync=off", "max_connections=60"))
+        made._programs = server._programs
+        made._do("pg_basebackup", "-h", str(server.folder), "-U", "postgres", "-D", str(made.data), "-R", "-c", "fast")
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop("immediate")
 
 
 @pytest.mark.parametrize("url", ["postgresql://[", "postgresql://host/x?nonsense=1"])
@@ -104,52 +130,329 @@ def test_no_connection_is_left(server: OwnServer, url: str) -> None:
         assert backend.segments() == []
 
 
-class Stopping:
-    """A way to a server that stops passing anything on, and does not say so."""
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2/x@host/db",
+        "postgresql://me:4711/hunter2@host/db",
+        "postgresql://me:1@hunter2@host/db",
+        "postgresql://me:%hunter2@host/db",
+        "postgresql://me:hun ter2@host/db",
+        "postgresql://me:47/hunter2?x@host/db",
+        "postgresql://host/db?hunter2=1",
+    ],
+)
+def test_a_password_that_is_not_encoded_is_not_taken_for_something_else(url: str) -> None:
+    with pytest.raises(SpecError, match="%40 for @") as caught:
+        kilburn.open(url)
+    said = "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in said.replace(f'kilburn.open("{url}")', "")
+    done = run("ps", "--db", url)
+    assert (done.status, "hun" in done.out + done.err) == (2, False)
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.stopped = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                own = socket.socket(socket.AF_UNIX)
-                own.connect(self._path)
-                for one, other in ((client, own), (own, client)):
-                    threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+@pytest.mark.parametrize(
+    "url", ["postgresql://", "postgresql://a@[::1]:5432,host:1/db", "postgresql://a:p%40%2F@h/db?options=-c%20a%3Db"]
+)
+def test_these_are_urls(url: str) -> None:
+    assert "client_encoding" in checked_url(url)
 
-    def _pass(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while data := one.recv(65536):
-                if self.stopped.is_set():
-                    threading.Event().wait()
-                other.sendall(data)
-            other.close()
 
-    def close(self) -> None:
-        self._listener.close()
+def administer(url: str, *statements: str) -> None:
+    """Do this in the database of the URL, as its owner."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.replace("DB", connection.info.dbname))
 
 
 @pytest.fixture
-def way(server: OwnServer) -> Iterator[Stopping]:
-    with closing(Stopping(str(server.folder / ".s.PGSQL.5432"))) as made:
-        yield made
+def visitor(server: OwnServer, url: str) -> Iterator[str]:
+    """The URL of a user of one's own, who has to say a password."""
+    rules = server.data / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text(f"local all visitor scram-sha-256\n{before}")
+    administer(url, "SELECT pg_reload_conf()", "CREATE ROLE visitor LOGIN PASSWORD 'hunter2'")
+    try:
+        yield url.replace("postgres@", "visitor:hunter2@")
+    finally:
+        rules.write_text(before)
+        administer(url, "SELECT pg_reload_conf()", "DROP OWNED BY visitor", "DROP ROLE visitor")
 
 
-def test_a_network_that_hangs_is_not_waited_for_for_ever(way: Stopping, url: str) -> None:
-    name = url.partition("@/")[2].partition("?")[0]
-    with Postgres(
-        f"postgresql://postgres@127.0.0.1:{way.port}/{name}?sslmode=disable&gssencmode=disable", busy_timeout=0.5
-    ) as backend:
-        segment = start(backend)
-        backend.commit(segment, batch_of(0, {1: "first"}))
-        way.stopped.set()
-        with pytest.raises(StoreUnavailable):
-            backend.commit(segment, batch_of(1, {2: "second"}))
+def test_a_password_is_checked(visitor: str, caplog: pytest.LogCaptureFixture) -> None:
+    for url in (visitor.replace("hunter2", "hunter3"), visitor.replace(":hunter2", "")):
+        with pytest.raises(StoreUnavailable, match="PGPASSWORD"):
+            Postgres(url)
+        done = run("ps", "--db", url)
+        assert (done.status, done.out, "Traceback" in done.err, "check the user and the password" in done.err) == (
+            1,
+            "",
+            False,
+            True,
+        )
+        assert "hunter3" not in done.err + caplog.text
+
+
+def test_a_password_that_changes_while_a_store_is_open(visitor: str, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    administer(url, "GRANT kilburn_rows TO visitor")
+    with Postgres(visitor, busy_timeout=0.1) as backend:
+        assert backend.segments() == []
+        ended = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = 'visitor'"
+        administer(url, "ALTER ROLE visitor PASSWORD 'other'", ended)
+        with pytest.raises(StoreUnavailable, match="PGPASSWORD"):
+            backend.segments()
+    assert "hunter2" not in caplog.text
+
+
+def test_who_lacks_a_right_is_told_which(visitor: str, server: OwnServer, url: str) -> None:
+    administer(url, "DROP SCHEMA kilburn CASCADE")
+    with pytest.raises(StoreReadOnly, match=r"permission denied for database.*docs/howto/postgres.md"):
+        Postgres(visitor)
+    administer(url, "GRANT CREATE ON DATABASE DB TO visitor")
+    # The role is there, for the whole server; this user may not enter it.
+    with pytest.raises(StoreReadOnly, match="GRANT kilburn_rows TO visitor"):
+        Postgres(visitor)
+    administer(url, "GRANT kilburn_rows TO visitor")
+    with Postgres(visitor) as backend:
+        check_commit(backend)
+
+
+def check_all(url: str) -> None:
+    """The whole conformance kit, each part as a tenant of its own."""
+    for check in CHECKS:
+        with Postgres(url, tenant=check.__name__) as backend:
+            check(backend)
+
+
+def check_commit(backend: Postgres) -> None:
+    """What is written is there and is found."""
+    backend.commit(start(backend), batch_of(0, {1: "a needle"}))
+    assert [hit.page for hit in backend.search("needle")] == [1]
+
+
+def test_a_role_that_somebody_has_removed(server: OwnServer, url: str) -> None:
+    """As after a dump was restored on another server."""
+    administer(url, "ALTER ROLE kilburn_rows RENAME TO another")
+    try:
+        with pytest.raises(StoreError, match="kilburn_rows"):
+            Postgres(url, readonly=True)
+    finally:
+        administer(url, "ALTER ROLE another RENAME TO kilburn_rows")
+
+
+def test_a_server_that_is_too_old(server: OwnServer, url: str) -> None:
+    """One that says so, in the words in which an old one says it."""
+    with way_to(str(server.folder / ".s.PGSQL.5432"), url) as way:
+
+        def answered(link: Link, message: bytes) -> bytes:
+            name = b"server_version\0"
+            body = name + b"14.23\0"
+            return b"S" + struct.pack("!i", 4 + len(body)) + body if message[5:].startswith(name) else message
+
+        way.answered = answered
+        with pytest.raises(StoreVersion, match=r"is PostgreSQL 14.*use PostgreSQL 15 or newer"):
+            Postgres(way.url)
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_in_another_encoding(server: OwnServer, encoding: str) -> None:
+    """Names and words are kept as bytes."""
+    name = f"in_{encoding.lower()}"
+    admin = server.url.replace("/kilburn?", "/postgres?")
+    administer(admin, f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")
+    url = server.url.replace("/kilburn?", f"/{name}?")
+    try:
+        with Postgres(url, tenant="Zo\u00eb") as backend:
+            info = backend.segment("\u65e5\u672c", time=1.0)
+            assert info is not None
+            backend.commit(info.number, batch_of(0, {1: "a caf\u00e9 in \u65e5\u672c"}))
+            assert backend.search("caf\u00e9")
+            assert list(backend.texts([page.digest for page, _ in backend.pages(info.number)]).values()) == [
+                "a caf\u00e9 in \u65e5\u672c"
+            ]
+        if encoding == "SQL_ASCII":
+            Postgres(url, tenant="\u65e5\u672c").close()
+        else:
+            with pytest.raises(StoreError, match="createdb --encoding=UTF8"):
+                Postgres(url, tenant="\u65e5\u672c")
+    finally:
+        administer(admin, f"DROP DATABASE {name}")
+
+
+ODDITIES = (
+    "default_transaction_isolation = 'serializable'",
+    "default_transaction_deferrable = on",
+    "statement_timeout = '1s'",
+    "lock_timeout = '1ms'",
+    "idle_in_transaction_session_timeout = '1ms'",
+    "standard_conforming_strings = off",
+    "search_path = 'nowhere, \"$user\"'",
+    "row_security = off",
+    "bytea_output = 'escape'",
+    "client_encoding = 'LATIN1'",
+    "array_nulls = off",
+    "datestyle = 'SQL, DMY'",
+    "extra_float_digits = 0",
+    "transform_null_equals = on",
+    "enable_indexscan = off",
+    "plan_cache_mode = 'force_generic_plan'",
+)
+"""What the owner of a database, or of a role, may have set."""
+
+
+def test_what_an_owner_has_set_changes_nothing(odd: str) -> None:
+    check_all(odd)
+
+
+@pytest.fixture
+def odd(url: str) -> Iterator[str]:
+    """The URL of a database with every oddity."""
+    administer(url, *(f"ALTER DATABASE DB SET {oddity}" for oddity in ODDITIES))
+    return url
+
+
+def test_a_store_is_made_whatever_an_owner_has_set(odd: str) -> None:
+    administer(odd, "DROP SCHEMA kilburn CASCADE")
+    with Postgres(odd) as backend:
+        check_commit(backend)
+
+
+def test_no_isolation_that_an_owner_prefers_makes_two_that_open_a_store_fail(url: str) -> None:
+    administer(url, "ALTER DATABASE DB SET default_transaction_isolation = 'serializable'", "DROP SCHEMA kilburn CASCADE")
+    failed: list[KilburnError] = []
+
+    def opened() -> None:
+        try:
+            Postgres(url, tenant="same").close()
+        except KilburnError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=opened) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_database_that_its_owner_has_frozen(url: str) -> None:
     with Postgres(url) as backend:
-        assert [page.id for page, _ in backend.pages(segment)] == [1]
+        segment = start(backend)
+        backend.commit(segment, batch_of(0, {1: "needle"}))
+    administer(url, "ALTER DATABASE DB SET default_transaction_read_only = on")
+    with Postgres(url) as backend:
+        with pytest.raises(StoreReadOnly, match="replica, or read-only"):
+            backend.commit(segment, batch_of(1, {2: "more"}))
+        assert backend.search("needle")
+
+
+def test_who_waits_for_somebody_who_holds_all_of_it(url: str) -> None:
+    with Postgres(url, busy_timeout=0.1) as backend, psycopg.connect(url) as other:
+        segment = start(backend)
+        other.execute("LOCK TABLE kilburn.process, kilburn.content")
+        with pytest.raises(StoreBusy, match="another writer holds it"):
+            backend.commit(segment, batch_of(0, {1: "a"}))
+        with pytest.raises(StoreBusy):
+            backend.segments()
+        other.rollback()
+        backend.commit(segment, batch_of(0, {1: "a"}))
+
+
+def test_a_deadlock_is_done_again(url: str) -> None:
+    """Somebody has the second row that is locked and wants the first: the writer is whom the server chooses."""
+    administer(url, "ALTER DATABASE DB SET deadlock_timeout = '20ms'")
+    lock = "SELECT FROM kilburn.process WHERE id = %s FOR UPDATE"
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with (
+        Postgres(url) as backend,
+        psycopg.connect(url) as holder,
+        psycopg.connect(url) as other,
+        psycopg.connect(url, autocommit=True) as watcher,
+    ):
+        first, second = start(backend, "first"), start(backend, "second")
+        backend.commit(first, batch_of(0, {1: "cited"}))
+        batch = batch_of(0, {-1: "a fact"})
+        batch.pages = [msgspec.structs.replace(batch.pages[0], cites=((first, 1),))]
+        other.execute("SET LOCAL deadlock_timeout = '1h'")
+        other.execute(lock, (second,))
+        holder.execute(lock, (first,))
+        threads = [
+            threading.Thread(target=backend.commit, args=(second, batch)),
+            threading.Thread(target=other.execute, args=(lock, (first,))),
+        ]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            while watcher.execute(waits).fetchone() != (number,):
+                pass
+        # Now the writer gets the first, and waits for the second.
+        holder.rollback()
+        threads[1].join()
+        other.rollback()
+        threads[0].join()
+        assert backend.citing(first, [1]) == [(second, -1)]
+
+
+def test_a_role_has_no_connection_left(visitor: str, url: str) -> None:
+    administer(url, "GRANT kilburn_rows TO visitor")
+    with Postgres(visitor, busy_timeout=0.1) as backend:
+        segment = start(backend)
+        administer(url, "ALTER ROLE visitor CONNECTION LIMIT 0")
+        # It has one, and goes on with it.
+        backend.commit(segment, batch_of(0, {1: "a"}))
+        administer(url, "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = 'visitor'")
+        with pytest.raises(StoreBusy, match=r"too many connections for role.*max_connections"):
+            backend.commit(segment, batch_of(1, {2: "b"}))
+        administer(url, "ALTER ROLE visitor CONNECTION LIMIT -1")
+        backend.commit(segment, batch_of(1, {2: "b"}))
+
+
+def test_more_threads_than_connections(url: str) -> None:
+    """Who gets none in time is told; the others go on."""
+    held = threading.Barrier(CONNECTIONS + 1)
+    done = threading.Event()
+    with Postgres(url, busy_timeout=0.1) as backend:
+
+        def hold() -> None:
+            with backend.together():
+                held.wait()
+                done.wait()
+
+        threads = [threading.Thread(target=hold) for _ in range(CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        held.wait()
+        with pytest.raises(StoreBusy, match="all 8 connections of this program to it are in use"):
+            backend.segments()
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert backend.segments() == []
+
+
+def test_a_replica_is_read_and_not_written(server: OwnServer, url: str) -> None:
+    with Postgres(url) as backend:
+        segment = start(backend)
+        backend.commit(segment, batch_of(0, {1: "needle"}))
+    with replica_of(server) as other:
+        there = url.replace(str(server.folder), str(other.folder))
+        with Postgres(there, readonly=True) as backend:
+            assert [hit.page for hit in backend.search("needle")] == [1]
+            assert [page.id for page, _ in backend.pages(segment)] == [1]
+        with Postgres(there) as backend, pytest.raises(StoreReadOnly, match="write to the primary"):
+            backend.commit(segment, batch_of(1, {2: "more"}))
+        done = run("remember", "--db", there, "Ana lives in Porto", "--user", "ana")
+        assert "Traceback" not in done.err
+        assert done.status == 1
+        assert "write to the primary" in done.err
+
+
+@pytest.mark.parametrize("verb", [("dashboard", "--port", "0"), ("serve", "--model", "echo", "--port", "0")])
+def test_a_server_does_not_say_the_password_of_its_store(verb: tuple[str, ...], url: str) -> None:
+    command = [sys.executable, "-m", "kilburn", *verb, "--db", url.replace("postgres@", "postgres:hunter2@")]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8") as program:
+        assert program.stderr is not None
+        said = program.stderr.readline()
+        program.terminate()
+        said += program.stderr.read()
+    assert "postgresql:///" in said
+    assert "hunter2" not in said

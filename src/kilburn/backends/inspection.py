@@ -6,29 +6,43 @@ Records that cannot be read are quarantined, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import apsw
-import msgspec
 
 from kilburn.backend import SegmentKind, State
 from kilburn.backends import citations, mentions
 from kilburn.backends.codec import COLD, digest_of_stored, unpack
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused, thawed
+from kilburn.backends.findings import (
+    Finding,
+    Words,
+    act_name,
+    call_of,
+    cited_by,
+    gather,
+    is_observation,
+    wrong_calls,
+    wrong_checkpoints,
+    wrong_citations,
+    wrong_events,
+    wrong_mentions,
+    wrong_names,
+    wrong_pages,
+    wrong_segments,
+    wrong_setting,
+)
 from kilburn.backends.passages import passages
 from kilburn.backends.ranked import entry_of, length_class, number_of
-from kilburn.backends.records import UNREADABLE, event_of, seal_of
+from kilburn.backends.records import seal_of
 from kilburn.backends.sealed import TALLY, SealedRows, SegmentRow, seal_of_segment, shown
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import sealed_event, set_stands, set_tally
 from kilburn.backends.vectortable import VectorTable
-from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreCorrupt, StoreError, StoreStale
-from kilburn.event import STATE, Act, Event
-from kilburn.message import Kind
+from kilburn.errors import MissingExtra, SpecError, StoreCorrupt, StoreError, StoreStale
+from kilburn.event import Act, Event
 from kilburn.page import Page, Place
-
-OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
 KINDS = frozenset(kind.encode() for kind in SegmentKind)
 
@@ -44,58 +58,27 @@ LEFT = (
 """Removes what stays of a segment when its texts, their passages and vectors, and what they cite are gone."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong.
-
-    Args:
-        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
-            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
-            "index" (search would find too much or too little; who cites a page is not known; nor what names it), "checkpoint" (it
-            is not what was written, or not what the ledger says), "citation" (of a page that
-            is not there), "vector" (damaged, or of no passage), "cold" (an object of the cold place), or "orphan" (stored but
-            used by nothing).
-        what: in words, with the digest or address.
-        derived: whether `repair` can put it right.
-        segment: the segment's number, or 0. page: the page's id, or 0.
-    """
-
-    kind: str
-    what: str
-    derived: bool = False
-    segment: int = 0
-    page: int = 0
-
-
 def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
     """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
     found: list[Finding] = []
     segments: list[SegmentRow] = []
-    _gather(found, "session", _sessions(db, sealed, tenant, segments))
+    gather(found, "session", _sessions(db, sealed, tenant, segments))
     whole = [one for one in segments if not one.quarantined]
-    _gather(found, "file", _file(db))
-    _gather(found, "content", _contents(db, tenant))
+    gather(found, "file", _file(db))
+    gather(found, "content", _contents(db, tenant))
     for segment in whole:
-        _gather(found, "page", _pages(db, sealed, tenant, segment), segment.number)
-        _gather(found, "ledger", _ledger(db, sealed, segment), segment.number)
+        gather(found, "page", _pages(db, sealed, tenant, segment), segment.number)
+        gather(found, "ledger", _ledger(db, sealed, segment), segment.number)
         if segment.kind is SegmentKind.NOTES:
-            _gather(found, "page", _names(sealed, segment), segment.number)
-    _gather(found, "orphan", _strays(db))
-    _gather(found, "index", _entries(db, index, tenant, whole))
-    _gather(found, "index", _citations(db, sealed, tenant, whole))
+            gather(found, "page", wrong_names(segment, sealed.each_page(segment)), segment.number)
+    gather(found, "orphan", _strays(db))
+    gather(found, "index", _entries(db, index, tenant, whole))
+    gather(found, "index", _citations(db, sealed, tenant, whole))
     for segment in whole if sealed.indexed else ():
-        _gather(found, "index", _mentions(db, sealed, segment), segment.number)
-        _gather(found, "checkpoint", _checkpoints(db, segment), segment.number)
-    _gather(found, "vector", _vectors(vectors))
+        gather(found, "index", _mentions(db, sealed, segment), segment.number)
+        gather(found, "checkpoint", _checkpoints(db, segment), segment.number)
+    gather(found, "vector", _vectors(vectors))
     return found
-
-
-def _gather(found: list[Finding], kind: str, check: Iterator[Finding], segment: int = 0) -> None:
-    """Add what one check finds. If a check fails because of damage, that is a finding too."""
-    try:
-        found.extend(check)
-    except (KilburnError, apsw.Error, *UNREADABLE) as error:
-        what = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
-        found.append(Finding(kind=kind, what=what, segment=segment, derived=kind in ("index", "vector")))
 
 
 def _file(db: apsw.Connection) -> Iterator[Finding]:
@@ -106,10 +89,7 @@ def _file(db: apsw.Connection) -> Iterator[Finding]:
 
 def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
     segments += sealed.segments(tenant)
-    for segment in segments:
-        if segment.damaged and not segment.quarantined:
-            what = f"session {segment.name!r}: {segment.damaged}"
-            yield Finding(kind="session", what=what, segment=segment.number, derived="counters" in segment.damaged)
+    yield from wrong_segments(segments)
     wanted = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
     if sealed.seals and wanted is not None and wanted[0] != len(segments):
         yield Finding(kind="session", what=f"{len(segments)} sessions are here where {wanted[0]} were made", derived=True)
@@ -117,8 +97,7 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
         if not sealed.intact(seal, "tenant", number, name):
             yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
     for name, value, seal in rows(db, "SELECT name, value, seal FROM setting WHERE tenant = ?", tenant):
-        if seal != seal_of("setting", tenant, name, value):
-            yield Finding(kind="session", what=f"the setting {name!r} is not what was written; set it again")
+        yield from wrong_setting(tenant, name, value, seal)
 
 
 def _strays(db: apsw.Connection) -> Iterator[Finding]:
@@ -150,91 +129,22 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
 
 
 def _pages(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: SegmentRow) -> Iterator[Finding]:
-    def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
-        return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, segment=segment.number, page=_id(page))
-
     select = (
         "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
         " LEFT JOIN content AS text ON text.id = page.content AND text.tenant = ?1"
         " LEFT JOIN content AS extra ON extra.id = page.extra AND extra.tenant = ?1 WHERE page.process = ?2"
     )
     contents = {number: (text, extra) for number, text, extra in rows(db, select, tenant, segment.number)}
-    there = 0
-    strays: list[Finding] = []
-    for number, page, state in sealed.each_page(segment):
-        if isinstance(page, str):
-            strays.append(wrong(number, page))
-            continue
-        there += 1
-        if isinstance(state, str):
-            yield wrong(number, state, "state", derived=True)
-        for digest, found in zip((page.digest, page.extra), contents.get(number, (None, None)), strict=True):
-            if digest != (found.hex() if found else ""):
-                stored = found.hex() if found else "none"
-                what = f"it names content {digest or 'none'}, the store has {stored}"
-                yield wrong(number, what, derived=not digest or _content(db, tenant, digest) is not None)
-    if not segment.damaged and there == segment.pages:
-        # All of the session's own rows are here. These came from elsewhere, and `repair` quarantines them.
-        strays = [msgspec.structs.replace(one, derived=True) for one in strays]
-    elif not segment.damaged and there + len(strays) != segment.pages:
-        what = f"{there + len(strays)} pages are here where {segment.pages} were written"
-        yield Finding(kind="page", what=what, segment=segment.number)
-    yield from strays
-
-
-def _names(sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
-    """Of each name of a note, one page is in force."""
-    named: dict[str | None, int] = {}
-    for number, page, state in sealed.each_page(segment):
-        if isinstance(page, str) or isinstance(state, str) or state.at is not Place.OUT:
-            continue
-        first = named.setdefault(page.name, number)
-        if page.name is None or first != number:
-            both = f"{shown(first)} and {shown(number)} are both in force as the note {page.name!r}"
-            what = f"{shown(number)} is in force without a name" if page.name is None else both
-            yield Finding(kind="page", what=what, segment=segment.number, page=_id(number))
-
-
-def _id(page: object) -> int:
-    """The number of a page as a finding gives it: 0 where a damaged record gives none."""
-    return page if isinstance(page, int) else 0
+    yield from wrong_pages(segment, sealed.each_page(segment), contents, lambda digest: _content(db, tenant, digest) is not None)
 
 
 def _ledger(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
-    def wrong(what: str, derived: bool = False) -> Finding:
-        return Finding(kind="ledger", what=what, derived=derived, segment=segment.number)
-
-    expected = 1
-    for number, act, body, seal in _events(db, segment):
-        if not isinstance(number, int) or (not segment.damaged and number > segment.head):
-            yield wrong(f"event {number!r} is behind the last one, {segment.head}", derived=True)
-            continue
-        if number != expected:
-            yield wrong(
-                f"event {expected} is missing" if number == expected + 1 else f"events {expected}-{number - 1} are missing"
-            )
-        expected = number + 1
-        event = sealed.event(segment.number, number, act, body, seal)
-        if isinstance(event, str):
-            yield wrong(
-                f"event {number} ({_act_name(act)}): {event}",
-                derived=_is_observation(act, body) and not _is_fork(db, segment, number),
-            )
-    if not segment.damaged and expected <= segment.head:
-        yield wrong(f"events {expected}-{segment.head} are missing")
+    yield from wrong_events(sealed, segment, _events(db, segment), lambda number: _is_fork(db, segment, number))
 
 
 def _events(db: apsw.Connection, segment: SegmentRow) -> list[tuple[int, bytes, bytes, object]]:
     select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? ORDER BY number"
     return [(number, act, body, seal) for number, act, body, seal in rows(db, select, segment.number)]
-
-
-def _is_observation(act: bytes, body: bytes) -> bool:
-    """Whether a damaged event changed no state. Its column and its record say so; a record that cannot be read says nothing."""
-    try:
-        return act in OBSERVATIONS and event_of(body).act not in STATE
-    except UNREADABLE:
-        return act in OBSERVATIONS
 
 
 def _is_fork(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
@@ -243,104 +153,53 @@ def _is_fork(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
     return first is not None and (first[0] or 0) > 1
 
 
-def _act_name(act: object) -> str:
-    return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
-
-
 def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
-    """Compares the words in the index with those of the pages, by a checksum over each entry's words."""
-    wanted: dict[int, int] = {}
+    owners = {one.number for one in segments}
+    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
+    words = Words(index.stems)
     select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
     for segment, number, first, last in [found for one in segments for found in rows(db, select, one.number)]:
         entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
-            text = content_of(db, segment, number)
+            text: str | None = content_of(db, segment, number)
         except StoreCorrupt:
-            # Already reported as content; its entries cannot be compared with anything.
-            wanted.update({entry: -1 for entry, *_ in entries})
-            continue
-        if [(page, (start, stop)) for _, page, start, stop in entries] != [(number, span) for span in passages(text)]:
-            what = f"{shown(number)} has not its passages"
-            yield Finding(kind="index", what=what, derived=True, segment=segment, page=number)
-            wanted.update({entry: -1 for entry, *_ in entries})
-            continue
-        for entry, _, start, stop in entries:
-            wanted[entry] = sum(hash(word) for word in index.stems(text[start:stop]))
+            text = None
+        yield from words.wrong_passages(segment, number, text, entries)
     if tenant and not index.is_configured():
         yield Finding(kind="index", what="the text index has lost its settings", derived=True)
-    owners = {one.number for one in segments}
-    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
-    for (entry,) in rows(db, "SELECT id FROM passage"):
-        if entry not in wanted and (entry >> 32 in owners or entry >> 32 not in known):
-            segment = entry >> 32 if entry >> 32 in owners else 0
-            what = f"passage {entry & 0xFFFFFFFF} belongs to no page"
-            yield Finding(kind="index", what=what, derived=True, segment=segment)
-    found: dict[int, int] = {}
-    # A tenant that a read-only file does not have has no index either.
-    for term, entry in index.postings() if tenant else ():
-        found[entry] = found.get(entry, 0) + hash(term)
+    there = [entry for (entry,) in rows(db, "SELECT id FROM passage")]
+    yield from words.wrong_entries([entry for entry in there if entry >> 32 in owners or entry >> 32 not in known], owners)
     aside = {number for (number,) in rows(db, "SELECT id FROM process WHERE tenant = ? AND aside", tenant)}
-    for entry in sorted(wanted.keys() | found.keys()):
-        if wanted.get(entry, 0) not in (found.get(entry, 0), -1) and entry >> 32 not in aside:
-            what = f"the text index and the pages disagree about entry {entry & 0xFFFFFFFF}"
-            yield Finding(kind="index", what=what, derived=True, segment=entry >> 32)
+    # A tenant that a read-only file does not have has no index either.
+    yield from words.wrong_words(index.postings() if tenant else (), aside)
 
 
 def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
     """Compares the index of citations with the pages, and looks for what they cite."""
     segments = [one for one in segments if not one.damaged]
-    wanted = _cited(sealed, segments)
+    wanted = cited_by((one, sealed.each_page(one)) for one in segments)
     names = {one.number for one in segments}
     there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
-    for segment, page, by, citer in sorted(wanted ^ there, key=repr):
-        what = f"the index of citations and {shown(citer)} disagree about {shown(page)} of segment {segment}"
-        yield Finding(kind="index", what=what, derived=True, segment=by, page=_id(citer))
     known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED WHERE tenant = ?", tenant)}
-    damaged = known - names
-    for segment, page, by, citer in sorted(wanted):
-        if by == segment or segment in damaged:
-            continue
+
+    def content(segment: int, page: int) -> tuple[object] | None:
         found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, page) if segment in known else None
-        if found is None or found[0] is None:
-            what = f"it cites {shown(page)} of segment {segment}, which is {'forgotten' if found else 'not there'}"
-            yield Finding(kind="citation", what=what, segment=by, page=citer)
+        return (found[0],) if found is not None else None
+
+    yield from wrong_citations(wanted, there, known - names, content)
 
 
 def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
     """Compares the index of mentions, and that of calls, with ledger and pages."""
     wanted, unread = mentions.mentions_in(db, segment.number)
-    there = set(rows(db, mentions.SELECT, segment.number))
-    for number in sorted({event for _, event in wanted ^ there} - unread, key=repr):
-        what = f"the index of mentions and event {number} disagree"
-        yield Finding(kind="index", what=what, derived=True, segment=segment.number)
+    yield from wrong_mentions(segment, wanted ^ set(rows(db, mentions.SELECT, segment.number)), unread)
     calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE process = ?", segment.number))
-    for number, page, _ in sealed.each_page(segment):
-        if isinstance(page, Page) and calls.get(number) != _call_of(page):
-            what = "the index of calls does not have it as it is"
-            yield Finding(kind="index", what=what, derived=True, segment=segment.number, page=_id(number))
-
-
-def _call_of(page: Page) -> str | None:
-    return page.call if page.kind is Kind.CALL else None
+    yield from wrong_calls(segment, sealed.each_page(segment), calls)
 
 
 def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
     select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ?"
-    for head, size, codec, data, seal in rows(db, select, segment.number):
-        if seal != seal_of("checkpoint", segment.number, head, size, codec, data):
-            what = f"the checkpoint of event {head} is not what was written"
-            yield Finding(kind="checkpoint", what=what, derived=True, segment=segment.number)
-
-
-def _cited(sealed: SealedRows, segments: Iterable[SegmentRow]) -> set[citations.Citation]:
-    """What the pages of these sessions cite."""
-    return {
-        citation
-        for one in segments
-        for _, page, _ in sealed.each_page(one)
-        if isinstance(page, Page) and page.digest
-        for citation in citations.citations_of(one.number, one.kind, page)
-    }
+    yield from wrong_checkpoints(segment, rows(db, select, segment.number))
 
 
 def _vectors(vectors: VectorTable) -> Iterator[Finding]:
@@ -377,10 +236,10 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
         _recount(db, sealed, segment, made, characters)
     segments = [one for one in sealed.segments(tenant) if not one.damaged]
     db.executemany("DELETE FROM citation WHERE by_process = ?", [(one.number,) for one in segments])
-    citations.add(db, _cited(sealed, segments))
+    citations.add(db, cited_by((one, sealed.each_page(one)) for one in segments))
     mentions.fill(db, [one.number for one in segments])
     for one in segments:
-        calls = [(_call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
+        calls = [(call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
         db.executemany("UPDATE page SET call = ?1 WHERE process = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()
     # If a page cannot be read, its text is not known either.
@@ -458,11 +317,9 @@ def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: S
         event = sealed.event(segment.number, number, act, body, seal)
         if isinstance(event, Event):
             time = event.time
-        elif _is_observation(act, body) and not _is_fork(db, segment, number):
+        elif is_observation(act, body) and not _is_fork(db, segment, number):
             _quarantine(db, segment.number, "event", number, body)
-            note = Event(
-                number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _act_name(act)}
-            )
+            note = Event(number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": act_name(act)})
             *_, stands, again, sealing = sealed_event(segment.number, note)
             db.execute(
                 "UPDATE event SET act = ?, body = ?, seal = ? WHERE process = ? AND number = ?",

@@ -23,8 +23,17 @@ def name_of(place: str) -> str:
     Raises:
         SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
     """
+    return shown(place) if is_url(place) else os.path.realpath(place)
+
+
+def shown(place: str) -> str:
+    """A place as people are told of it: a path as it is, a URL without user and password.
+
+    Raises:
+        SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
+    """
     if not is_url(place):
-        return os.path.realpath(place)
+        return place
     from kilburn.backends.postgres.connection import checked_url, shown_url
 
     return shown_url(checked_url(place))

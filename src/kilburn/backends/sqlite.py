@@ -40,7 +40,8 @@ from kilburn.backends.connection import (
 )
 from kilburn.backends.contenttable import ContentTable, content_of
 from kilburn.backends.directory import Directory
-from kilburn.backends.inspection import Finding, erase_segment, erase_session, inspect, quarantine_session, rebuild
+from kilburn.backends.findings import Finding
+from kilburn.backends.inspection import erase_segment, erase_session, inspect, quarantine_session, rebuild
 from kilburn.backends.records import UNREADABLE, seal_of
 from kilburn.backends.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 import kilburn
-from kilburn.backends.places import is_url, name_of
+from kilburn.backends.places import shown
 from kilburn.cli.access import existing
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Json, Tenant, app
@@ -40,7 +40,7 @@ def copy_store(
         kilburn copy agent.db moved.db
     """
     # A URL may have a password in it.
-    ours, theirs = (name_of(place) if is_url(place) else place for place in (source, target))
+    ours, theirs = shown(source), shown(target)
     began = time.monotonic()
     with progress("copying", unit="pages and events") as done:
 

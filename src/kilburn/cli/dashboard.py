@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from kilburn.backends.places import open_backend
+from kilburn.backends.places import open_backend, shown
 from kilburn.cli.access import existing
 from kilburn.cli.serve import listener_at
 from kilburn.cli.shell import Db, Force, Tenant, app
@@ -90,7 +90,7 @@ def dashboard(
         server = uvicorn.Server(config)
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         but = " but changes by hand" if write else ""
-        say(f"{place}/ shows {path}; nothing is written{but}; Ctrl-C ends it")
+        say(f"{place}/ shows {shown(path)}; nothing is written{but}; Ctrl-C ends it")
         server.run(sockets=[listener])
 
 

@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from kilburn.backend import Batch, SegmentInfo, State
-from kilburn.backends.inspection import Finding
+from kilburn.backends.findings import Finding
 from kilburn.backends.places import is_url
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite

@@ -9,6 +9,7 @@ from typing import IO, Annotated, Any
 
 from typer import Option
 
+from kilburn.backends.places import shown
 from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError
@@ -181,7 +182,7 @@ def _listen(gateway: Any, settings: Any, host: str, port: int, *, shows: bool) -
     server = uvicorn.Server(config)
     with listener_at(host, port) as listener:
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")
+        say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {shown(settings.db)}")
         if shows:
             say(f"{place}/dashboard shows its sessions{'' if settings.keys is None else ' to whoever has a key'}")
         if settings.model is not None and not takes_tools(settings.model):

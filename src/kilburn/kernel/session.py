@@ -31,6 +31,7 @@ from kilburn.errors import (
     SpecError,
     StoreError,
     StoreStale,
+    StoreUnavailable,
     UnknownAddress,
 )
 from kilburn.event import Act, Data, Event
@@ -244,8 +245,8 @@ class Session(Segment):
 
         When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
         and trying again admits them once. While a policy asks a model, everyone else sees the session as it was
-        before. (After a Ctrl-C during the commit itself, or an error of the disk
-        during its last sync, the messages may be admitted. After the second, trying again raises `StoreStale`.)
+        before. (After a Ctrl-C during the commit itself, an error of the disk during its last sync, or a database that does not
+        answer any more, the messages may be admitted. After the second and the third, trying again raises `StoreStale`.)
 
         Args:
             time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
@@ -368,7 +369,7 @@ class Session(Segment):
             except BaseException as error:
                 kernel.fail(error)
                 planner.background.undo()
-                if isinstance(error, KilburnError):
+                if isinstance(error, KilburnError) and not isinstance(error, StoreUnavailable):
                     # What is wrong in a state that is old by now may be right in the current one.
                     kernel.check_current()
                 raise

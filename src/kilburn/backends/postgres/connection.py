@@ -1,4 +1,4 @@
-"""Access to PostgreSQL: a pool of connections for each database, transactions of a tenant, and its errors as Kilburn's.
+"""Access to PostgreSQL: the connections to each database, transactions of a tenant, and its errors as Kilburn's.
 
 Statements go out in pipeline mode: together, and an answer is waited for when somebody asks for it. Each transaction says
 itself for which role and which tenant it is and how long it waits, and nothing stays behind on the connection: so a pooler may
@@ -7,7 +7,9 @@ stand between.
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -30,17 +32,19 @@ from kilburn.errors import (
 try:
     import psycopg
     from psycopg import errors
+    from psycopg.abc import Buffer
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.pq import TransactionStatus
     from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-    from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+    from psycopg.types.string import BytesBinaryDumper, BytesDumper
 except ModuleNotFoundError as error:
     raise MissingExtra("psycopg", "postgres") from error
+
+log = logging.getLogger("kilburn")
 
 T = TypeVar("T")
 
 Row = tuple[Any, ...]
-
-Connection = psycopg.Connection[Row]
 
 NOTHING = 0
 """What psycopg tells a generator that waits when nothing has come for a while."""
@@ -49,11 +53,23 @@ LOOK = 0.1
 """Seconds of that while."""
 
 
-class BoundedConnection(psycopg.Connection[Row]):
+class Connection(psycopg.Connection[Row]):
     """A connection that is given up when nothing comes from the server for too long, whatever the network says."""
 
     silence = 30.0
     """Seconds for which nothing may come while an answer is waited for."""
+    used = 0.0
+    """When it was used last."""
+    lost = 0
+    """How many others were lost when it was made."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the server has said something that nobody asked for: it has ended the connection."""
+        try:
+            return bool(select.select([self.fileno()], [], [], 0)[0])
+        except (OSError, ValueError, psycopg.Error):
+            return True
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = LOOK, timeout: float | None = None) -> T:
         """See psycopg."""
@@ -80,6 +96,9 @@ ROLE = "kilburn_rows"
 CONNECTIONS = 8
 """Connections of a process to a database, at most."""
 
+IDLE = 60.0
+"""Seconds after which a connection that is not needed is ended."""
+
 REACH = 5
 """Seconds to connect."""
 
@@ -90,17 +109,32 @@ TRIES = 8
 ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+# Whether it may write is for the database's owner to say.
+_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
+# What a role or a database has been given by its owner holds in no transaction of ours.
 _SETTINGS = (
     "SELECT set_config('role', %s, true), set_config('kilburn.tenant', %s, true), set_config('lock_timeout', %s, true),"
-    " set_config('statement_timeout', %s, true), set_config('synchronous_commit', %s, true)"
+    " set_config('statement_timeout', %s, true), set_config('synchronous_commit', %s, true),"
+    " set_config('idle_in_transaction_session_timeout', %s, true), set_config('row_security', 'on', true),"
+    " set_config('array_nulls', 'on', true)"
 )
+_BOUNDED = f"{_SETTINGS}, set_config('transaction_timeout', %s, true)"
+
+BOUNDS = 170000
+"""The first PostgreSQL that ends a transaction of which nothing is heard in the middle of a pipeline."""
 
 AGAIN = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKeyViolation)
 """Another transaction was in the way: the whole is done again. A foreign key is violated when another has just removed a text
 that this one found."""
 
-GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.IdleInTransactionSessionTimeout)
+GONE = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.IdleInTransactionSessionTimeout,
+    errors.IdleSessionTimeout,
+    errors.TransactionTimeout,
+)
 
 
 def checked_url(url: str) -> str:
@@ -109,11 +143,19 @@ def checked_url(url: str) -> str:
     Raises:
         SpecError: it is none.
     """
+    given: Mapping[str, Any] | None
     try:
         given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
+    except psycopg.ProgrammingError:
+        given = None
+    # A password with such a character is taken for a host, a port or a database, and would be shown as one.
+    authority, _, path = url.partition("://")[2].partition("/")
+    ports = [port for port in str((given or {}).get("port") or "").split(",") if port]
+    if given is None or "@" in path.partition("?")[0] or authority.count("@") > 1 or not all(map(str.isdecimal, ports)):
+        # Nothing of it is repeated: it may be a password.
         what = "a URL of PostgreSQL that cannot be read"
-        raise SpecError(what, advice="write postgresql://user@host:5432/database") from error
+        advice = "write postgresql://user@host:5432/database, and in a password %40 for @, %2F for /, %25 for %"
+        raise SpecError(what, advice=advice)
     known: dict[str, Any] = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
     return make_conninfo("", **{**known, **given})
 
@@ -145,54 +187,147 @@ class Statements:
         return self.send(sql, *values).fetchone()
 
 
+class _Pool:
+    """The connections of this process to one database. Who needs one makes it, and so knows why it cannot be made."""
+
+    def __init__(self, url: str) -> None:
+        self.users = 0
+        self._url = url
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(CONNECTIONS)
+        self._free: list[Connection] = []
+        self._lost = 0
+
+    @contextmanager
+    def connection(self, patience: float) -> Iterator[Connection]:
+        """One that nobody else has meanwhile. What is not written at the end is undone.
+
+        Args:
+            patience: seconds to wait for one that others use, and for a server that lets nobody in.
+        """
+        if not self._room.acquire(timeout=patience):
+            what = f"all {CONNECTIONS} connections of this program to it are in use"
+            raise StoreBusy(what, advice="try again, or use fewer threads")
+        try:
+            taken = self._take(patience)
+            try:
+                yield taken
+            finally:
+                self._give(taken)
+        finally:
+            self._room.release()
+
+    def _take(self, patience: float) -> Connection:
+        while True:
+            with self._lock:
+                taken = self._free.pop() if self._free else None
+            if taken is None:
+                break
+            if not taken.told:
+                return taken
+            # The server has ended it meanwhile.
+            taken.close()
+        lost = self._lost
+        made = self._connect(patience)
+        made.lost = lost
+        return made
+
+    def _connect(self, patience: float) -> Connection:
+        deadline, pause = time.monotonic() + patience, 0.02
+        while True:
+            try:
+                made = Connection.connect(self._url, autocommit=True)
+            except psycopg.OperationalError:
+                # A server that is started anew lets nobody in for a while.
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 0.5)
+                continue
+            try:
+                configure(made)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+    def _give(self, taken: Connection) -> None:
+        if not taken.closed and taken.info.transaction_status is not TransactionStatus.IDLE:
+            try:
+                taken.rollback()
+            except psycopg.Error as error:
+                log.info("a connection is given up: %s", error)
+                taken.close()
+        taken.used = time.monotonic()
+        with self._lock:
+            if taken.closed or taken.lost != self._lost:
+                taken.close()
+            else:
+                self._free.append(taken)
+            # The one that was used last is used next; the others may not be needed any more.
+            while self._free and taken.used - self._free[0].used > IDLE:
+                self._free.pop(0).close()
+
+    def renew(self) -> None:
+        """Use none of these connections again: one is lost, and they may hang as that did."""
+        with self._lock:
+            self._lost += 1
+            while self._free:
+                self._free.pop().close()
+
+    close = renew
+
+
 class _Shared:
     """The pools of this process, by URL. Whoever opens a database again shares its connections."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[tuple[int, str], tuple[ConnectionPool[Connection], int]] = {}
+        self._pools: dict[tuple[int, str], _Pool] = {}
 
-    def take(self, url: str) -> ConnectionPool[Connection]:
+    def take(self, url: str) -> _Pool:
         # A child process has no part in its parent's connections.
-        key = os.getpid(), url
         with self._lock:
-            if key in self._pools:
-                pool, users = self._pools[key]
-            else:
-                pool = ConnectionPool(
-                    url,
-                    min_size=0,
-                    max_size=CONNECTIONS,
-                    max_idle=60.0,
-                    connection_class=BoundedConnection,
-                    kwargs={"autocommit": True},
-                    configure=configure,
-                    open=True,
-                    reconnect_timeout=REACH,
-                    name="kilburn",
-                )
-                users = 0
-            self._pools[key] = pool, users + 1
+            pool = self._pools.setdefault((os.getpid(), url), _Pool(url))
+            pool.users += 1
             return pool
 
     def leave(self, url: str) -> None:
         key = os.getpid(), url
         with self._lock:
-            pool, users = self._pools.pop(key)
-            if users > 1:
-                self._pools[key] = pool, users - 1
-                return
-        pool.close()
+            pool = self._pools[key]
+            pool.users -= 1
+            if not pool.users:
+                del self._pools[key]
+                pool.close()
 
 
 _shared = _Shared()
 
 
+class HexDumper(BytesDumper):
+    """Bytes as text, within an array. libpq's own form has its backslashes twice where `standard_conforming_strings` is off."""
+
+    def dump(self, obj: Buffer) -> Buffer | None:
+        """See psycopg."""
+        return b"\\x" + bytes(obj).hex().encode()
+
+
 def configure(connection: Connection) -> None:
-    """Numbers are always sent as the same type, so that a statement is planned once."""
+    """Numbers are always sent as the same type, so that a statement is planned once; but nothing is prepared behind a pooler,
+    which may send the next transaction to another connection."""
+    for dumper in (HexDumper, BytesBinaryDumper):
+        connection.adapters.register_dumper(bytes, dumper)
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(int, Int8BinaryDumper)
-    connection.prepare_threshold = 2
+    connection.prepare_threshold = None if is_pooled(connection) else 2
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Whether somebody stands between: then the server is another than who answered first."""
+    connection.prepare_threshold = None
+    ((server,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
+    return bool(server != connection.info.backend_pid)
 
 
 class Database:
@@ -209,10 +344,12 @@ class Database:
         self._patience, self._durable = patience, durable
         # What a statement may take; a server that has nothing to say for longer is gone.
         self._longest = max(2.0, 5 * patience)
+        # And a transaction: who is not heard of for longer does not keep what it has locked.
+        self._silent = 4 * self._longest
         self.tenant = 0
         # Whether erased bytes may still lie in the server's files.
         self.erased = False
-        self._pool: ConnectionPool[Connection] | None = _shared.take(url)
+        self._pool: _Pool | None = _shared.take(url)
         # The connection of a thread whose writes are one transaction now.
         self._joined = threading.local()
 
@@ -235,11 +372,11 @@ class Database:
     @contextmanager
     def connection(self, doing: str) -> Iterator[Connection]:
         """A connection of the pool."""
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise StoreError(f"{doing} {self.shown}: the store was closed", advice="open it again")
-        with translate_errors(self.shown, doing), self._pool.connection(timeout=max(self._patience, 1.0)) as connection:
-            if isinstance(connection, BoundedConnection):
-                connection.silence = self._longest + 1.0
+        with translate_errors(self.shown, doing), pool.connection(max(self._patience, 1.0)) as connection:
+            connection.silence = self._longest + 1.0
             yield connection
 
     def read(self, doing: str, do: Callable[[Statements], T]) -> T:
@@ -273,21 +410,26 @@ class Database:
                 raise
             return made
 
-    def _begin(self, statements: Statements, begin: str, *, durable: bool) -> None:
-        wait = f"{round(self._patience * 1000)}ms"
-        longest = f"{round(self._longest * 1000)}ms"
+    def _begin(self, connection: Connection, begin: str, *, bounded: bool = True) -> Statements:
+        statements = Statements(connection)
+        wait, longest, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
+        values = ROLE, str(self.tenant), wait, longest, "on" if self._durable else "off", silent
         statements.send(begin)
-        statements.send(_SETTINGS, ROLE, str(self.tenant), wait, longest, "on" if durable else "off")
+        if bounded and connection.info.server_version >= BOUNDS:
+            statements.send(_BOUNDED, *values, silent)
+        else:
+            statements.send(_SETTINGS, *values)
+        return statements
 
     def _transact(
         self, doing: str, do: Callable[[Statements], T], begin: str, settled: Callable[[Statements], T | None] | None = None
     ) -> T:
         for attempt in range(TRIES):
-            sent = False
+            connected = sent = False
             try:
                 with self.connection(doing) as connection, connection.pipeline():
-                    statements = Statements(connection)
-                    self._begin(statements, begin, durable=self._durable)
+                    connected = True
+                    statements = self._begin(connection, begin)
                     made = do(statements)
                     sent = begin is _WRITE
                     statements.send("COMMIT")
@@ -296,17 +438,30 @@ class Database:
                 cause = error.__cause__
                 if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
                     time.sleep(0.002 * attempt)
-                elif isinstance(error, StoreUnavailable) and isinstance(cause, psycopg.Error) and attempt == 0:
-                    # A connection that was lost while nobody used it; or the reply to a commit is.
-                    if sent and settled is None:
-                        raise
-                    if sent and settled is not None:
-                        done = self._transact(doing, settled, _WRITE)
-                        if done is not None:
-                            return done
+                elif isinstance(error, StoreUnavailable) and connected and attempt == 0:
+                    # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
+                    if self._pool is not None:
+                        self._pool.renew()
+                    done = self._find_out(doing, error, settled) if sent else None
+                    if done is not None:
+                        return done
                 else:
                     raise
         raise AssertionError
+
+    def _find_out(self, doing: str, error: StoreError, settled: Callable[[Statements], T | None] | None) -> T | None:
+        """What a transaction has done whose commit was not answered; None if nothing.
+
+        Raises:
+            StoreUnavailable: nobody knows.
+        """
+        try:
+            if settled is not None:
+                return self._transact(doing, settled, _WRITE)
+        except StoreError as second:
+            log.info("%s", second)
+        what = f"{error.what}; whether it was written is not known"
+        raise StoreUnavailable(what, advice="try again: what was written is not written twice") from error.__cause__
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -316,7 +471,7 @@ class Database:
             return
         with self.connection("writing") as connection:
             with connection.pipeline():
-                self._begin(Statements(connection), _WRITE, durable=self._durable)
+                self._begin(connection, _WRITE, bounded=False)
             self._joined.connection = connection
             try:
                 yield
@@ -337,7 +492,7 @@ class Database:
 @contextmanager
 def connected(url: str, doing: str, *, silence: float = 30.0) -> Iterator[Connection]:
     """A connection of one's own, as the user of the URL; given up when the server says nothing for so many seconds."""
-    with translate_errors(shown_url(url), doing), BoundedConnection.connect(url, autocommit=True) as connection:
+    with translate_errors(shown_url(url), doing), Connection.connect(url, autocommit=True) as connection:
         connection.silence = silence
         configure(connection)
         yield connection
@@ -354,9 +509,6 @@ def _translated(place: str, doing: str) -> Iterator[None]:
         yield
     except KilburnError:
         raise
-    except (PoolTimeout, PoolClosed) as error:
-        advice = "the server does not answer, or all connections are in use; check it, or use fewer threads"
-        raise StoreUnavailable(f"{doing} {place}: no connection in time", advice=advice) from error
     except psycopg.Error as error:
         raise _translate(error, f"{doing} {place}: {_words(error)}") from error
 
@@ -390,10 +542,21 @@ _CLASSES: Mapping[type[psycopg.Error] | tuple[type[psycopg.Error], ...], tuple[t
         "the user of the URL lacks a right; docs/howto/postgres.md says what an administrator has to grant",
     ),
     (errors.DataCorrupted, errors.IndexCorrupted): (StoreCorrupt, "restore the database from a backup"),
+    (errors.UntranslatableCharacter, errors.CharacterNotInRepertoire): (
+        StoreError,
+        "this database is not in UTF-8: make one by createdb --encoding=UTF8 --template=template0",
+    ),
     errors.FeatureNotSupported: (StoreVersion, "use PostgreSQL 15 or newer"),
     GONE: (StoreUnavailable, "the server was stopped or is starting; try again"),
-    errors.UndefinedTable: (StoreCorrupt, "the schema kilburn is not whole; restore it from a backup"),
+    (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName): (
+        StoreCorrupt,
+        "the schema kilburn is not whole; restore it from a backup",
+    ),
 }
+
+
+FULL = ("too many", "remaining connection slots", "no more connections allowed", "query_wait_timeout")
+"""What servers and poolers say that have no connection left."""
 
 
 def _translate(error: psycopg.Error, what: str) -> StoreError:
@@ -406,7 +569,7 @@ def _translate(error: psycopg.Error, what: str) -> StoreError:
             advice = "check the user and the password in the URL, or PGPASSWORD"
         elif "does not exist" in str(error):
             advice = "make the database or the user first: createdb NAME, createuser NAME"
-        elif "too many" in str(error) or "remaining connection slots" in str(error):
+        elif any(words in str(error) for words in FULL):
             return StoreBusy(what, advice="the server has no connection free; raise max_connections, or use pgbouncer")
         return StoreUnavailable(what, advice=advice)
     return StoreError(what, advice="what was acknowledged before is intact; try again")

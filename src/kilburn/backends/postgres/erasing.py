@@ -16,7 +16,7 @@ import time
 import psycopg
 from psycopg import errors, sql
 
-from kilburn.backends.postgres.connection import Connection, Database, Statements, connected
+from kilburn.backends.postgres.connection import Connection, Database, Statements, connected, is_pooled
 from kilburn.errors import StoreError
 
 log = logging.getLogger("kilburn")
@@ -89,20 +89,45 @@ def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> 
         if time.monotonic() >= deadline:
             return "a transaction that began before still reads it"
         time.sleep(PAUSE)
-    connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{max(1, round(patience * 1000))}ms",))
-    try:
-        for name in WORDS:
-            connection.execute(_VACUUM[full].format(table=sql.Identifier("kilburn", name)))
-    except errors.LockNotAvailable:
-        return "others use the tables"
-    finally:
-        if not connection.closed:
-            connection.execute("RESET lock_timeout")
+    pooled = is_pooled(connection)
+    for name in WORDS:
+        while not _vacuum(connection, name, full=full, pooled=pooled, patience=patience):
+            if time.monotonic() >= deadline:
+                return "others use the tables"
+            time.sleep(PAUSE)
     _new_log(connection)
     return "" if full else f"the tables have {size:,} bytes; run `kilburn postgres wipe` when few use them"
 
 
-_VACUUM = {True: sql.SQL("VACUUM (FULL) {table}"), False: sql.SQL("VACUUM {table}")}
+def _vacuum(connection: Connection, name: str, *, full: bool, pooled: bool, patience: float) -> bool:
+    """Write a table anew, or clear it; returns whether nobody was in the way."""
+    options = [sql.SQL(name) for name, wanted in (("FULL", full), ("SKIP_LOCKED", pooled)) if wanted]
+    kind = sql.SQL("({}) ").format(sql.SQL(", ").join(options)) if options else sql.SQL("")
+    vacuum = sql.SQL("VACUUM {kind}{table}").format(kind=kind, table=sql.Identifier("kilburn", name))
+    if pooled:
+        # What is set on a connection would stay for whoever has it next. So this does not queue for the table.
+        skipped: list[str | None] = []
+
+        def hear(said: psycopg.errors.Diagnostic) -> None:
+            skipped.append(said.sqlstate)
+
+        connection.add_notice_handler(hear)
+        try:
+            connection.execute(vacuum)
+        finally:
+            connection.remove_notice_handler(hear)
+        return errors.LockNotAvailable.sqlstate not in skipped
+    try:
+        wait = f"{max(1, round(patience * 1000))}ms"
+        connection.execute("SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', '0', false)", (wait,))
+        connection.execute(vacuum)
+    except errors.LockNotAvailable:
+        return False
+    finally:
+        if not connection.closed:
+            connection.execute("RESET lock_timeout")
+            connection.execute("RESET statement_timeout")
+    return True
 
 
 def _new_log(connection: Connection) -> None:

@@ -10,8 +10,10 @@ Migrations are ordered scripts, forwards only; `kilburn.version` counts those do
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+import psycopg
 from psycopg import errors, sql
 
 from kilburn.backends.postgres.connection import ROLE, Connection
@@ -22,6 +24,17 @@ OLDEST = 150000
 
 MAINTAINS = 170000
 """The first in which who does not own a table may be allowed to vacuum it."""
+
+_BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL idle_in_transaction_session_timeout = 0;
+SET LOCAL lock_timeout = '5s';
+SET LOCAL statement_timeout = 0;
+SET LOCAL row_security = on;
+"""
+
+LONG = 3600.0
+"""Seconds that a step of a migration may take."""
 
 TABLES = """
 CREATE TABLE kilburn.tenant(
@@ -72,7 +85,7 @@ CREATE TABLE kilburn.content(
     digest bytea NOT NULL,
     size bigint NOT NULL,
     codec bigint NOT NULL,
-    data bytea STORAGE EXTERNAL NOT NULL,
+    data bytea NOT NULL,
     PRIMARY KEY(tenant, digest)
 );
 
@@ -136,7 +149,7 @@ CREATE TABLE kilburn.checkpoint(
     kept boolean NOT NULL,
     size bigint NOT NULL,
     codec bigint NOT NULL,
-    data bytea STORAGE EXTERNAL NOT NULL,
+    data bytea NOT NULL,
     seal bytea NOT NULL,
     PRIMARY KEY(tenant, process, head)
 );
@@ -185,7 +198,7 @@ CREATE TABLE kilburn.vector(
     embedder bigint NOT NULL,
     id bigint NOT NULL,
     entry bigint NOT NULL,
-    data bytea STORAGE EXTERNAL NOT NULL,
+    data bytea NOT NULL,
     seal bytea NOT NULL,
     PRIMARY KEY(tenant, embedder, id),
     UNIQUE(tenant, entry, embedder),
@@ -207,6 +220,11 @@ CREATE TABLE kilburn.erasure(
     number bigint NOT NULL,
     at xid8 NOT NULL
 );
+
+-- What is compressed already. CREATE TABLE says this from PostgreSQL 16 on.
+ALTER TABLE kilburn.content ALTER COLUMN data SET STORAGE EXTERNAL;
+ALTER TABLE kilburn.checkpoint ALTER COLUMN data SET STORAGE EXTERNAL;
+ALTER TABLE kilburn.vector ALTER COLUMN data SET STORAGE EXTERNAL;
 
 -- ANALYZE would keep samples of words and names.
 ALTER TABLE kilburn.tenant ALTER COLUMN name SET STATISTICS 0;
@@ -327,7 +345,13 @@ def _keeping(connection: Connection) -> None:
 
 MIGRATIONS = (_first, _keeping)
 
-_RACED = (errors.DuplicateSchema, errors.DuplicateTable, errors.DuplicateObject, errors.UniqueViolation)
+_RACED = (
+    errors.DuplicateSchema,
+    errors.DuplicateTable,
+    errors.DuplicateObject,
+    errors.UniqueViolation,
+    errors.SerializationFailure,
+)
 """Another program does the same at this moment."""
 
 
@@ -343,7 +367,7 @@ def migrate(connection: Connection, place: str) -> None:
         try:
             if version(connection, place) == len(MIGRATIONS):
                 return
-            with connection.transaction():
+            with _patient(connection):
                 done = _locked_version(connection, place)
                 _make_role(connection)
                 for step in MIGRATIONS[done:]:
@@ -353,6 +377,23 @@ def migrate(connection: Connection, place: str) -> None:
         except _RACED:
             time.sleep(0.05)
     raise StoreUnavailable(f"opening {place}: others are changing its schema", advice="try again")
+
+
+@contextmanager
+def _patient(connection: Connection) -> Iterator[None]:
+    """A transaction that waits for a lock for some time, and works for as long as it takes."""
+    # In one message: what the owner has set may leave no time between two.
+    connection.execute(_BEGIN)
+    silence, connection.silence = connection.silence, LONG
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if not connection.closed:
+            # Where it is done, or the connection lost, nothing happens.
+            with suppress(psycopg.Error):
+                connection.rollback()
+        connection.silence = silence
 
 
 def check_server(connection: Connection, place: str) -> None:
@@ -427,8 +468,11 @@ def tenant_number(connection: Connection, name: str, *, create: bool) -> int:
     """The number of a tenant; 0 where it has none and none is made."""
     select = "SELECT id FROM kilburn.tenant WHERE name = %s"
     key = name.encode()
-    with connection.transaction():
-        connection.execute("SELECT set_config('role', %s, true), set_config('kilburn.name', %s, true)", (ROLE, name))
+    with _patient(connection):
+        settings = (
+            "SELECT set_config('role', %s, true), set_config('kilburn.name', %s, true), set_config('row_security', 'on', true)"
+        )
+        connection.execute(settings, (ROLE, name))
         found = connection.execute(select, (key,)).fetchone()
         if found is None and create:
             connection.execute("INSERT INTO kilburn.tenant(name) VALUES(%s) ON CONFLICT DO NOTHING", (key,))

@@ -1,0 +1,259 @@
+"""A network that refuses, hangs or breaks at any step: a typed error within a bounded time, nothing lost and nothing twice."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import psycopg
+import pytest
+
+import kilburn
+from cli.terminal import kilburn as run
+from kilburn.backends.postgres.server import OwnServer
+from kilburn.backends.postgres.store import Postgres
+from kilburn.errors import KilburnError, StoreBusy, StoreError, StoreStale, StoreUnavailable
+from kilburn.kernel.store import Store
+from kilburn.testing import check_laws
+from kilburn.testing.stores import batch_of, start
+from ways import COMMITTED, Link, Way, way_to
+
+EVERY = int(os.environ.get("KILBURN_TEST_EVERY", "6"))
+"""Every so many steps of an append are tried by default; `KILBURN_TEST_EVERY=1` tries each."""
+
+STEPS = 60
+"""Messages that an append sends, at most."""
+
+
+@pytest.fixture
+def path(server: OwnServer) -> str:
+    return str(server.folder / ".s.PGSQL.5432")
+
+
+@pytest.fixture
+def way(path: str, url: str) -> Iterator[Way]:
+    with way_to(path, url) as made:
+        yield made
+
+
+def pages(url: str, segment: int, tenant: str = "default") -> list[int]:
+    with Postgres(url, tenant=tenant) as backend:
+        assert [event.number for event in backend.events(segment)] == list(range(1, len(list(backend.pages(segment))) + 1))
+        return [page.id for page, _ in backend.pages(segment)]
+
+
+@pytest.fixture(params=["refused", "no such name", "silent"])
+def nowhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        if request.param == "refused":
+            listener.close()
+        host = "no-such-host.invalid" if request.param == "no such name" else place
+        yield f"postgresql://ana:hunter2@{host}/x?connect_timeout=2"
+
+
+def test_where_no_server_is_a_verb_says_so(nowhere: str) -> None:
+    for verb in ("ps", "fsck"):
+        done = run(verb, "--db", nowhere)
+        assert done.status == 1
+        assert "check that the server runs" in done.err
+        assert "hunter2" not in done.out + done.err
+        assert "Traceback" not in done.err
+
+
+def test_a_network_that_hangs_at_any_step_of_an_append(path: str, url: str) -> None:
+    """All at once, as each waits for as long as a server may say nothing."""
+    went: dict[int, object] = {}
+
+    def hang(step: int) -> None:
+        tenant = f"tenant {step}"
+        with way_to(path, url) as way, Postgres(way.url, tenant=tenant, busy_timeout=1.0) as backend:
+            segment = start(backend)
+            backend.commit(segment, batch_of(0, {1: "first"}))
+            way.count()
+            way.asked = lambda link, number: way.hang() if number == step else None
+            try:
+                backend.commit(segment, batch_of(1, {2: "second"}))
+                went[step] = None
+            except KilburnError as error:
+                went[step] = error
+            way.asked = lambda link, number: None
+            way.heal()
+            # The database knows whether it was written.
+            with suppress(StoreStale):
+                backend.commit(segment, batch_of(1, {2: "second"}))
+            backend.commit(segment, batch_of(2, {3: "third"}))
+        assert pages(url, segment, tenant) == [1, 2, 3]
+        went.setdefault(-step, None)
+
+    steps = range(1, STEPS, EVERY)
+    threads = [threading.Thread(target=hang, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {step for step in went if step < 0} == {-step for step in steps}, went
+    hung = [error for step, error in went.items() if step > 0 and error is not None]
+    assert len(hung) > len(steps) // 4
+    assert {type(error) for error in hung} == {StoreUnavailable}
+
+
+def test_a_connection_that_breaks_at_any_step_of_an_append_is_made_anew(way: Way, url: str) -> None:
+    """Before the server has a message, and before its answer comes."""
+    broken = 0
+    with Postgres(way.url) as backend:
+        segment = start(backend)
+        head = 0
+        for before in (True, False):
+            for step in range(1, STEPS, 1 if before else 2):
+                cut: list[Link] = []
+
+                def cut_at(link: Link, wanted: int, number: int, cut: list[Link] = cut) -> None:
+                    if number == wanted and not cut:
+                        cut.append(link)
+                        link.cut()
+
+                answers = iter(range(1, 1000))
+
+                def answered(link: Link, message: bytes, step: int = step, answers: Iterator[int] = answers) -> bytes:
+                    cut_at(link, step, next(answers))
+                    return message
+
+                way.count()
+                if before:
+                    way.asked = lambda link, number, step=step: cut_at(link, step, number)  # type: ignore[misc]
+                else:
+                    way.answered = answered
+                backend.commit(segment, batch_of(head, {head + 1: f"text {step}"}))
+                way.asked, way.answered = (lambda link, number: None), (lambda link, message: message)
+                head += 1
+                broken += len(cut)
+    assert pages(url, segment) == list(range(1, head + 1))
+    assert broken > 30
+
+
+def test_a_server_that_ends_the_connection_at_any_step_of_an_append(way: Way, url: str) -> None:
+    killed = 0
+    with Postgres(way.url) as backend, psycopg.connect(url, autocommit=True) as connection:
+        segment = start(backend)
+        head = 0
+        for step in range(1, STEPS, 2):
+            ended: list[int] = []
+
+            def end(link: Link, number: int, step: int = step, ended: list[int] = ended) -> None:
+                if number == step and not ended:
+                    # With this the server waits until it is gone.
+                    assert connection.execute("SELECT pg_terminate_backend(%s, 60000)", (link.pid,)).fetchone() == (True,)
+                    ended.append(link.pid)
+
+            way.count()
+            way.asked = end
+            backend.commit(segment, batch_of(head, {head + 1: f"text {step}"}))
+            way.asked = lambda link, number: None
+            head += 1
+            killed += len(ended)
+    assert pages(url, segment) == list(range(1, head + 1))
+    assert killed > 15
+
+
+def without_the_answer(do: Callable[[], None]) -> Callable[[Link, bytes], bytes]:
+    """When the server says that something is written, the client does not hear it, and this is done."""
+
+    def answered(link: Link, message: bytes) -> bytes:
+        if message == COMMITTED:
+            do()
+            link.stop()
+        return message
+
+    return answered
+
+
+def test_a_commit_that_was_written_and_not_answered_is_found_out(way: Way, url: str) -> None:
+    with Postgres(way.url, busy_timeout=0.2) as backend:
+        segment = start(backend)
+        way.answered = without_the_answer(lambda: setattr(way, "answered", lambda link, message: message))
+        backend.commit(segment, batch_of(0, {1: "once"}))
+    assert pages(url, segment) == [1]
+
+
+def test_a_commit_that_nobody_answers_is_neither_lost_nor_doubled(way: Way, url: str) -> None:
+    hello = {"role": "user", "content": "hello"}
+    with Store(Postgres(way.url, busy_timeout=0.2), kilburn.Budget(500), "fifo", tokenizer="chars/4") as store:
+        session = store.session("s")
+        session.append({"role": "user", "content": "before"})
+        way.answered = without_the_answer(way.hang)
+        with pytest.raises(StoreUnavailable, match=r"whether it was written is not known.*not written twice"):
+            session.append(hello)
+        way.answered = lambda link, message: message
+        way.heal()
+        with pytest.raises(StoreStale):
+            session.append(hello)
+        assert [message["content"] for message in session.messages()] == ["before", "hello"]
+        session.append({"role": "assistant", "content": "after"})
+        check_laws(session)
+    with kilburn.open(url, window=500, tokenizer="chars/4", embedder=None) as store:
+        assert [message["content"] for message in store.session("s").messages()] == ["before", "hello", "after"]
+
+
+def test_who_hangs_with_a_lock_gives_it_up(way: Way, url: str) -> None:
+    """The one that hangs is still there for the server: it says nothing, and holds the session."""
+    with Postgres(way.url, busy_timeout=0.1) as hanging, Postgres(url, busy_timeout=0.1) as other:
+        segment = start(hanging)
+        hanging.commit(segment, batch_of(0, {1: "first"}))
+        locked = threading.Event()
+        seen = iter(range(1000))
+
+        def answered(link: Link, message: bytes) -> bytes:
+            # The second row is the session's, after that of the settings.
+            if message[:1] == b"D" and next(seen) == 1:
+                locked.set()
+                way.hang()
+            return message
+
+        way.answered = answered
+        with pytest.raises(StoreUnavailable):
+            hanging.commit(segment, batch_of(1, {2: "never"}))
+        assert locked.is_set()
+        while True:
+            try:
+                other.commit(segment, batch_of(1, {2: "second"}))
+                break
+            except StoreBusy:
+                continue
+    assert pages(url, segment) == [1, 2]
+
+
+def test_connections_that_died_while_nobody_used_them_are_not_noticed(server: OwnServer, url: str) -> None:
+    """Also by a write whose commit cannot be found out."""
+    with Postgres(url) as backend, psycopg.connect(url, autocommit=True) as connection:
+        backend.commit(start(backend), batch_of(0, {1: "word"}))
+        for round_ in range(3):
+            threads = [threading.Thread(target=backend.search, args=("word",)) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            ended = "SELECT bool_and(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE application_name = 'kilburn'"
+            assert connection.execute(f"{ended} AND datname = current_database()").fetchone() == (True,)
+            backend.keep_setting("number", str(round_))
+            backend.drop_vectors("none")
+        assert backend.settings() == {"number": "2"}
+
+
+def test_a_server_that_is_stopped_and_comes_back(server: OwnServer, url: str) -> None:
+    with Postgres(url, busy_timeout=0.2) as backend:
+        segment = start(backend)
+        backend.commit(segment, batch_of(0, {1: "first"}))
+        server.stop("fast")
+        try:
+            with pytest.raises(StoreUnavailable, match="check that the server runs"):
+                backend.commit(segment, batch_of(1, {2: "second"}))
+            with pytest.raises(StoreError):
+                Postgres(url)
+        finally:
+            server.start()
+        backend.commit(segment, batch_of(1, {2: "second"}))
+    assert pages(url, segment) == [1, 2]
