@@ -72,7 +72,7 @@ CREATE TABLE kilburn.content(
     digest bytea NOT NULL,
     size bigint NOT NULL,
     codec bigint NOT NULL,
-    data bytea STORAGE EXTERNAL NOT NULL,
+    data bytea NOT NULL,
     PRIMARY KEY(tenant, digest)
 );
 
@@ -136,7 +136,7 @@ CREATE TABLE kilburn.checkpoint(
     kept boolean NOT NULL,
     size bigint NOT NULL,
     codec bigint NOT NULL,
-    data bytea STORAGE EXTERNAL NOT NULL,
+    data bytea NOT NULL,
     seal bytea NOT NULL,
     PRIMARY KEY(tenant, process, head)
 );
@@ -185,7 +185,7 @@ CREATE TABLE kilburn.vector(
     embedder bigint NOT NULL,
     id bigint NOT NULL,
     entry bigint NOT NULL,
-    data bytea STORAGE EXTERNAL NOT NULL,
+    data bytea NOT NULL,
     seal bytea NOT NULL,
     PRIMARY KEY(tenant, embedder, id),
     UNIQUE(tenant, entry, embedder),
@@ -207,6 +207,11 @@ CREATE TABLE kilburn.erasure(
     number bigint NOT NULL,
     at xid8 NOT NULL
 );
+
+-- What is compressed already. CREATE TABLE says this from PostgreSQL 16 on.
+ALTER TABLE kilburn.content ALTER COLUMN data SET STORAGE EXTERNAL;
+ALTER TABLE kilburn.checkpoint ALTER COLUMN data SET STORAGE EXTERNAL;
+ALTER TABLE kilburn.vector ALTER COLUMN data SET STORAGE EXTERNAL;
 
 -- ANALYZE would keep samples of words and names.
 ALTER TABLE kilburn.tenant ALTER COLUMN name SET STATISTICS 0;
