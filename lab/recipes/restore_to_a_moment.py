@@ -4,16 +4,9 @@ A server of its own archives its write-ahead log. A base backup is made; then so
 wrong. The base backup and the archive give back the database of the moment before. So the number is back, too, and the list of
 what is forgotten, which was kept elsewhere, says that it has to go. It needs the extra `postgres-server`.
 
-It prints:
+    python lab/recipes/restore_to_a_moment.py
 
-    backup made, then the number forgotten: 0 found
-    not reached: the archive of the write-ahead log (archive_mode is on), as long as it is kept
-    a program goes wrong: the last message is "%%%%"
-    restored to the moment before: the last message is "Noted."
-    the number that was forgotten is back: 1 found
-    kilburn forget --again forgotten.json
-    forgotten: ana p1
-    the number is forgotten again: 0 found
+docs/howto/run-on-postgres.md shows what it prints.
 """
 
 from __future__ import annotations
@@ -34,14 +27,17 @@ from kilburn.cli import main as run_kilburn
 
 
 def opened(server: OwnServer) -> kilburn.Store:
+    """The store on a server."""
     return kilburn.open(server.url, window=4000, policy="fifo", tokenizer="chars/4", embedder=None)
 
 
 def found(store: kilburn.Store) -> str:
+    """What a search for the number finds."""
     return f"{len(store.search('telephone'))} found"
 
 
 def last(store: kilburn.Store) -> str:
+    """The last message, in words."""
     return f'the last message is "{store.session("ana").render()[-1]["content"]}"'
 
 
@@ -64,11 +60,18 @@ def work(server: OwnServer, base: Path, listed: Path) -> str:
 
         # The server archives a file when it is full, or when it is told to go on in the next one.
         file = sql.execute("SELECT pg_walfile_name(pg_switch_wal())").fetchone()[0]
-        for _ in range(600):
-            if (sql.execute("SELECT last_archived_wal FROM pg_stat_archiver").fetchone()[0] or "") >= file:
-                break
-            time.sleep(0.1)
+        wait(server, "SELECT coalesce(last_archived_wal, '') >= %s FROM pg_stat_archiver", file)
     return moment
+
+
+def wait(server: OwnServer, question: str, *values: str) -> None:
+    """Wait until the server says yes."""
+    with psycopg.connect(server.url, autocommit=True) as sql:
+        for _ in range(600):
+            if sql.execute(question, values).fetchone()[0]:
+                return
+            time.sleep(0.1)
+    raise SystemExit(f"it never came to this: {question}")
 
 
 def printed(*words: str) -> str:
@@ -80,6 +83,7 @@ def printed(*words: str) -> str:
 
 
 def main(folder: Path) -> None:
+    """Go through all of it."""
     base, archive, listed = folder / "base", folder / "archive", folder / "forgotten.json"
     for each in (base, archive):
         each.mkdir(mode=0o700)
@@ -106,6 +110,8 @@ def main(folder: Path) -> None:
     )
     second.start()
     try:
+        # It can be read before that.
+        wait(second, "SELECT NOT pg_is_in_recovery()")
         with opened(second) as store:
             print(f"restored to the moment before: {last(store)}")
             print(f"the number that was forgotten is back: {found(store)}")
