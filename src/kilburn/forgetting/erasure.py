@@ -72,7 +72,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 def unreached(backend: Backend) -> tuple[str, ...]:
     """Where what is erased may still be: places that this store knows of, and those that nobody can look at."""
-    # A database has some of its own; a file has none.
+    # Not all that keeps a store has such places.
     of_its_own = getattr(backend, "unreached", tuple)
     return (*of_its_own(), *UNREACHED)
 

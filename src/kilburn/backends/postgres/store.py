@@ -753,8 +753,8 @@ class Postgres:
         return wipe(self._db, self._patience, largest=1 << 62)
 
     def unreached(self) -> tuple[str, ...]:
-        """Where the server, by its own account, may still hold what is erased."""
-        return self._db.read("reading", lambda statements: held(statements, self._number))
+        """Where the server and the cold place, by their own account, may still hold what is erased."""
+        return self._db.read("reading", lambda statements: held(statements, self._number)) + self._chilling.unreached()
 
     def sync(self) -> None:
         """See `Backend`."""
