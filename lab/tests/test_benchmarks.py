@@ -26,6 +26,7 @@ TINY = {
     "resending": ["--talks", "1"],
     "passages": ["--facts", "40", "--batch", "10", "--times", "3"],
     "sizes": ["--pages", "10", "--pages", "30", "--rounds", "3", "--policy", "fifo"],
+    "storage": ["--messages", "20"],
     "startup": ["--repeat", "1", "--profile", "2"],
     "memory": ["--pages", "20", "--policy", "fifo"],
     "planning": ["--pages", "30", "--policy", "fifo", "--policy", "importance", "--repeat", "2"],

@@ -248,7 +248,23 @@ class Chilling:
         """See `Backend`."""
         if repair:
             self._abandon()
-        return [what for what, _ in self.wrong(repair=repair, read=True)]
+        found = [what for what, _ in self.wrong(repair=repair, read=True)]
+        place = self._read(lambda rows: rows.place())
+        if place is not None and not place.place.versions and place.keeps_versions():
+            found.append(f"{place.place.url} keeps versions by now: what is deleted there stays as an older one")
+        return found
+
+    def unreached(self) -> tuple[str, ...]:
+        """What of erased texts may still be in the cold place, as far as it is known."""
+        late = sum(self._read(lambda rows: rows.strays()).values())
+        found = [f"{late} objects in the cold place that could not be deleted yet: a later writer does it"] if late else []
+        try:
+            place = self._read(lambda rows: rows.place())
+        except KilburnError as error:
+            return (*found, f"a cold place that cannot be opened: {error.what}")
+        if place is not None and place.place.versions:
+            found.append(f"older versions of objects in {place.place.url}, until they expire there")
+        return tuple(found)
 
     def wrong(self, *, repair: bool, read: bool) -> list[tuple[str, bool]]:
         """What is wrong with the cold place, in words, each with whether it is of no text.

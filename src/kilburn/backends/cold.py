@@ -12,6 +12,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -32,12 +33,14 @@ class ColdSite(msgspec.Struct, frozen=True, kw_only=True):
         url: `file:///...`, `s3://bucket/...`, and whatever else `obstore` opens; a folder by its path.
         folder: the tenant's own, below: two stores may share a place.
         key: the file with the key; "" where nothing is encrypted. proof: says whether it is the same key.
+        versions: whether it is known that the place keeps versions of what is deleted there.
     """
 
     url: str
     folder: str
     key: str = ""
     proof: str = ""
+    versions: bool = False
 
 
 def place_of(setting: str | None) -> ColdSite | None:
@@ -54,19 +57,29 @@ def place_of(setting: str | None) -> ColdSite | None:
         raise StoreCorrupt(f"the setting {SETTING!r} cannot be read: {error}", advice="`kilburn cold set` it again") from error
 
 
-def new_place(url: str, key: str = "") -> ColdSite:
+def new_place(url: str, key: str = "", *, versions: bool = False) -> ColdSite:
     """A new place, made if it is a folder, and tried out. A file for the key that is not there is made.
 
+    Args:
+        versions: whether the place may keep versions of what is deleted there.
+
     Raises:
-        SpecError: no place of this kind, or no key. StoreError: nothing can be written there. MissingExtra.
+        SpecError: no place of this kind, no key, or a place that keeps versions. StoreError: nothing can be written there.
+        MissingExtra.
     """
     made = ColdSite(
         url=url if "://" in url else Path(url).absolute().as_uri(),
         folder=secrets.token_hex(8),
         key=os.path.abspath(key) if key else "",
         proof=_proof(_key_in(key, make=True)) if key else "",
+        versions=versions,
     )
     place = ColdPlace(made)
+    if not versions and place.keeps_versions():
+        raise SpecError(
+            f"{url} keeps versions: what is deleted there stays as an older one",
+            advice="switch that off, or let older versions expire by a rule of the bucket and say --versions",
+        )
     tried = place.put(b"tried out", digest=b"")
     if place.get(tried, digest=b"") != b"tried out":
         raise StoreError(f"{url} does not give back what was written there", advice="give another place")
@@ -98,6 +111,10 @@ def _key_in(path: str, *, make: bool = False) -> bytes:
     return key
 
 
+RETRIES, LONG = 4, 15
+"""How often an object store is asked again that does not answer, or is too busy, and the seconds after which it is not."""
+
+
 class ColdPlace:
     """Reads, writes and deletes the objects of one tenant.
 
@@ -114,7 +131,12 @@ class ColdPlace:
         # A folder's own path; None for an object store.
         self._local = Path(unquote(place.url.removeprefix("file://"))) if place.url.startswith("file://") else None
         with self._told("opening it"):
-            self._objects: Any = from_url(place.url) if self._local is None else LocalStore(self._local, mkdir=True)
+            if self._local is not None:
+                self._objects: Any = LocalStore(self._local, mkdir=True)
+            else:
+                self._objects = from_url(
+                    place.url, retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=LONG)}
+                )
         self._known: Any = None
 
     def _cipher(self) -> Any:
@@ -135,8 +157,11 @@ class ColdPlace:
         return self._known
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _told(self, doing: str, *, of_one: bool = False) -> Iterator[None]:
         """Errors of the place as errors of the store.
+
+        Args:
+            of_one: whether it may be that an object is not there; else the place itself is not.
 
         Raises:
             StoreError: it cannot be reached, or it refuses. FileNotFoundError: there is no such object.
@@ -145,15 +170,16 @@ class ColdPlace:
 
         try:
             yield
-        except FileNotFoundError:
-            raise
         except (exceptions.BaseError, OSError, ValueError) as error:
+            if of_one and isinstance(error, FileNotFoundError):
+                raise
             why = str(error).partition("\n")[0]
             what = f"the cold place {self.place.url}: {doing}: {why}"
             raise StoreError(what, advice="check that it is there and may be read and written, then try again") from error
 
     def _path(self, name: str) -> str:
-        return f"{self.place.folder}/{name[:2]}/{name}"
+        # What somebody else put there has a path, and no name of ours.
+        return f"{self.place.folder}/{name if '/' in name else f'{name[:2]}/{name}'}"
 
     def put(self, data: bytes, digest: bytes) -> str:
         """Write an object, durably; returns its name.
@@ -174,8 +200,21 @@ class ColdPlace:
             body = MARK + SEALED + nonce + cipher.encrypt(nonce, data, digest)
         return f"{hashlib.sha256(body).hexdigest()}-{secrets.token_hex(8)}", body
 
-    def write(self, name: str, body: bytes) -> None:
-        """Write an object, durably.
+    def keeps_versions(self) -> bool:
+        """Whether the place keeps an object that is deleted, as an older version, as far as it says so: a bucket of S3 does.
+
+        Raises:
+            StoreError: nothing can be written there.
+        """
+        if not self.place.url.startswith("s3"):
+            return False
+        name, body = self.made(b"does it keep versions?", b"")
+        version = self.write(name, body)
+        self.delete(name)
+        return version not in (None, "null")
+
+    def write(self, name: str, body: bytes) -> str | None:
+        """Write an object, durably; returns the version that it has in the place, if the place says so.
 
         Raises:
             StoreError.
@@ -186,7 +225,7 @@ class ColdPlace:
             if self._local is not None:
                 # Nobody but its owner may read there, whatever the umask is.
                 os.makedirs(self._local / self.place.folder, mode=0o700, exist_ok=True)
-            obstore.put(self._objects, self._path(name), body, mode="create" if self._local is None else "overwrite")
+            put = obstore.put(self._objects, self._path(name), body, mode="create" if self._local is None else "overwrite")
             if self._local is not None:
                 # The library leaves it to the system when a file is on the disk.
                 whole = self._local / self._path(name)
@@ -196,6 +235,7 @@ class ColdPlace:
                         os.fsync(file)
                     finally:
                         os.close(file)
+        return put["version"]
 
     def get(self, name: str, digest: bytes) -> bytes:
         """What an object holds: one read.
@@ -207,7 +247,7 @@ class ColdPlace:
 
         advice = "put the object back from a backup of the cold place; `kilburn cold scrub` lists all that are wrong"
         try:
-            with self._told("reading"):
+            with self._told("reading", of_one=True):
                 body = bytes(obstore.get(self._objects, self._path(name)).bytes())
         except FileNotFoundError as error:
             raise StoreCorrupt(f"the cold object {self._path(name)} is not in {self.place.url}", advice=advice) from error
@@ -237,13 +277,13 @@ class ColdPlace:
         import obstore
 
         try:
-            with self._told("deleting"):
+            with self._told("deleting", of_one=True):
                 obstore.delete(self._objects, self._path(name))
         except FileNotFoundError:
             pass
 
     def names(self) -> Iterator[str]:
-        """The names of all objects of the tenant.
+        """The names of all objects of the tenant; of one that lies where none of ours does, its path.
 
         Raises:
             StoreError.
@@ -252,4 +292,7 @@ class ColdPlace:
 
         with self._told("listing"):
             for some in obstore.list(self._objects, prefix=f"{self.place.folder}/"):
-                yield from (str(each["path"]).rpartition("/")[2] for each in some)
+                for each in some:
+                    path = str(each["path"])
+                    name = path.rpartition("/")[2]
+                    yield name if path == self._path(name) else path.removeprefix(f"{self.place.folder}/")

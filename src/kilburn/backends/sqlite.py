@@ -775,6 +775,10 @@ class Sqlite:
         """See `Backend`."""
         return self._chilling.scrub(repair=repair)
 
+    def unreached(self) -> tuple[str, ...]:
+        """What of erased texts may still be in the cold place, as far as it is known."""
+        return self._chilling.unreached()
+
     def _read_cold(self, do: Callable[[ColdRows], T]) -> T:
         with self._reading("reading"):
             return do(self._cold)

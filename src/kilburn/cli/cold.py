@@ -28,6 +28,9 @@ def set_place(
     key: Annotated[
         str, Option("--key", metavar="FILE", help="Encrypt with the key in this file; it is made where there is none.")
     ] = "",
+    versions: Annotated[
+        bool, Option("--versions", help="Take a bucket that keeps versions of what is deleted; a rule of it lets them expire.")
+    ] = False,
     *,
     where: StorePlace,
 ) -> None:
@@ -43,7 +46,7 @@ def set_place(
         # Also what is only to be deleted in the old place: nobody would find it there any more.
         if store.backend.cold() or store.backend.scrub():
             raise SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`, then scrub")
-        made = new_place(place, key)
+        made = new_place(place, key, versions=versions)
         store.backend.keep_setting("cold", msgspec.json.encode(made).decode())
     if where.json:
         emit(msgspec.to_builtins(made))

@@ -8,20 +8,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from typer import Argument, Option
 
 from kilburn.backends.places import is_url
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
-from kilburn.cli.access import counting, existing, writing
+from kilburn.cli.access import counting, existing, reading, writing
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.errors import SpecError
+from kilburn.file import write_file
 from kilburn.forgetting.erasure import UNREACHED, Erasure, copies_of, described, pages_of
+from kilburn.forgetting.listed import listed, read_list, to_forget_again
 from kilburn.kernel.store import Store
 from kilburn.page import Page, address_of
 from kilburn.terminal import emit, line, say, tell
@@ -46,6 +50,12 @@ def forget(
     source: Annotated[
         str | None, Option(metavar="NAME", help="What was learned from a session or document; it stays itself.")
     ] = None,
+    again: Annotated[
+        Path | None, Option("--again", metavar="FILE", help="What a list of --list has and is not forgotten here.")
+    ] = None,
+    list_: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="Forget nothing: write what is forgotten, as numbers, for --again.")
+    ] = None,
     yes: Yes = False,
     dry: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
     why: Why = "",
@@ -58,6 +68,9 @@ def forget(
     Give a session and an address, or one of the options: then everything that was made from it goes too, in every
     session and memory.
 
+    A backup has what was forgotten after it was made. --list writes numbers and times, and no word: keep them elsewhere, newer
+    ones over older. When a backup was restored, and before anybody writes to it, --again forgets in it what is in that list.
+
     In a session that `kilburn fsck --repair` quarantined, pages have no addresses any more. --all erases what is left
     of it, including texts that no other session has.
 
@@ -66,7 +79,18 @@ def forget(
         kilburn forget session-1 p17 --yes
 
         kilburn forget --user ana --dry-run
+
+        kilburn forget --list forgotten.json
     """
+    if list_ is not None or again is not None:
+        others = (name, address, session_, user, document, tool, source)
+        if whole or (list_ and again) or any(each is not None for each in others):
+            raise SpecError("--list and --again take nothing beside them", advice="give one of them alone")
+        if list_ is not None:
+            _list(list_, db, tenant, json=json)
+        elif again is not None:
+            _forget_again(again, db, tenant, yes=yes, json=json, dry=dry)
+        return
     given = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
     chosen = {word: value for word, value in given.items() if value is not None}
     if name is None and not whole and address is None and len(chosen) == 1:
@@ -85,6 +109,36 @@ def forget(
     with writing(existing(db), tenant) as opened:
         store = counting(opened, name)
         carry_out(lambda only: store.forget(session=name, address=address, why=why, dry=only), store, yes=yes, json=json, dry=dry)
+
+
+def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None:
+    """Write the list of what is forgotten."""
+    with reading(db, tenant) as store:
+        known = listed(store.backend, store.clock())
+    # A segment has a line: whoever wants something back takes its line out.
+    lines = ",\n".join(msgspec.json.encode(each).decode() for each in known.gone)
+    head = msgspec.json.encode({"time": known.time, "made": {str(number): made for number, made in known.made.items()}}).decode()
+    with write_file(file, force=True) as out:
+        out.write(f'{head[:-1]},"gone":[\n{lines}\n]}}\n'.encode())
+    if json:
+        emit({"list": str(file), "segments": len(known.gone)})
+    else:
+        tell(line(f"{file}: {many(len(known.gone), 'segment')} forgotten in part or as a whole"))
+
+
+def _forget_again(file: Path, db: str | None, tenant: str | None, *, yes: bool, json: bool, dry: bool) -> None:
+    """Forget what is in a list."""
+    known = read_list(file.read_bytes())
+    with writing(existing(db), tenant) as store:
+        roots, whole = to_forget_again(store.backend, known)
+        asked = {"again": file.name}
+        carry_out(
+            lambda only: store.forget_pages(roots, whole, asked=asked, why="forgotten before", dry=only),
+            store,
+            yes=yes or not (roots or whole),
+            json=json,
+            dry=dry,
+        )
 
 
 def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:

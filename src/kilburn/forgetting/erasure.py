@@ -25,7 +25,7 @@ from kilburn.page import Page, Place, parse_address
 from kilburn.search.found import DamageWarning
 
 UNREACHED = (
-    "copies of the file and backups made elsewhere",
+    "copies and backups made elsewhere",
     "file-system snapshots and blocks that the disk has freed",
     "caches and logs of providers that were sent a prompt with it",
     "other programs that have the store open, until they read it again",
@@ -56,7 +56,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
         told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
         left: (name, reason) of segments that stay: they are damaged, or somebody else's, and what goes was made from them.
-        unreached: what no program of this machine's user can say.
+        unreached: where it may still be, as far as the store knows, and what no program of this machine's user can say.
     """
 
     asked: dict[str, str]
@@ -68,6 +68,13 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     exports: tuple[Export, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     unreached: tuple[str, ...] = UNREACHED
+
+
+def unreached(backend: Backend) -> tuple[str, ...]:
+    """Where what is erased may still be: places that this store knows of, and those that nobody can look at."""
+    # Not all that keeps a store has such places.
+    of_its_own = getattr(backend, "unreached", tuple)
+    return (*of_its_own(), *UNREACHED)
 
 
 def made_from(backend: Backend, info: SegmentInfo) -> dict[int, list[int]]:
@@ -127,6 +134,7 @@ def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
         told=tuple(sorted(told)),
         exports=tuple(exports),
         left=(*receipt.left, *stays),
+        unreached=unreached(backend),
     )
 
 

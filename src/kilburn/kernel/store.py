@@ -14,6 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from kilburn.arguments import checked
 from kilburn.backend import COPYING, Backend, SegmentInfo, SegmentKind, check_name
 from kilburn.budget import Budget
@@ -21,7 +23,7 @@ from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import closure
-from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from
+from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from, unreached
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.kernel import Kernel
@@ -433,7 +435,7 @@ class Store:
             whole: sessions that are forgotten with their names and ledgers.
             asked: what the receipt repeats.
         """
-        going = [info for info in whole if not info.damaged]
+        going = sorted((info for info in whole if not info.damaged), key=_depth_of)
         everything = {number: list(pages) for number, pages in roots.items()}
         everything |= {info.number: [page.id for page, _ in self.backend.pages(info.number)] for info in going}
         receipt = Erasure(
@@ -448,6 +450,9 @@ class Store:
             if self.backend.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
             erase(self, everything, keys, [info.number for info in going], why)
+            # It is done: a server that is gone by now takes no receipt away.
+            with suppress(StoreError):
+                receipt = msgspec.structs.replace(receipt, unreached=unreached(self.backend))
             with self._lock:
                 for info in going:
                     self._sessions.pop(info.name, None)
@@ -460,7 +465,7 @@ class Store:
         if what == "tool":
             return made_by(self.backend, name), []
         if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
-            return {}, sorted(theirs, key=_depth_of)
+            return {}, theirs
         # A session may have the name of a user.
         names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
         found = next((info for info in infos if info.name in names), None)
@@ -469,7 +474,7 @@ class Store:
         if what == "source":
             return made_from(self.backend, found), []
         if address is None:
-            return {}, sorted([*self._below(found), found], key=_depth_of)
+            return {}, [*self._below(found), found]
         return self.segment(found.number).forgettable(address), []
 
     def _below(self, info: SegmentInfo) -> list[SegmentInfo]:

@@ -34,7 +34,7 @@ from kilburn.backends.codec import inflate, key_of
 from kilburn.backends.postgres import schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
 from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
-from kilburn.backends.postgres.erasing import wipe
+from kilburn.backends.postgres.erasing import held, wipe
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
 from kilburn.backends.ranked import PLACES, Extents, number_of
@@ -795,6 +795,10 @@ class Postgres:
         """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
         self._check_writes()
         return wipe(self._db, self._patience, largest=1 << 62)
+
+    def unreached(self) -> tuple[str, ...]:
+        """Where the server and the cold place, by their own account, may still hold what is erased."""
+        return self._db.read("reading", lambda statements: held(statements, self._number)) + self._chilling.unreached()
 
     def sync(self, segment: int | None = None) -> None:
         """See `Backend`."""
