@@ -2,8 +2,9 @@
 
 A plain VACUUM takes dead rows off the pages of a table and leaves their bytes in the room that becomes free. So the tables that
 hold words are written anew (`VACUUM FULL`), and the write-ahead log goes on in a new file, where the user may say so; the older
-files go with the next checkpoint. A row in `kilburn.erasure` says that this is still to be done, and goes last: a program that is
-killed, or a reader that still needs the old rows, only puts it off.
+files go with the next checkpoint. An index of vectors is not built anew, see `kilburn.backends.postgres.halves`. A row in
+`kilburn.erasure` says that this is still to be done, and goes last: a program that is killed, or a reader that still needs the
+old rows, only puts it off.
 
 Out of reach are: an archive of the log, replicas that are behind, backups, and blocks that the disk has freed.
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import errors, sql
 
+from kilburn.backends.postgres import halves
 from kilburn.backends.postgres.connection import Connection, Database, Statements, connected
 from kilburn.errors import StoreError
 
@@ -66,8 +69,11 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
         if flagged is None:
             return True
         number, at = flagged
+        graphs = database.read("erasing", lambda statements: halves.indexed(statements, database.tenant))
+        if graphs:
+            database.write("erasing", lambda statements: halves.leave(statements, database.tenant))
         with connected(database.url, "erasing", silence=LONG) as connection:
-            hindered = _rewrite(connection, at, patience, largest)
+            hindered = _rewrite(connection, at, patience, largest, [halves.near_table(*own) for own in graphs])
         if not hindered:
             done = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
             database.write("erasing", lambda statements: statements.send(done, database.tenant, number))
@@ -78,7 +84,7 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
     return False
 
 
-def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> str:
+def _rewrite(connection: Connection, at: str, patience: float, largest: int, graphs: Sequence[sql.Identifier]) -> str:
     """Write the tables anew, without what was erased up to a transaction; returns what hinders it."""
     ((size,),) = connection.execute(
         "SELECT sum(pg_total_relation_size(to_regclass('kilburn.' || name))) FROM unnest(%s::text[]) AS own(name)", (list(WORDS),)
@@ -93,6 +99,8 @@ def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> 
     try:
         for name in WORDS:
             connection.execute(_VACUUM[full].format(table=sql.Identifier("kilburn", name)))
+        for table in graphs:
+            connection.execute(_MEND.format(table=table))
     except errors.LockNotAvailable:
         return "others use the tables"
     finally:
@@ -103,6 +111,9 @@ def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> 
 
 
 _VACUUM = {True: sql.SQL("VACUUM (FULL) {table}"), False: sql.SQL("VACUUM {table}")}
+
+_MEND = sql.SQL("VACUUM (INDEX_CLEANUP ON) {table}")
+"""Overwrites a vector that left the graph, and mends the graph around it; a few would otherwise be put off."""
 
 
 def _new_log(connection: Connection) -> None:
