@@ -17,7 +17,7 @@ import pytest
 
 from kilburn.backend import Backend
 from kilburn.backends import places
-from kilburn.backends.postgres import schema
+from kilburn.backends.postgres import halves, schema
 from kilburn.backends.postgres.connection import connected
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
@@ -40,6 +40,7 @@ class OfAFile(Postgres):
     def _register(self) -> int:
         with connected(self._url, "opening") as connection:
             schema.migrate(connection, self.path)
+            self._halves = halves.add_halves(connection)
             name = f"{self._place}\n{self.tenant}"
             return schema.tenant_number(connection, name, create=not self.readonly)
 

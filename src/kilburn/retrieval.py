@@ -23,6 +23,9 @@ some such than that the their them then there these they this those to too up us
 which while who why will with would you your let need see should may
 """
 
+EXACT = 20_000
+"""Vectors that are all compared with a query's; of more, those that a quicker look has found."""
+
 STOP = frozenset(_SILENT.split())
 """Common English words, which are left out of a query unless it has no others."""
 

@@ -96,7 +96,7 @@ class Extents:
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
         """Their entries, as ranges; neighbours share one."""
-        return _ranges(self.segments)
+        return ranges_of(self.segments)
 
     def put(self, segment: int, used: int, characters: int) -> None:
         """Take what a segment has now."""
@@ -318,7 +318,7 @@ def _oddness(word: str) -> tuple[bool, int]:
     return not word.isalpha(), len(word)
 
 
-def _ranges(segments: Iterable[int]) -> list[tuple[int, int]]:
+def ranges_of(segments: Iterable[int]) -> list[tuple[int, int]]:
     """The entries of segments, which come in order, as ranges; neighbours share one."""
     runs: list[list[int]] = []
     for segment in segments:

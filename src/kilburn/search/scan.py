@@ -1,4 +1,5 @@
-"""Vectors in memory, and the nearest of them: one pass over the signs of all, then exact products of the best.
+"""Vectors in memory, and the nearest of them: exactly, or of very many by one pass over the signs of all, and exact products of
+the best.
 
 A vector takes D bytes (its numbers as int8, with one scale) and D/8 more for its signs. The signs of a block lie number by
 number, not vector by vector, so that NumPy compares 64 numbers of many vectors at once: 12 ms for a million of 384 numbers.
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from kilburn.errors import MissingExtra
+from kilburn.retrieval import EXACT
 
 try:
     import numpy as np
@@ -22,8 +24,11 @@ Array = np.ndarray[Any, Any]
 BLOCK = 1 << 16
 """Vectors of a block. Its signs and distances fit the processor's cache, and a store that grows copies nothing."""
 
-FEW, LEAST = 1024, 256
-"""So many vectors are compared exactly; of more, at least so many candidates."""
+LEAST = 256
+"""Candidates by signs, at least, where not all are compared exactly."""
+
+CHUNK = 512
+"""Vectors that are multiplied at once: as float32 they fit the processor's cache."""
 
 RECENT = 1024
 """Entries that may be outside of the order, besides an eighth of all."""
@@ -129,18 +134,19 @@ class Scan:
         self._sort()
 
     def nearest(self, vector: Array, limit: int, segments: Collection[int] | None = None) -> list[tuple[int, float]]:
-        """The nearest of these segments, or of all, as (entry, cosine), best first. `vector` has length 1."""
+        """The nearest of these segments, or of all, as (entry, cosine), best first; of equals, the lower entry. `vector` has
+        length 1."""
         masks = None if segments is None else self._masks(segments)
         total = self._count if masks is None else int(sum(np.count_nonzero(mask) for mask in masks))
         if not total or limit < 1:
             return []
         wide = max(LEAST, WIDE * limit, total // SHARE)
-        if total <= max(FEW, wide):
+        if total <= max(EXACT, wide):
             places = np.arange(self._count) if masks is None else np.flatnonzero(np.concatenate(masks))
         else:
             places = _least(self._distances(vector, masks), wide)
         entries, cosines = self._products(vector, places)
-        best = np.argsort(-cosines, kind="stable")[:limit]
+        best = np.lexsort((entries, -cosines))[:limit]
         return list(zip(entries[best].tolist(), cosines[best].tolist(), strict=True))
 
     def similar(self, vector: Array, entries: Iterable[int]) -> dict[int, float]:
@@ -160,9 +166,11 @@ class Scan:
             if len(mine):
                 within = places[mine] % BLOCK
                 entries[mine] = block.entries[within]
-                # Not `@`: so few numbers are not worth the threads of BLAS, which wait for each other on a busy machine.
-                products = np.einsum("ij,j->i", block.numbers.take(within, axis=0).astype(np.float32), vector)
-                cosines[mine] = products * block.scales[within]
+                for start in range(0, len(within), CHUNK):
+                    part = within[start : start + CHUNK]
+                    # Not `@`: so few numbers are not worth the threads of BLAS, which wait for each other on a busy machine.
+                    products = np.einsum("ij,j->i", block.numbers.take(part, axis=0).astype(np.float32), vector)
+                    cosines[mine[start : start + CHUNK]] = products * block.scales[part]
         return entries, cosines
 
     def _distances(self, vector: Array, masks: list[Array] | None) -> Array:

@@ -1,4 +1,4 @@
-"""Search by meaning over the passages of a store: their vectors, kept by the store and scanned in memory.
+"""Search by meaning over the passages of a store: their vectors, kept by the store, and scanned in memory or by the store itself.
 
 What waits for a vector is embedded by `catch_up`, by a thread in the background, and, if it is little, by the search
 itself, so that what was just stored is found. Where others wait for every search, as in a gateway, only the thread
@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from kilburn.backend import Backend, Passage
 from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, Refused, SpecError, StoreError
@@ -78,19 +78,46 @@ def checked(embedder: Embedder, texts: Sequence[str]) -> Any:
     return found / lengths
 
 
+@runtime_checkable
+class Nearby(Protocol):
+    """A store that may look through vectors itself: what is stored is not read into the program's memory."""
+
+    def near(
+        self, embedder: str, vector: Sequence[float], limit: int, segments: Collection[int] | None = None
+    ) -> list[tuple[int, bytes]] | None:
+        """Stored vectors, with their entries, among which the `limit` nearest of these segments or of all are: exactly up to some
+        number of vectors, and nearly always of more. None where the store does not look through those of this embedder."""
+        ...
+
+    def vectors_of(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
+        """The stored vectors of these entries, of those that have one."""
+        ...
+
+    def tend(self) -> list[str]:
+        """Prepare what later searches need, which may take minutes; returns what was done, in words."""
+        ...
+
+
 class _Kept:
-    """The vectors of one embedder, as far as they were read from the store."""
+    """The vectors of one embedder: as far as they were read from the store, or asked from one that looks through them itself."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
         self.scan = Scan(embedder.dimensions)
+        """What was read; of a store that is asked, only what this program could not store."""
         self.last = 0
+        self.asked: bool | None = None
+        """Whether the store is asked; None before that was found out."""
         self.vector = lru_cache(QUERIES)(lambda text: checked(embedder, [text])[0])
         """The vector of a query."""
 
     def read(self, backend: Backend) -> bool:
         """Take some of what any writer has stored since; returns whether there may be more. Vectors of another length are
         not taken, and dropped."""
+        if self.asked is None:
+            self.asked = self._ask(backend, [0.0] * self.embedder.dimensions, 0, None) is not None
+        if self.asked:
+            return False
         some = list(islice(backend.vectors(self.embedder.name, self.last), READ))
         if any(len(row.data) != size_of(self.embedder.dimensions) for row in some):
             if not backend.readonly:
@@ -100,6 +127,37 @@ class _Kept:
             self.scan.add([row.entry for row in some], [row.data for row in some])
             self.last = some[-1].number
         return len(some) == READ
+
+    def nearest(self, backend: Backend, vector: Any, limit: int, segments: Collection[int] | None) -> list[tuple[int, float]]:
+        """The nearest, as `Scan` gives them."""
+        if self.asked:
+            rows = self._ask(backend, vector.tolist(), limit, segments)
+            if rows is not None:
+                # Put in order as what lies in memory is.
+                some = Scan(self.embedder.dimensions)
+                some.add(*zip(*rows, strict=True)) if rows else None
+                found = dict(self.scan.nearest(vector, limit, segments)) | dict(some.nearest(vector, limit))
+                return sorted(found.items(), key=lambda one: (-one[1], one[0]))[:limit]
+            self.asked = False
+            while self.read(backend):
+                pass
+        return self.scan.nearest(vector, limit, segments)
+
+    def similar(self, backend: Backend, vector: Any, entries: Sequence[int]) -> dict[int, float]:
+        """The cosines of passages, as `Scan` gives them."""
+        found = self.scan.similar(vector, entries)
+        if self.asked and isinstance(backend, Nearby) and entries:
+            rows = backend.vectors_of(self.embedder.name, entries)
+            if rows:
+                some = Scan(self.embedder.dimensions)
+                some.add(*zip(*rows, strict=True))
+                found |= some.similar(vector, entries)
+        return found
+
+    def _ask(
+        self, backend: Backend, vector: Sequence[float], limit: int, segments: Collection[int] | None
+    ) -> list[tuple[int, bytes]] | None:
+        return backend.near(self.embedder.name, vector, limit, segments) if isinstance(backend, Nearby) else None
 
 
 class Vectors:
@@ -141,11 +199,11 @@ class Vectors:
         vector = serving.vector(query)
         with self._lock:
             while True:
-                found = serving.scan.nearest(vector, limit, segments)
+                found = serving.nearest(self.backend, vector, limit, segments)
                 there = self.backend.passages([entry for entry, _ in found])
                 gone = [entry for entry, _ in found if entry not in there]
-                if not gone:
-                    return [(there[entry], cosine) for entry, cosine in found]
+                if not gone or serving.asked:
+                    return [(there[entry], cosine) for entry, cosine in found if entry in there]
                 serving.scan.remove(gone)
 
     def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
@@ -161,7 +219,7 @@ class Vectors:
             what = f"a vector of {vector.shape} beside those of {serving.embedder.dimensions} dimensions"
             raise SpecError(what, advice=f"make it with {serving.embedder.name}")
         with self._lock:
-            return serving.scan.similar(vector, entries)
+            return serving.similar(self.backend, vector, list(entries))
 
     def behind(self, left: Collection[int] = ()) -> bool:
         """Whether passages wait for a vector, other than these, or vectors of another embedder are still there.
@@ -241,14 +299,18 @@ class Vectors:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first = min(grace, PAUSE)
+        tended = False
         self._wanted.wait(grace)
         while not self._stop.is_set() and not ending():
             try:
                 self._read()
                 if embeds:
                     self._let_others()
-                    self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
+                    made = self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
                     self._read()
+                    if (made or not tended) and isinstance(self.backend, Nearby):
+                        tended = True
+                        self.backend.tend()
                 self.trouble, pause = "", first
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):

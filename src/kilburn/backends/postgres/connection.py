@@ -35,6 +35,7 @@ try:
     from psycopg.abc import Buffer
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
     from psycopg.pq import TransactionStatus
+    from psycopg.sql import SQL, Composed
     from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
     from psycopg.types.string import BytesBinaryDumper, BytesDumper
 except ModuleNotFoundError as error:
@@ -174,15 +175,15 @@ class Statements:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def send(self, sql: str, *values: object) -> psycopg.Cursor[Row]:
+    def send(self, sql: str | SQL | Composed, *values: object) -> psycopg.Cursor[Row]:
         """Send one; its answer is read by whoever wants it."""
         return self._connection.cursor(binary=True).execute(sql, values)
 
-    def rows(self, sql: str, *values: object) -> list[Row]:
+    def rows(self, sql: str | SQL | Composed, *values: object) -> list[Row]:
         """The rows of a query."""
         return self.send(sql, *values).fetchall()
 
-    def row(self, sql: str, *values: object) -> Row | None:
+    def row(self, sql: str | SQL | Composed, *values: object) -> Row | None:
         """The first row of a query, or None."""
         return self.send(sql, *values).fetchone()
 

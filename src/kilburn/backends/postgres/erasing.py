@@ -2,8 +2,9 @@
 
 A plain VACUUM takes dead rows off the pages of a table and leaves their bytes in the room that becomes free. So the tables that
 hold words are written anew (`VACUUM FULL`), and the write-ahead log goes on in a new file, where the user may say so; the older
-files go with the next checkpoint. A row in `kilburn.erasure` says that this is still to be done, and goes last: a program that is
-killed, or a reader that still needs the old rows, only puts it off.
+files go with the next checkpoint. An index of vectors is not built anew, see `kilburn.backends.postgres.halves`. A row in
+`kilburn.erasure` says that this is still to be done, and goes last: a program that is killed, or a reader that still needs the
+old rows, only puts it off.
 
 Out of reach are: an archive of the log, replicas that are behind, backups, and blocks that the disk has freed.
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import errors, sql
 
+from kilburn.backends.postgres import halves
 from kilburn.backends.postgres.connection import Connection, Database, Statements, connected, is_pooled
 from kilburn.errors import StoreError
 
@@ -66,8 +69,11 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
         if flagged is None:
             return True
         number, at = flagged
+        graphs = database.read("erasing", lambda statements: halves.indexed(statements, database.tenant))
+        if graphs:
+            database.write("erasing", lambda statements: halves.leave(statements, database.tenant))
         with connected(database.url, "erasing", silence=LONG) as connection:
-            hindered = _rewrite(connection, at, patience, largest)
+            hindered = _rewrite(connection, at, patience, largest, [halves.near_table(*own) for own in graphs])
         if not hindered:
             done = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
             database.write("erasing", lambda statements: statements.send(done, database.tenant, number))
@@ -103,7 +109,7 @@ def held(statements: Statements, tenant: int) -> tuple[str, ...]:
     return tuple(what for there, what in places if there)
 
 
-def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> str:
+def _rewrite(connection: Connection, at: str, patience: float, largest: int, graphs: Sequence[sql.Identifier]) -> str:
     """Write the tables anew, without what was erased up to a transaction; returns what hinders it."""
     ((size,),) = connection.execute(
         "SELECT sum(pg_total_relation_size(to_regclass('kilburn.' || name))) FROM unnest(%s::text[]) AS own(name)", (list(WORDS),)
@@ -115,8 +121,11 @@ def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> 
             return "a transaction that began before still reads it"
         time.sleep(PAUSE)
     pooled = is_pooled(connection)
-    for name in WORDS:
-        while not _vacuum(connection, name, full=full, pooled=pooled, patience=patience):
+    kind = ["FULL"] if full else []
+    # A vector that left the graph is overwritten, and the graph around it mended; a few would otherwise be put off.
+    tables = [(sql.Identifier("kilburn", name), kind) for name in WORDS] + [(table, ["INDEX_CLEANUP ON"]) for table in graphs]
+    for table, options in tables:
+        while not _vacuum(connection, table, options, pooled=pooled, patience=patience):
             if time.monotonic() >= deadline:
                 return "others use the tables"
             time.sleep(PAUSE)
@@ -124,11 +133,11 @@ def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> 
     return "" if full else f"the tables have {size:,} bytes; run `kilburn postgres wipe` when few use them"
 
 
-def _vacuum(connection: Connection, name: str, *, full: bool, pooled: bool, patience: float) -> bool:
+def _vacuum(connection: Connection, table: sql.Identifier, options: Sequence[str], *, pooled: bool, patience: float) -> bool:
     """Write a table anew, or clear it; returns whether nobody was in the way."""
-    options = [sql.SQL(name) for name, wanted in (("FULL", full), ("SKIP_LOCKED", pooled)) if wanted]
-    kind = sql.SQL("({}) ").format(sql.SQL(", ").join(options)) if options else sql.SQL("")
-    vacuum = sql.SQL("VACUUM {kind}{table}").format(kind=kind, table=sql.Identifier("kilburn", name))
+    given = [sql.SQL(option) for option in (*options, *(["SKIP_LOCKED"] if pooled else []))]
+    kind = sql.SQL("({}) ").format(sql.SQL(", ").join(given)) if given else sql.SQL("")
+    vacuum = sql.SQL("VACUUM {kind}{table}").format(kind=kind, table=table)
     if pooled:
         # What is set on a connection would stay for whoever has it next. So this does not queue for the table.
         skipped: list[str | None] = []

@@ -31,7 +31,7 @@ from kilburn.backend import (
 )
 from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of
-from kilburn.backends.postgres import schema, writing
+from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
 from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
 from kilburn.backends.postgres.erasing import held, wipe
@@ -108,6 +108,8 @@ class Postgres:
         self.path = self._db.shown
         # How far the schema is; who only reads leaves it as it is.
         self._version = len(schema.MIGRATIONS)
+        # Where pgvector is, if the server searches by meaning.
+        self._halves = ""
         self._opened = OpenPlace()
         self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
         try:
@@ -127,8 +129,10 @@ class Postgres:
                 self._version = schema.version(connection, self.path)
                 if self._version == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="`kilburn chat` or `kilburn copy` makes one")
+                self._halves = halves.found_halves(connection)
             else:
                 schema.migrate(connection, self.path)
+                self._halves = halves.add_halves(connection)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
 
     def _check_writes(self) -> None:
@@ -596,6 +600,39 @@ class Postgres:
             if not found:
                 return
             after = found[-1][0]
+
+    def near(
+        self, embedder: str, vector: Sequence[float], limit: int, segments: Collection[int] | None = None
+    ) -> list[tuple[int, bytes]] | None:
+        """See `kilburn.search.vectors.Nearby`."""
+        if not self._halves:
+            return None
+        name = embedder.encode("utf-8", "surrogatepass")
+        rows = self._db.read(
+            "searching",
+            lambda statements: halves.HalfVectors(statements, self._number, self._halves).near(name, vector, limit, segments),
+        )
+        return self._whole_vectors(embedder, rows) if rows is not None else None
+
+    def vectors_of(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
+        """See `kilburn.search.vectors.Nearby`."""
+        name, wanted = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
+        rows = self._db.read(
+            "reading", lambda statements: halves.HalfVectors(statements, self._number, self._halves).of(name, wanted)
+        )
+        return self._whole_vectors(embedder, rows)
+
+    def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
+        return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
+
+    def tend(self) -> list[str]:
+        """See `kilburn.search.vectors.Nearby`."""
+        self._check_writes()
+        done = halves.tend(self._db, self._halves) if self._halves else []
+        if done:
+            # What was forgotten meanwhile could not be removed.
+            self._wipe()
+        return done
 
     def embedders(self) -> list[str]:
         """The names of the embedders that vectors are kept of, in the order in which they first came."""
