@@ -15,11 +15,12 @@ import torch
 from kilburn.errors import Overlong, SpecError
 from kilburn.model import Request, complete
 from kilburn.testing import check_model
+from kilburn_lab.training.adapter import adapt, load_adapter, merged, save_adapter
 from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.report import Figure, Trained
 from kilburn_lab.training.steps import advantages, log_probabilities, policy_loss, sft_loss
-from kilburn_lab.training.transformer import Transformer, TransformerShape, generate, save
+from kilburn_lab.training.transformer import Transformer, TransformerShape, generate, load, save
 from kilburn_lab.training.words import AGENT, END, GAP, TOOL, UNKNOWN, USER, WordTokenizer
 
 WORLD = WordTokenizer("test", ["a", "b", "c", "k1", "k12", "<IS>", "</IS>"], {"next": (), "read": ("key",)})
@@ -196,3 +197,92 @@ def test_figures_are_given_with_the_interval_over_seeds() -> None:
     assert report.figure("rl", "reward").mean == pytest.approx(0.6)
     with pytest.raises(KeyError):
         report.figure("sft", "reward")
+
+
+def test_a_reply_has_no_blank_within_quotation_marks_or_at_the_edge_of_a_line() -> None:
+    world = WordTokenizer("code", ["a", "b", '{"x": "', '", "y": "', '"}', "```repl\n", "\n```"])
+    said = '{"x": "a b", "y": "b"}'
+    assert world.decode(world.reply(said)) == said
+    assert world.decode(world.reply("```repl\na b\n```")) == "```repl\na b\n```"
+
+
+def test_a_brief_world_reads_a_run_of_foreign_words_as_one() -> None:
+    brief = WordTokenizer("brief", ["a", "b"], brief=True)
+    assert brief.encode("You are to look: a zebra, then b.") == [UNKNOWN, brief.ids["a"], UNKNOWN, brief.ids["b"], UNKNOWN]
+
+
+def parted(model: Transformer) -> dict[str, torch.Tensor]:
+    return {name: part.clone() for name, part in model.state_dict().items()}
+
+
+def test_an_adapter_learns_beside_frozen_weights_and_leaves_them_as_they_were_to_the_bit(tmp_path: Path) -> None:
+    course(tmp_path).train("copy", 12, learn, rate=1e-2)
+    kept = course(tmp_path).checkpoint("copy").read_bytes()
+    trained = course(tmp_path).train("low", 30, learn, rate=2e-2, begin="copy", rank=2)
+    lines = course(tmp_path).lines("low")
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert course(tmp_path).checkpoint("copy").read_bytes() == kept
+    path = course(tmp_path).checkpoint("low")
+    model, _, _ = load(course(tmp_path).checkpoint("copy"))
+    before, ids = parted(model), torch.tensor([[USER, 7, AGENT]])
+    alone = model.hidden(ids)
+    with merged(model, load_adapter(path, model)):
+        assert not torch.equal(model.hidden(ids), alone)
+        assert torch.allclose(model.hidden(ids), trained.hidden(ids), atol=1e-5)
+    assert all(torch.equal(part, before[name]) for name, part in model.state_dict().items())
+    with pytest.raises(RuntimeError, match="stop"), merged(model, load_adapter(path, model)):
+        raise RuntimeError("stop")
+    assert all(torch.equal(part, before[name]) for name, part in model.state_dict().items())
+
+
+def test_a_killed_adapter_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    for folder in ("whole", "cut"):
+        course(tmp_path / folder).train("copy", 4, learn, rate=1e-2)
+    course(tmp_path / "whole").train("low", 12, learn, rate=1e-2, begin="copy", rank=2, every=4)
+
+    def cut(model: Transformer, chance: Chance, done: float) -> tuple[torch.Tensor, dict[str, float]]:
+        if done > 0.6:
+            raise KeyboardInterrupt
+        return learn(model, chance, done)
+
+    with pytest.raises(KeyboardInterrupt):
+        course(tmp_path / "cut").train("low", 12, cut, rate=1e-2, begin="copy", rank=2, every=4)
+    course(tmp_path / "cut").train("low", 12, learn, rate=1e-2, begin="copy", rank=2, every=4)
+    one, two = (course(tmp_path / folder).checkpoint("low").read_bytes() for folder in ("whole", "cut"))
+    assert one == two
+
+
+def test_an_adapter_of_other_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    course(tmp_path).train("copy", 2, learn, rate=1e-2)
+    course(tmp_path).train("low", 2, learn, rate=1e-2, begin="copy", rank=2)
+    low = course(tmp_path).checkpoint("low")
+    assert Toy(str(checkpoint), adapter=str(low)).name.endswith("+adapter")
+    other = tmp_path / "other.safetensors"
+    save(
+        other,
+        Transformer(len(WORLD), TransformerShape(layers=1, width=8, heads=2, context=48)),
+        WORLD,
+        recipe="t",
+        arm="o",
+        seed=0,
+        reply=8,
+    )
+    for path in (other, tmp_path / "none.safetensors", checkpoint):
+        with pytest.raises(SpecError, match="no adapter"):
+            Toy(str(other), adapter=str(path) if path != other else str(low))
+
+
+def test_an_adapter_is_merged_for_a_reply_and_then_taken_out(checkpoint: Path, tmp_path: Path) -> None:
+    model = load(checkpoint)[0]
+    adapt(model, 2)
+    with torch.no_grad():
+        for name, part in model.named_parameters():
+            if name.endswith(".b"):
+                part.normal_(generator=torch.Generator().manual_seed(1))
+    low = tmp_path / "low.safetensors"
+    save_adapter(low, model)
+    request = Request(messages=[{"role": "user", "content": "a b c"}])
+    plain, adapted = Toy(str(checkpoint)), Toy(str(checkpoint), adapter=str(low))
+    assert complete(plain, request).text != complete(adapted, request).text
+    assert all(torch.equal(part, plain.weights[name]) for name, part in adapted.weights.items())

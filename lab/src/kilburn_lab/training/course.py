@@ -10,7 +10,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import write_file
 from kilburn_lab.training import transformer
+from kilburn_lab.training.adapter import adapt, save_adapter
 from kilburn_lab.training.transformer import Transformer, TransformerShape
 from kilburn_lab.training.words import WordTokenizer
 
@@ -27,6 +28,7 @@ try:
     from safetensors import safe_open
     from safetensors.torch import save as tensors_of
     from torch import Tensor
+    from torch.nn import Parameter
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "train") from error
 
@@ -86,7 +88,16 @@ class TrainingRun:
         return self.folder / f"{arm}-{self.seed}.jsonl"
 
     def train(
-        self, arm: str, steps: int, step: Step, *, rate: float, begin: str = "", every: int = 20, decay: float = 0.1
+        self,
+        arm: str,
+        steps: int,
+        step: Step,
+        *,
+        rate: float,
+        begin: str = "",
+        every: int = 20,
+        decay: float = 0.1,
+        rank: int = 0,
     ) -> Transformer:
         """Train an arm, or go on with it, or read it if it is done; its weights are exported.
 
@@ -95,6 +106,7 @@ class TrainingRun:
             begin: the arm whose weights this one begins with; fresh ones where "".
             every: steps between two states that a killed run can go on from.
             decay: the share of the rate that is left at the end.
+            rank: of an adapter that is trained in place of the weights, and exported alone; 0 for the weights.
 
         Raises:
             SpecError: the folder holds a run of other settings.
@@ -103,8 +115,22 @@ class TrainingRun:
             model, _, _ = transformer.load(self.checkpoint(begin))
         else:
             model = Transformer(len(self.words), self.shape, self.seed)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-        setting = (self.recipe, arm, self.seed, self.words.words, msgspec.to_builtins(self.shape), steps, rate, begin, decay)
+        if rank:
+            adapt(model, rank, self.seed)
+        learned = [part for part in model.parameters() if part.requires_grad]
+        optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        setting = (
+            self.recipe,
+            arm,
+            self.seed,
+            self.words.words,
+            msgspec.to_builtins(self.shape),
+            steps,
+            rate,
+            begin,
+            decay,
+            rank,
+        )
         state = _State(self.folder / f"{arm}-{self.seed}.state", hashlib.sha256(repr(setting).encode()).hexdigest())
         done, spent = state.read(model, optimizer)
         lines = self.ledger(arm).read_bytes().splitlines(keepends=True)[:done] if done else []
@@ -118,7 +144,7 @@ class TrainingRun:
                 loss, figures = step(model, Chance(f"{self.recipe}/{arm}/{self.seed}/{number}"), number / steps)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                torch.nn.utils.clip_grad_norm_(learned, 1.0)
                 optimizer.step()
                 seconds = spent + time.process_time() - began
                 told = {"step": number + 1, "loss": loss.item(), **figures, "seconds": round(seconds, 2)}
@@ -134,6 +160,9 @@ class TrainingRun:
                         f"{seconds:.0f} s of processor time, about {left:.0f} s to go"
                     )
         model.eval()
+        if rank:
+            save_adapter(self.checkpoint(arm), model)
+            return model
         transformer.save(self.checkpoint(arm), model, self.words, recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply)
         return model
 
@@ -159,6 +188,10 @@ def _warmth(step: int, steps: int, decay: float) -> float:
     return 1.0 - (1.0 - decay) * (step - first) / max(1, steps - first)
 
 
+def _learned(model: Transformer) -> Iterator[tuple[str, Parameter]]:
+    return ((name, part) for name, part in model.named_parameters() if part.requires_grad)
+
+
 class _State:
     """The file that a killed run goes on from: weights and the optimiser's moments as safetensors, never pickle."""
 
@@ -167,7 +200,7 @@ class _State:
 
     def write(self, model: Transformer, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
         tensors = {f"w.{name}": part.detach().contiguous() for name, part in model.state_dict().items()}
-        for name, part in model.named_parameters():
+        for name, part in _learned(model):
             kept = optimizer.state[part]
             tensors |= {f"m.{name}": kept["exp_avg"].contiguous(), f"v.{name}": kept["exp_avg_sq"].contiguous()}
         said = {"step": str(step), "seconds": repr(seconds), "setting": self.setting}
@@ -184,7 +217,7 @@ class _State:
                 raise SpecError(f"{self.path} is of a run with other settings", advice="give another folder, or remove this one")
             step = int(said["step"])
             model.load_state_dict({name: file.get_tensor(f"w.{name}") for name in model.state_dict()})
-            for name, part in model.named_parameters():
+            for name, part in _learned(model):
                 optimizer.state[part] = {
                     "step": torch.tensor(float(step)),
                     "exp_avg": file.get_tensor(f"m.{name}"),

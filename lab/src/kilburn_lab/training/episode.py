@@ -14,6 +14,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Part
 from kilburn.model import Delta, Reply, Request
+from kilburn.policy import Policy
 from kilburn_lab.training.model import Toy
 
 
@@ -77,22 +78,25 @@ def play(
     task: str,
     tools: Sequence[Callable[..., Any]],
     *,
-    policy: str,
+    policy: str | Policy,
     window: int,
     steps: int,
     rewrite: Callable[[str], str] = lambda text: text,
     store: Store | None = None,
     name: str = "episode",
+    second: Toy | None = None,
 ) -> Played:
     """Let a trained model work at a task as the product's agent, in a session with this policy and window.
 
     Args:
+        second: whom the policy asks; None for the model itself.
         store: where the session is kept, with a window and a policy of its own; in memory where None.
     """
     shown = Shown(model, rewrite)
     if store is not None:
         return _played(shown, store.session(name), task, tools, steps)
-    with kilburn.open(":memory:", window=window, policy=policy, tokenizer=model.tokenizer, model=shown, embedder=None) as opened:
+    asked = shown if second is None else second
+    with kilburn.open(":memory:", window=window, policy=policy, tokenizer=model.tokenizer, model=asked, embedder=None) as opened:
         return _played(shown, opened.session(name), task, tools, steps)
 
 

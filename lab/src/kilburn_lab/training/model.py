@@ -6,12 +6,15 @@ kilburn.open(..., model="kilburn_lab.training.model:Toy('out/rl-0.safetensors')"
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from kilburn.errors import MissingExtra, Overlong, Refused
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens
+from kilburn_lab.training.adapter import load_adapter, merged
 from kilburn_lab.training.transformer import generate, load
 from kilburn_lab.training.words import END
 
@@ -30,19 +33,27 @@ class Toy:
         path: the `.safetensors` that a recipe exported; its `.json` stands beside it.
         temperature: where a request names none; 0 for the likeliest token.
         seed: of what is drawn, where a request names none; the number of the reply is added to it.
+        adapter: a `.safetensors` that is merged into the weights for each reply, and then unmerged.
 
     Raises:
-        SpecError: no checkpoint there, or a damaged one.
+        SpecError: no checkpoint there, or a damaged one; an adapter of other weights.
     """
 
     form = "chat"
 
-    def __init__(self, path: str, temperature: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, path: str, temperature: float = 0.0, seed: int = 0, adapter: str = "") -> None:
         self._model, self.words, self.described = load(Path(path))
-        self.name = f"toy:{self.described.recipe}-{self.described.arm}-{self.described.seed}"
+        self._added = load_adapter(Path(adapter), self._model) if adapter else {}
+        self._alone = threading.Lock()
+        self.name = f"toy:{self.described.recipe}-{self.described.arm}-{self.described.seed}" + "+adapter" * bool(adapter)
         self.context: int | None = self.described.shape.context
         self.tokenizer = self.words
         self._temperature, self._seed, self._replies = temperature, seed, 0
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The weights as they are now, by name."""
+        return self._model.state_dict()
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply; a tool's name in it, with as many words behind it as the tool has arguments, is a call.
@@ -61,7 +72,8 @@ class Toy:
         warm = self._temperature if request.temperature is None else request.temperature
         chance = torch.Generator().manual_seed(self._seed + self._replies if request.seed is None else request.seed)
         self._replies += 1
-        [tokens] = generate(self._model, [prompt], most, temperature=warm, chance=chance)
+        with self._alone, merged(self._model, self._added) if self._added else nullcontext():
+            [tokens] = generate(self._model, [prompt], most, temperature=warm, chance=chance)
         text, tool, given = self.words.split(self.words.decode(tokens))
         parts = [Part(kind=Kind.TEXT, text=text)] if text or not tool else []
         if tool:

@@ -197,7 +197,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What stands beside the weights: what they were trained for, and how they read and write.
 
     Args:
-        tools: see `WordTokenizer`. reply: tokens of a reply, at most.
+        tools, brief: see `WordTokenizer`. reply: tokens of a reply, at most.
     """
 
     recipe: str
@@ -208,6 +208,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     tools: dict[str, tuple[str, ...]]
     shape: TransformerShape
     reply: int
+    brief: bool = False
 
 
 def save(path: Path, model: Transformer, words: WordTokenizer, *, recipe: str, arm: str, seed: int, reply: int) -> None:
@@ -221,6 +222,7 @@ def save(path: Path, model: Transformer, words: WordTokenizer, *, recipe: str, a
         tools=words.tools,
         shape=model.shape,
         reply=reply,
+        brief=words.brief,
     )
     with write_file(path, force=True) as file:
         file.write(tensors_of({name: part.contiguous() for name, part in model.state_dict().items()}))
@@ -236,7 +238,7 @@ def load(path: Path) -> tuple[Transformer, WordTokenizer, Checkpoint]:
     """
     try:
         described = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Checkpoint)
-        words = WordTokenizer(described.world, described.words, described.tools)
+        words = WordTokenizer(described.world, described.words, described.tools, brief=described.brief)
         model = Transformer(len(words), described.shape)
         model.load_state_dict(read_tensors(path.read_bytes()))
     except (OSError, msgspec.MsgspecError, SafetensorError, RuntimeError, ValueError) as error:

@@ -27,6 +27,8 @@ class WordTokenizer:
         name: of the world.
         words: all of them, each once. A word may hold blanks and signs; where two fit, the longer one is read.
         tools: the names of each tool's arguments, in the order in which the transformer writes their values.
+        brief: whether words of another world that stand together are one `<unknown>`: for a world whose prompts have
+            instructions in English, which such small weights cannot read.
 
     Raises:
         SpecError: an empty word.
@@ -34,9 +36,11 @@ class WordTokenizer:
 
     envelope = 1
 
-    def __init__(self, name: str, words: Iterable[str], tools: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, name: str, words: Iterable[str], tools: Mapping[str, Sequence[str]] | None = None, *, brief: bool = False
+    ) -> None:
         self.name = f"words:{name}"
-        self.world = name
+        self.world, self.brief = name, brief
         self.tools = {tool: tuple(given) for tool, given in (tools or {}).items()}
         self.words = tuple(dict.fromkeys((*CONTROL, *words, *self.tools)))
         if "" in self.words:
@@ -57,15 +61,21 @@ class WordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; a word of another world is `<unknown>`."""
-        found = []
+        found: list[int] = []
         for match in self._read.finditer(text):
             kind = match.lastgroup
-            found.append(GAP if kind == "gap" else self.ids[match[0]] if kind == "word" else UNKNOWN)
+            token = GAP if kind == "gap" else self.ids[match[0]] if kind == "word" else UNKNOWN
+            if not (self.brief and token == UNKNOWN and found[-1:] == [UNKNOWN]):
+                found.append(token)
         return found
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The words of some tokens, with blanks between them."""
-        return " ".join(self.words[token] for token in tokens if token != END)
+        """The words of some tokens, with blanks between them, but none within quotation marks or at the edge of a line."""
+        said = ""
+        for word in (self.words[token] for token in tokens if token != END):
+            glued = not said or said.endswith(('"', "\n")) or word.startswith(('"', "\n"))
+            said += word if glued else f" {word}"
+        return said
 
     def prompt(self, messages: Iterable[Mapping[str, Any]]) -> list[int]:
         """The tokens of a prompt in the chat form, up to where the reply begins."""
