@@ -1,7 +1,7 @@
 """A worker that kills itself: `python killing.py PLACE RECEIPTS LEFT [COUNT]`.
 
-It works for a place until nothing is to be done, and is killed before or after the verb of its backend that writes as the LEFT-th,
-counted from 1; 0 for never. Each receipt is a line of the file RECEIPTS.
+It works for a place until nothing is to be done, and is killed before or after the verb of its backend that writes as the
+LEFT-th, counted from 1; 0 for never. Each receipt is a line of the file RECEIPTS.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def opened(fuse: Fuse, place: str, **options: Any) -> Backend:
     from kilburn.backends.sqlite import Sqlite
 
     options["synchronous"] = "NORMAL" if options.pop("durable") else "OFF"
-    made = fused(Sqlite, fuse)(place, **options)
-    return made
+    return fused(Sqlite, fuse)(place, **options)
 
 
 def main(place: str, receipts: str, left: int) -> None:

@@ -38,6 +38,7 @@ from kilburn.message import Kind as Part
 from kilburn.message import Role
 from kilburn.native import ending
 from kilburn.search.choice import vectors_for
+from kilburn.search.vectors import Nearby
 
 log = logging.getLogger("kilburn")
 
@@ -243,6 +244,8 @@ class _Office:
         self._tended: dict[Kind, float] = {}
         # Passages at which the embedder failed: why.
         self._left: dict[int, str] = {}
+        # Whether the store has prepared what searches by vectors need.
+        self._prepared = False
 
     def __enter__(self) -> _Office:
         return self
@@ -359,7 +362,9 @@ class _Office:
         again = self._awake(Kind.EMBED)
         resting = {job.segment for job in kept(self._backend) if job.kind == Kind.EMBED} - {job.segment for job in again}
         self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
-        if not vectors.behind(self._left):
+        asked = self._backend if isinstance(self._backend, Nearby) else None
+        untended = asked is not None and not self._prepared
+        if not vectors.behind(self._left) and not untended:
             self._settle(again)
             return 0
 
@@ -373,6 +378,9 @@ class _Office:
                 if not some:
                     break
             self._leave({entry: why for entry, why in left.items() if entry not in self._left}, again)
+            if asked is not None and (count or untended):
+                self._prepared = True
+                asked.tend()
             return self._did(Kind.EMBED, count) if count else None
 
         return self._do(Job(Kind.EMBED), work)
