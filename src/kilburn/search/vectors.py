@@ -125,6 +125,7 @@ class Vectors:
         self._stop, self._wanted = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._busy: Callable[[], bool] | None = None
+        self._turn: Callable[[], bool] = lambda: True
         self.trouble = ""
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
@@ -188,7 +189,9 @@ class Vectors:
                 progress(done)
         return done
 
-    def start(self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None) -> None:
+    def start(
+        self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None, turn: Callable[[], bool] = lambda: True
+    ) -> None:
         """Embed what waits, in the background, until `close` or the end of the program. Does nothing for a store that is only
         read.
 
@@ -197,9 +200,10 @@ class Vectors:
             busy: whether somebody is being served, where the program knows. If given, searches leave all that waits to the
                 thread. If not, the thread looks whether others compute. In both cases it lets them go first, for a few seconds
                 before each small batch.
+            turn: whether this process embeds: of several over one store one is enough, and the others read what it stores.
         """
         if self._thread is None and not self.backend.readonly:
-            self._busy = busy
+            self._busy, self._turn = busy, turn
             self._thread = threading.Thread(target=self._work, args=(grace,), name="kilburn-vectors", daemon=True)
             self._thread.start()
 
@@ -220,7 +224,8 @@ class Vectors:
             try:
                 self._read()
                 self._let_others()
-                self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
+                if self._turn():
+                    self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
                 self._read()
                 self.trouble, pause = "", first
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
