@@ -24,6 +24,8 @@ LATE = {
     "kilburn.dashboard.export",
     "kilburn.gateway.app",
     "kilburn.gateway.connection",
+    "kilburn.gateway.worker",
+    "kilburn.gateway.workers",
     "kilburn.mcp",
     "kilburn.memory.notes",
     "kilburn.memory.user_memory",

@@ -22,7 +22,7 @@ from kilburn.gateway.access import Access
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys, add_key
 from kilburn.gateway.logs import Log, line_of
-from kilburn.gateway.metrics import SESSIONS, Metrics, saved
+from kilburn.gateway.metrics import SESSIONS, Metrics, OwnCounts, saved
 from kilburn.gateway.status import routes
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
@@ -77,7 +77,10 @@ class Works:
                 raise self.trouble
 
         app = Starlette(
-            routes=[Route("/v1/messages", answer, methods=["POST"]), *routes(self.metrics, check, lambda: "words", keyed=keyed)]
+            routes=[
+                Route("/v1/messages", answer, methods=["POST"]),
+                *routes(OwnCounts(self.metrics), check, lambda: "words", keyed=keyed),
+            ]
         )
 
         def observe(exchange: Exchange) -> None:

@@ -1,13 +1,20 @@
-"""`serve`: the gateway. Any agent gets the store by changing its base URL."""
+"""`serve`: the gateway. Any agent gets the store by changing its base URL.
+
+With `--workers` it is a parent that begins itself several times: see `kilburn.gateway.workers`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import socket
 import sys
+import tempfile
 from typing import IO, Annotated, Any
 
-from typer import Option
+import msgspec
+from typer import Exit, Option
 
 from kilburn.backends.places import shown
 from kilburn.cli.access import fetched
@@ -21,6 +28,9 @@ from kilburn.prices import prices_of
 from kilburn.search.choice import usual_embedder
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
+
+MOST_WORKERS = 64
+"""Processes of one gateway."""
 
 BOUNDS = (
     "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), body=67108864 and "
@@ -105,6 +115,12 @@ def serve(
             help="Learn, embed and end sessions here, while nobody asks; without, `kilburn worker` does.",
         ),
     ] = True,
+    workers: Annotated[
+        int, Option(min=1, max=MOST_WORKERS, help="Processes that serve, over one store; SIGHUP replaces them one by one.")
+    ] = 1,
+    drain: Annotated[
+        float, Option(min=0.0, metavar="SECONDS", help="What requests in flight may take when it is told to end.")
+    ] = 60.0,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -117,32 +133,104 @@ def serve(
         kilburn serve --upstream https://api.openai.com/v1
 
         kilburn serve --upstream https://api.anthropic.com --window 60000
+
+        kilburn serve --upstream https://api.openai.com/v1 --workers 4 --db postgresql://kilburn@db.example/kilburn
     """
-    gateway = _gateway()
-    check_listening(host, keys)
-    speaker = _speaker(upstream, model)
-    settings = gateway.Settings(
-        db=db or "agent.db",
-        tenant=tenant or "default",
+    asked = _Asked(
+        host=host,
         upstream=upstream,
-        model=speaker,
-        window=window if speaker is None else min(window, speaker.context or window),
+        model=model,
+        window=window,
         policy=policy,
         keys=keys,
+        allow_host=allow_host or [],
         memory=memory,
         memory_tools=memory_tools,
         link=link,
-        hosts=(*LOOPBACK, host, *(allow_host or ())),
-        origins=tuple(allow_origin or ()),
-        limits=limits_of(limit or (), keyed=keys is not None),
-        prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
-        log=Log(opened_log(log)),
-        contents=contents,
+        allow_origin=allow_origin or [],
+        limit=limit or [],
+        prices=prices,
+        log=log,
         fail=fail,
+        contents=contents,
+        dashboard=dashboard,
+        drain=drain,
+        db=db or "agent.db",
+        tenant=tenant or "default",
         background=background,
+    )
+    gateway = _gateway()
+    check_listening(host, keys)
+    settings = _settings(gateway, asked)
+    if workers == 1:
+        _listen(gateway, settings, asked, port)
+    elif status := _work_together(gateway, settings, asked, port, workers):
+        raise Exit(status)
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for: the options of `serve` that each worker has, too."""
+
+    host: str
+    upstream: str | None
+    model: str | None
+    window: int
+    policy: str
+    keys: str | None
+    allow_host: list[str]
+    memory: int
+    memory_tools: str
+    link: str
+    allow_origin: list[str]
+    limit: list[str]
+    prices: str | None
+    log: str
+    fail: str
+    contents: bool
+    dashboard: bool
+    drain: float
+    db: str
+    tenant: str
+    background: bool
+
+
+class _Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told first.
+
+    Args:
+        folder: for files that say whose turn it is.
+        word: what the dashboard's forms bring back where nobody signs in.
+    """
+
+    asked: _Asked
+    folder: str
+    word: str
+
+
+def _settings(gateway: Any, asked: _Asked) -> Any:
+    upstream, speaker = asked.upstream, _speaker(asked.upstream, asked.model)
+    usual = "local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted"
+    return gateway.Settings(
+        db=asked.db,
+        tenant=asked.tenant,
+        upstream=upstream,
+        model=speaker,
+        window=asked.window if speaker is None else min(asked.window, speaker.context or asked.window),
+        policy=asked.policy,
+        keys=asked.keys,
+        memory=asked.memory,
+        memory_tools=asked.memory_tools,
+        link=asked.link,
+        hosts=(*LOOPBACK, asked.host, *asked.allow_host),
+        origins=tuple(asked.allow_origin),
+        limits=limits_of(asked.limit, keyed=asked.keys is not None),
+        prices=prices_of(asked.prices or usual),
+        log=Log(opened_log(asked.log)),
+        contents=asked.contents,
+        fail=asked.fail,
+        background=asked.background,
         tokenizer="auto" if speaker is None else counter_for(speaker.tokenizer),
     )
-    _listen(gateway, settings, host, port, shows=dashboard)
 
 
 def _gateway() -> Any:
@@ -168,30 +256,96 @@ def _speaker(upstream: str | None, model: str | None) -> Any:
     return speaker
 
 
-def _listen(gateway: Any, settings: Any, host: str, port: int, *, shows: bool) -> None:
+def _listen(gateway: Any, settings: Any, asked: _Asked, port: int) -> None:
+    import uvicorn
+
+    people = None
+    if asked.dashboard:
+        from kilburn.dashboard.behind_keys import mounted
+
+        people = mounted(lambda: server.should_exit)
+    server = uvicorn.Server(_config(gateway.build(settings, people), settings, asked))
+    with listener_at(asked.host, port) as listener:
+        _tell(settings, asked, listener)
+        server.run(sockets=[listener])
+
+
+def _config(served: Any, settings: Any, asked: _Asked) -> Any:
     import uvicorn
 
     from kilburn.gateway.connection import uvicorn_options
 
-    people = None
-    if shows:
-        from kilburn.dashboard.behind_keys import mounted
+    options = uvicorn_options(settings.limits)
+    # uvicorn takes whole seconds, and 0 for no bound.
+    return uvicorn.Config(served, log_level="warning", timeout_graceful_shutdown=max(1, round(asked.drain)), **options)
 
-        people = mounted(lambda: server.should_exit)
-    config = uvicorn.Config(gateway.build(settings, people), log_level="warning", **uvicorn_options(settings.limits))
-    server = uvicorn.Server(config)
-    with listener_at(host, port) as listener:
-        place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {shown(settings.db)}")
-        if shows:
-            say(f"{place}/dashboard shows its sessions{'' if settings.keys is None else ' to whoever has a key'}")
-        if settings.model is not None and not takes_tools(settings.model):
-            say(f"{settings.model.name} takes no tools: what has left the window is searched for the user's words")
-        try:
-            usual_embedder()
-        except KilburnError as error:
-            say(f"searches are by words alone, not by meaning: {error.what}: {error.advice}")
-        server.run(sockets=[listener])
+
+def _tell(settings: Any, asked: _Asked, listener: socket.socket) -> None:
+    host = asked.host
+    place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {shown(settings.db)}")
+    if asked.dashboard:
+        say(f"{place}/dashboard shows its sessions{'' if settings.keys is None else ' to whoever has a key'}")
+    if settings.model is not None and not takes_tools(settings.model):
+        say(f"{settings.model.name} takes no tools: what has left the window is searched for the user's words")
+    try:
+        usual_embedder()
+    except KilburnError as error:
+        say(f"searches are by words alone, not by meaning: {error.what}: {error.advice}")
+
+
+def _work_together(gateway: Any, settings: Any, asked: _Asked, port: int, count: int) -> int:
+    """Serve with several processes; returns the exit status."""
+    from kilburn.gateway.workers import Workers, command_of
+
+    if asked.db == ":memory:":
+        raise SpecError("several workers over a store in memory", advice="give a file or a URL with --db, or --workers 1")
+    signing = None
+    if asked.dashboard:
+        from kilburn.dashboard import behind_keys  # whether it is there
+
+        signing = behind_keys.signing_of(settings.keys)
+    with listener_at(asked.host, port) as listener, tempfile.TemporaryDirectory(prefix="kilburn-") as folder:
+
+        async def run() -> int:
+            await gateway.check(settings)
+            workers = Workers(
+                listener,
+                count=count,
+                command=command_of(__name__, "work"),
+                begin=_Begin(asked=asked, folder=folder, word=secrets.token_urlsafe(32)),
+                drain=asked.drain,
+                prices=settings.prices,
+                signing=signing,
+                told=lambda: _tell(settings, asked, listener),
+            )
+            return await workers.run()
+
+        return asyncio.run(run())
+
+
+def work(listening: int, line: int) -> int:
+    """Be a worker, and return its exit status: what a parent begins, with the numbers of the socket that listens and of the one
+    that leads to the parent."""
+    try:
+        gateway = _gateway()
+        from kilburn.gateway.worker import Parent, WorkerServer, first_line
+
+        parent_socket = socket.socket(fileno=line)
+        begin = msgspec.json.decode(first_line(parent_socket), type=_Begin)
+        settings, parent = _settings(gateway, begin.asked), Parent(parent_socket, begin.folder)
+        people = None
+        if begin.asked.dashboard:
+            from kilburn.dashboard.behind_keys import mounted
+
+            people = mounted(lambda: server.should_exit, parent.sign, begin.word)
+        served = gateway.build(settings, people, parent)
+        server = WorkerServer(_config(served, settings, begin.asked), socket.socket(fileno=listening), parent)
+        server.run()
+    except (KilburnError, OSError) as error:
+        say(str(error))
+        return 1
+    return 0
 
 
 def listener_at(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -21,12 +21,12 @@ from kilburn.dashboard.app import HEADERS, LONGEST, body_of, build, own_file
 from kilburn.dashboard.changes import Visit, form_of, fresh_word, is_of_this_visit, is_ours
 from kilburn.dashboard.look import environment, rendered
 from kilburn.dashboard.screens import SCREENS
-from kilburn.dashboard.signing import SignIn, SignIns, cookie, words_in
+from kilburn.dashboard.signing import Reception, SignIn, SignIns, cookie, words_in
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.gateway.access import PEOPLE, App, Receive, Send, by_name
 from kilburn.gateway.app import Behind
 from kilburn.gateway.by_hand import WindowsByHand
-from kilburn.gateway.keys import Key
+from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import is_loopback
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.threads import in_thread
@@ -103,12 +103,20 @@ class BehindKeys:
     Args:
         behind: what the gateway gives it.
         ending: whether the server is about to end.
+        sign: answers who is signed in, where several processes serve at one address (see `Reception`); None for this one.
+        word: what forms bring back where nobody signs in.
     """
 
-    def __init__(self, behind: Behind, ending: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        behind: Behind,
+        ending: Callable[[], bool] = lambda: False,
+        sign: Callable[[str, Sequence[Any]], Awaitable[Any]] | None = None,
+        word: str = "",
+    ) -> None:
         self._behind, self._ending = behind, ending
-        self._sign_ins = None if behind.keys is None else SignIns(behind.keys)
-        self._word = fresh_word()
+        self._reception = None if behind.keys is None else Reception(sign or SignIns(behind.keys).answer)
+        self._word = word or fresh_word()
         self._views: OrderedDict[tuple[str, bool, str], _View] = OrderedDict()
         self._turn, self._lock = asyncio.Semaphore(1), threading.Lock()
         self._followed = self._entering = 0
@@ -121,24 +129,27 @@ class BehindKeys:
         headers = by_name(scope["headers"])
         if path.startswith("/own/"):
             return await self._told(own_file(path.removeprefix("/own/")), scope, receive, send)
-        if self._sign_ins is None:
+        if self._reception is None:
             if not is_loopback((scope.get("client") or ("",))[0]):
                 raise Problem(403, "not_permitted", "without keys the dashboard is for this machine alone")
-            return await self._shown(scope, path, self._behind.anonymous, self._word, receive, send, lambda: True)
+            return await self._shown(scope, path, self._behind.anonymous, self._word, receive, send)
         request = Request(scope, receive)
         if path == SIGN_IN:
             return await self._told(await self._signed_in(request, headers), scope, receive, send)
         words = words_in(headers.get(b"cookie", ()))
         # A page that keeps itself up to date keeps nobody signed in.
-        visitor = self._find(words, look=headers.get(b"sec-fetch-mode", [b"navigate"]) == [b"navigate"])
+        visitor = await self._find(words, look=headers.get(b"sec-fetch-mode", [b"navigate"]) == [b"navigate"])
         if visitor is None:
             return await self._told(self._asked(scope, path, headers), scope, receive, send)
         scope["state"]["exchange"].key = visitor.key
         if path == SIGN_OUT:
             return await self._told(await self._signed_out(request, headers, visitor, words), scope, receive, send)
-        return await self._shown(
-            scope, path, visitor.key, visitor.word, receive, send, lambda: self._find(words, look=False) is visitor
-        )
+
+        async def still() -> bool:
+            found = await self._find(words, look=False)
+            return found is not None and found.word == visitor.word
+
+        return await self._shown(scope, path, visitor.key, visitor.word, receive, send, still)
 
     async def _told(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
         for name, value in HEADERS.items():
@@ -147,10 +158,10 @@ class BehindKeys:
 
     # Signing in
 
-    def _find(self, words: list[str], *, look: bool = True) -> SignIn | None:
-        assert self._sign_ins is not None
+    async def _find(self, words: list[str], *, look: bool = True) -> SignIn | None:
+        assert self._reception is not None
         try:
-            return self._sign_ins.find(words, uses=look)
+            return await self._reception.find(words, uses=look)
         except (SpecError, OSError) as error:
             raise Problem(503, "keys_unreadable", "the gateway cannot read its keys; nobody comes in until it can") from error
 
@@ -167,7 +178,7 @@ class BehindKeys:
         return HTMLResponse(rendered(self._look, "sign_in.html", shown), status)
 
     async def _signed_in(self, request: Request, headers: dict[bytes, list[bytes]]) -> Response:
-        assert self._sign_ins is not None
+        assert self._reception is not None
         if request.method in ("GET", "HEAD"):
             return self._page("/")
         if request.method != "POST":
@@ -175,7 +186,7 @@ class BehindKeys:
         if not is_ours(headers, self._behind.origins):
             return PlainTextResponse("one signs in from the page of this dashboard alone\n", 403)
         address = (request.scope.get("client") or ("",))[0]
-        if wait := self._sign_ins.wait(address):
+        if wait := await self._reception.wait(address):
             slow = self._page("/", f"Too many wrong keys. Try again in {round(wait) + 1} seconds.", status=429)
             slow.headers["retry-after"] = str(round(wait) + 1)
             return slow
@@ -191,7 +202,7 @@ class BehindKeys:
         path, _, query = given.get("to", "").partition("?")
         to = _place(path, query)
         try:
-            word = self._sign_ins.enter(given.get("key", ""), address)
+            word = await self._reception.enter(given.get("key", ""), address)
         except (SpecError, OSError) as error:
             raise Problem(503, "keys_unreadable", "the gateway cannot read its keys; nobody comes in until it can") from error
         if word is None:
@@ -203,7 +214,7 @@ class BehindKeys:
     async def _signed_out(
         self, request: Request, headers: dict[bytes, list[bytes]], visitor: SignIn, words: list[str]
     ) -> Response:
-        assert self._sign_ins is not None
+        assert self._reception is not None
         if request.method != "POST" or not is_ours(headers, self._behind.origins):
             return PlainTextResponse("one signs out by the button of a page of this dashboard\n", 403)
         try:
@@ -212,7 +223,7 @@ class BehindKeys:
             given = {}
         if not is_of_this_visit(given, Visit(visitor.word)):
             return PlainTextResponse("this form is of an earlier visit; go back, and load the page again\n", 403)
-        self._sign_ins.leave(words)
+        await self._reception.leave(words)
         reply = RedirectResponse(f"{PEOPLE}{SIGN_IN}", 303)
         for secure in (False, True):
             reply.headers.append("set-cookie", cookie("", PEOPLE, secure=secure))
@@ -221,12 +232,19 @@ class BehindKeys:
     # The screens
 
     async def _shown(
-        self, scope: Scope, path: str, key: Key, word: str, receive: Receive, send: Send, still: Callable[[], bool]
+        self,
+        scope: Scope,
+        path: str,
+        key: Key,
+        word: str,
+        receive: Receive,
+        send: Send,
+        still: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """What a visitor asked for, as the key shows it.
 
         Args:
-            still: whether the visitor is still signed in.
+            still: whether the visitor is still signed in; None where nobody signs in.
         """
         view = await in_thread(self._view, key)
         hands = None if key.looks else KeyHands(self._behind.windows, key)
@@ -263,12 +281,14 @@ class BehindKeys:
         except KilburnError as error:
             raise Problem(503, "store_failed", "the gateway's store cannot be read; try again later") from error
 
-    async def _live(self, view: _View, scope: Scope, receive: Receive, send: Send, still: Callable[[], bool]) -> None:
+    async def _live(
+        self, view: _View, scope: Scope, receive: Receive, send: Send, still: Callable[[], Awaitable[bool]] | None
+    ) -> None:
         if self._followed >= FOLLOWED:
             raise Problem(503, "overloaded", "as many screens are kept up to date as may be", retry_after=30)
 
         async def receiving() -> Any:
-            return await receive() if still() else {"type": "http.disconnect"}
+            return await receive() if still is None or await still() else {"type": "http.disconnect"}
 
         self._followed += 1
         try:
@@ -300,10 +320,15 @@ def _is_secure(scope: Scope, headers: dict[bytes, list[bytes]]) -> bool:
     return scope.get("scheme") == "https" or headers.get(b"origin", [b""])[0].lower().startswith(b"https://")
 
 
-def mounted(ending: Callable[[], bool] = lambda: False) -> Callable[[Behind], App]:
-    """What a gateway takes to have a dashboard.
+def signing_of(keys: str | None) -> SignIns | None:
+    """Who is signed in at several processes that serve at one address, for their parent; None where nobody signs in."""
+    return None if keys is None else SignIns(Keys(keys))
 
-    Args:
-        ending: whether the server is about to end.
-    """
-    return lambda behind: BehindKeys(behind, ending)
+
+def mounted(
+    ending: Callable[[], bool] = lambda: False,
+    sign: Callable[[str, Sequence[Any]], Awaitable[Any]] | None = None,
+    word: str = "",
+) -> Callable[[Behind], App]:
+    """What a gateway takes to have a dashboard; the arguments are those of `BehindKeys`."""
+    return lambda behind: BehindKeys(behind, ending, sign, word)

@@ -10,7 +10,8 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -63,6 +64,23 @@ class SignIns:
         self._known: OrderedDict[str, SignIn] = OrderedDict()
         self._failures: OrderedDict[str, Bucket] = OrderedDict()
         self._all = Bucket(ALL_FAILURES)
+
+    async def answer(self, verb: str, given: Sequence[Any]) -> Any:
+        """What one of the verbs below comes to.
+
+        Raises:
+            SpecError, OSError: the keys cannot be read.
+        """
+        match verb:
+            case "wait":
+                return self.wait(*given)
+            case "enter":
+                return self.enter(*given)
+            case "leave":
+                return self.leave(*given)
+            case _:
+                words, uses = given
+                return self.find(words, uses=uses)
 
     def wait(self, address: str) -> float:
         """Seconds after which this address may try again; 0 for now."""
@@ -122,6 +140,35 @@ class SignIns:
         if len(self._failures) > ADDRESSES:
             self._failures.popitem(last=False)
         return bucket
+
+
+class Reception:
+    """Where one asks who is signed in: `SignIns` of this process, or of the parent of several that serve at one address.
+
+    Args:
+        ask: takes a verb of `SignIns` and what it is given.
+    """
+
+    def __init__(self, ask: Callable[[str, Sequence[Any]], Awaitable[Any]]) -> None:
+        self._ask = ask
+
+    async def wait(self, address: str) -> float:
+        """See `SignIns.wait`."""
+        return float(await self._ask("wait", [address]))
+
+    async def enter(self, presented: str, address: str) -> str | None:
+        """See `SignIns.enter`."""
+        word: str | None = await self._ask("enter", [presented, address])
+        return word
+
+    async def find(self, words: Iterable[str], *, uses: bool = True) -> SignIn | None:
+        """See `SignIns.find`."""
+        found = await self._ask("find", [list(words), uses])
+        return found if isinstance(found, SignIn) else msgspec.convert(found, SignIn | None)
+
+    async def leave(self, words: Iterable[str]) -> None:
+        """See `SignIns.leave`."""
+        await self._ask("leave", [list(words)])
 
 
 def _digest(word: str) -> str:

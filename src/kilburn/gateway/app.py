@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import anyio
@@ -33,7 +33,7 @@ from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import MessagesForm
-from kilburn.gateway.metrics import Metrics
+from kilburn.gateway.metrics import Counts, Metrics, OwnCounts
 from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import ResponsesForm
@@ -153,22 +153,35 @@ class Behind(NamedTuple):
     origins: frozenset[str]
 
 
+class Among(Counts, Protocol):
+    """What is one for several processes that serve at one address: see `kilburn.gateway.worker.Parent`."""
+
+    now: Callable[[], Any]
+
+    def turn(self, tenant: str) -> bool:
+        """Whether this process does what is done for a tenant in the background."""
+        ...
+
+
 class Gateway:
     """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
+
+    Args:
+        turn: whether this process does what is done for a tenant in the background.
 
     Raises:
         SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link, or no such
             way to fail.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, turn: Callable[[str], bool] = lambda tenant: True) -> None:
         if (settings.upstream is None) == (settings.model is None):
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
         if settings.link not in [*Link]:
             raise SpecError(f"link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
         if settings.fail not in FAIL:
             raise SpecError(f"fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
-        self.settings, self.link = settings, Link(settings.link)
+        self.settings, self.link, self._turn = settings, Link(settings.link), turn
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
         self.shares = Shares(settings.limits)
@@ -242,6 +255,8 @@ class Gateway:
     def end_sessions(self) -> None:
         """Archive and forget what the rules of the tenants say whose stores are open here. What fails is tried again later."""
         for store in list(self._stores):
+            if not self._turn(store.tenant):
+                continue
             try:
                 rule = rule_of(store.backend)
                 ended = None if rule is None else expire(store, rule)
@@ -277,7 +292,7 @@ class Gateway:
                     store.vectors = vectors = vectors_for(
                         store.backend, "auto" if settings.embedder == "auto" else self._embedder
                     )
-                    vectors.start(QUIET, busy=self._busy, embeds=settings.background)
+                    vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._turn(tenant))
                 known = self._open[tenant] = Relay(
                     Histories(store, settings.limits.messages),
                     self.upstream,
@@ -642,22 +657,42 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-def build(settings: Settings, people: Callable[[Behind], App] | None = None) -> App:
-    """The gateway as an ASGI application, behind its door.
-
-    Args:
-        people: makes what is shown to people, such as `kilburn.dashboard.behind_keys.mounted()`; None for nothing.
+async def check(settings: Settings) -> None:
+    """Open the store once, and read the keys: whoever begins several processes with these settings hears at once what is wrong.
 
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
-    gateway = Gateway(settings)
+    gateway = Gateway(msgspec.structs.replace(settings, embedder=None))
+    try:
+        _check_store(gateway)
+        if settings.keys is not None:
+            Keys(settings.keys)
+    finally:
+        await gateway.close()
+
+
+def _check_store(gateway: Gateway) -> None:
     try:
         gateway.check()
     except StoreError as error:
         if not gateway.fails_open:
             raise
         log.warning("requests are served unread until the store can be used: %s", error)
+
+
+def build(settings: Settings, people: Callable[[Behind], App] | None = None, among: Among | None = None) -> App:
+    """The gateway as an ASGI application, behind its door.
+
+    Args:
+        people: makes what is shown to people, such as `kilburn.dashboard.behind_keys.mounted()`; None for nothing.
+        among: what it has in common with other processes; None where it is alone.
+
+    Raises:
+        SpecError: settings that do not fit. StoreError: the store cannot be opened.
+    """
+    gateway = Gateway(settings) if among is None else Gateway(settings, among.turn)
+    _check_store(gateway)
     chat, messages, responses = ChatForm(), MessagesForm(), ResponsesForm()
 
     @asynccontextmanager
@@ -673,8 +708,10 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None) -> 
 
     # Whoever exports them may be slow; no request waits for that.
     tracing.end_aside()
-    metrics = Metrics(settings.prices, gateway.now)
-    readers = [metrics.observe, spans.end, *([] if settings.log is None else [settings.log.observe])]
+    counts: Counts = OwnCounts(Metrics(settings.prices, gateway.now)) if among is None else among
+    if among is not None:
+        among.now = gateway.now
+    readers = [counts.observe, spans.end, *([] if settings.log is None else [settings.log.observe])]
 
     def observe(exchange: Exchange) -> None:
         for reader in readers:
@@ -684,7 +721,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None) -> 
     read: Mapping[str, Any] = dict(zip(READ, answering, strict=True))
     paths = [
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
-        *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
+        *routes(counts, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
         *by_hand.routes(gateway.windows, gateway.shares),
     ]
     router = Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False)

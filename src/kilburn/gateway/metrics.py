@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from kilburn.effect import Outcome
 from kilburn.errors import MissingExtra
 from kilburn.gateway.exchange import Exchange, SessionTotals
+from kilburn.gateway.threads import in_thread
 from kilburn.kernel.ledger import ALARM, ENOUGH, Stats
 from kilburn.model import Tokens
 from kilburn.prices import Prices
@@ -46,6 +47,15 @@ NOW = {
 
 OWNED = ("sessions_open", "embedding_behind", "embedding_failing")
 """Of these, what each tenant has of its own."""
+
+SUMMED = ("sessions_open", "learning_waiting", "spans_waiting")
+"""Of these, what each of several processes has of its own."""
+
+TOLD = (
+    *("path", "status", "problem", "unread", "seconds", "first", "waited", "received", "rounds", "upstream", "form", "lookups"),
+    *("session", "began", "sent", "new", "usage", "compacted", "before", "after", "idle"),
+)
+"""What is counted of an exchange, beside the tenant and the user of its key."""
 
 OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
 
@@ -92,15 +102,52 @@ def saved(prices: Prices, exchange: Exchange) -> float:
     return prices.cost(alone) - prices.cost(usage)
 
 
+class Counts(Protocol):
+    """Who counts what the gateway answers, in this process or for several."""
+
+    def observe(self, exchange: Exchange) -> None:
+        """Count one exchange."""
+        ...
+
+    async def page(self, tenant: str | None) -> bytes:
+        """See `Metrics.page`."""
+        ...
+
+    async def sessions(self, tenant: str | None, sees: Callable[[str], bool]) -> list[SessionTotals]:
+        """See `Metrics.sessions`."""
+        ...
+
+
+class OwnCounts:
+    """What this process counts by itself."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self.observe = metrics, metrics.observe
+
+    async def page(self, tenant: str | None) -> bytes:
+        """See `Counts`."""
+        return await in_thread(self._metrics.page, tenant)
+
+    async def sessions(self, tenant: str | None, sees: Callable[[str], bool]) -> list[SessionTotals]:
+        """See `Counts`."""
+        return self._metrics.sessions(tenant, sees)
+
+
 class Metrics:
     """Counts exchanges. Safe to use from several threads.
 
     Args:
         prices: of the upstream's tokens.
         now: what is so now: a name of `NOW`, the tenant or "" where it is nobody's, and the figure.
+        own: what tells the figures of the process; None for this one's.
     """
 
-    def __init__(self, prices: Prices, now: Callable[[], Iterable[tuple[str, str, float]]] = tuple) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        now: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
+        own: Iterable[Collector] | None = None,
+    ) -> None:
         self.prices = prices
         self._lock = threading.Lock()
         self._rows: OrderedDict[tuple[str, str], SessionTotals] = OrderedDict()
@@ -110,7 +157,10 @@ class Metrics:
         self._due: dict[Any, float] = {}
         """What series grew by since they were told last. prometheus_client takes longer for one than a request has time for."""
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        if own is None:
+            ProcessCollector(registry=self._registry)
+        for collector in own or ():
+            self._registry.register(collector)
         self._now = now
         self._latest = _Latest()
         self._registry.register(self._latest)
@@ -257,9 +307,13 @@ class Metrics:
         Args:
             sees: whether the sessions of a user may be told.
         """
+        return [row for row, user in self.rows(tenant) if sees(user)]
+
+    def rows(self, tenant: str | None = None) -> list[tuple[SessionTotals, str]]:
+        """The same, each with the user whose it is."""
         with self._lock:
-            rows = [row for at, row in reversed(self._rows.items()) if tenant in (None, row.tenant) and sees(self._users[at])]
-            return [msgspec.structs.replace(row) for row in rows]
+            rows = [(row, self._users[at]) for at, row in reversed(self._rows.items()) if tenant in (None, row.tenant)]
+            return [(msgspec.structs.replace(row), user) for row, user in rows]
 
     def page(self, tenant: str | None = None) -> bytes:
         """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""

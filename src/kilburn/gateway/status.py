@@ -17,9 +17,8 @@ from kilburn.backends.places import is_url, open_backend
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreBusy, StoreError, StoreFull, StoreStale
 from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
-from kilburn.gateway.metrics import Metrics
+from kilburn.gateway.metrics import Counts
 from kilburn.gateway.problems import Problem, words_of
-from kilburn.gateway.threads import in_thread
 from kilburn.gateway.users import sees, told
 
 try:
@@ -105,7 +104,7 @@ class Trouble:
 
 
 def routes(
-    metrics: Metrics, check: Callable[[], object], search: Callable[[], str], *, keyed: bool, serves: bool = False
+    counts: Counts, check: Callable[[], object], search: Callable[[], str], *, keyed: bool, serves: bool = False
 ) -> list[Route]:
     """The routes.
 
@@ -133,8 +132,7 @@ def routes(
         return key.tenant if keyed and not key.figures else None
 
     async def page(request: Request) -> Response:
-        told = await in_thread(metrics.page, of(request))
-        return Response(told, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await counts.page(of(request)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def sessions(request: Request) -> Response:
         key: Key = request.state.key
@@ -142,7 +140,7 @@ def routes(
             named = told(request.headers, b"", key)
         except SpecError as error:
             raise Problem(400, "invalid_user", words_of(error)) from None
-        return _json(Rows(time=time.time(), sessions=metrics.sessions(of(request), sees(key, named))), 200)
+        return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, named))), 200)
 
     return [Route("/health", health), Route("/metrics", page), Route("/sessions", sessions)]
 

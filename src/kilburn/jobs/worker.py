@@ -38,7 +38,6 @@ from kilburn.message import Kind as Part
 from kilburn.message import Role
 from kilburn.native import ending
 from kilburn.search.choice import vectors_for
-from kilburn.search.vectors import Nearby
 
 log = logging.getLogger("kilburn")
 
@@ -358,6 +357,9 @@ class _Office:
         vectors = self._vectors
         if vectors is None:
             return 0
+        # Where there are vectors, there is what they are made with.
+        from kilburn.search.vectors import Nearby
+
         # A passage at which the embedder fails rests, and the others go on.
         again = self._awake(Kind.EMBED)
         resting = {job.segment for job in kept(self._backend) if job.kind == Kind.EMBED} - {job.segment for job in again}

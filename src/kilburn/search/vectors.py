@@ -183,6 +183,7 @@ class Vectors:
         self._stop, self._wanted = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._busy: Callable[[], bool] | None = None
+        self._turn: Callable[[], bool] = lambda: True
         self.trouble = ""
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
@@ -271,7 +272,9 @@ class Vectors:
                 progress(done)
         return done
 
-    def start(self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None, embeds: bool = True) -> None:
+    def start(
+        self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None, turn: Callable[[], bool] = lambda: True
+    ) -> None:
         """Embed what waits, in the background, until `close` or the end of the program. Does nothing for a store that is only
         read.
 
@@ -280,11 +283,11 @@ class Vectors:
             busy: whether somebody is being served, where the program knows. If given, searches leave all that waits to the
                 thread. If not, the thread looks whether others compute. In both cases it lets them go first, for a few seconds
                 before each small batch.
-            embeds: whether it embeds; if not, it reads what workers have embedded.
+            turn: whether this process embeds now: of several over one store one is enough, and the others read what it stores.
         """
         if self._thread is None and not self.backend.readonly:
-            self._busy = busy
-            self._thread = threading.Thread(target=self._work, args=(grace, embeds), name="kilburn-vectors", daemon=True)
+            self._busy, self._turn = busy, turn
+            self._thread = threading.Thread(target=self._work, args=(grace,), name="kilburn-vectors", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -295,7 +298,7 @@ class Vectors:
             # However long the batch takes, the end of the program waits for it if need be.
             self._thread.join(5)
 
-    def _work(self, grace: float, embeds: bool) -> None:
+    def _work(self, grace: float) -> None:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first = min(grace, PAUSE)
@@ -304,7 +307,7 @@ class Vectors:
         while not self._stop.is_set() and not ending():
             try:
                 self._read()
-                if embeds:
+                if self._turn():
                     self._let_others()
                     made = self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
                     self._read()

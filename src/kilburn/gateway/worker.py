@@ -1,0 +1,253 @@
+"""One of several processes that serve at one address, seen from inside: see `kilburn.gateway.workers`.
+
+It takes connections one at a time, so that one that has nothing to do gets the next. It ends in one of two ways. Retired, it
+takes no new connection, and answers those that it has until each is told to close or says nothing for a while: another worker
+serves by then. Stopped, it takes nothing new, ends the requests in flight within their time, and closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import MissingExtra, Unavailable
+from kilburn.gateway.exchange import Exchange, SessionTotals
+from kilburn.gateway.metrics import TOLD
+from kilburn.gateway.threads import in_thread
+from kilburn.gateway.workers import LONGEST, Saying, read_saying, written
+
+try:
+    import uvicorn
+except ModuleNotFoundError as error:
+    raise MissingExtra("uvicorn", "serve") from error
+
+LINGER = 2.0
+"""Seconds for which a connection that says nothing is kept by a worker that is retired. It is closed by its next answer."""
+
+FULL = 1.0
+"""Seconds without a new connection, where there are as many open files as may be."""
+
+CLOSE = (b"connection", b"close")
+
+
+def first_line(line: socket.socket) -> bytes:
+    """What the parent says first: how this worker is to be."""
+    said = b""
+    while not said.endswith(b"\n"):
+        piece = line.recv(1 << 16)
+        if not piece:
+            raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
+        said += piece
+    return bytes(read_saying(said).body)
+
+
+class Parent:
+    """The way to the parent, and what is one for all workers: the figures, who is signed in, and whose turn it is.
+
+    Args:
+        line: the socket that leads there.
+        folder: for files that say whose turn it is.
+    """
+
+    def __init__(self, line: socket.socket, folder: str) -> None:
+        self._socket, self._folder = line, folder
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._turns: dict[str, int] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.now: Callable[[], Any] = tuple
+        """What the gateway can say at once."""
+
+    async def connect(self, retire: Callable[[], object], stop: Callable[[], object]) -> None:
+        """Begin to hear what the parent says. If it is gone, this one stops."""
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=LONGEST)
+        self._task = asyncio.create_task(self._hear(reader, retire, stop))
+
+    async def _hear(self, reader: asyncio.StreamReader, retire: Callable[[], object], stop: Callable[[], object]) -> None:
+        with suppress(OSError):
+            while line := await reader.readline():
+                await self._heard(read_saying(line), retire)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(Unavailable("the parent of the workers is gone", advice="start the gateway again"))
+        stop()
+
+    async def _heard(self, line: Saying, retire: Callable[[], object]) -> None:
+        match line.kind:
+            case "told":
+                waiting = self._waiting.pop(line.id, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(msgspec.json.decode(line.body))
+            case "now":
+                self.tell("now", await in_thread(self._figures))
+            case "retire":
+                retire()
+
+    def _figures(self) -> list[tuple[str, str, float]]:
+        return [(name, tenant, float(figure)) for name, tenant, figure in self.now()]
+
+    def tell(self, kind: str, body: Any = None, number: int = 0) -> None:
+        """Say something to the parent."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(written(kind, body, number))
+
+    async def _ask(self, kind: str, *given: Any) -> Any:
+        if self._writer is None or self._writer.is_closing():
+            raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
+        number = next(self._numbers)
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        self.tell(kind, given, number)
+        told = await self._waiting[number]
+        if "error" in told:
+            raise OSError(told["error"])
+        return told["value"]
+
+    # Figures
+
+    def observe(self, exchange: Exchange) -> None:
+        """Have one exchange counted."""
+        key = exchange.key
+        counted = {name: getattr(exchange, name) for name in TOLD}
+        self.tell("seen", {**counted, "key": None if key is None else {"tenant": key.tenant, "user": key.user}})
+
+    async def page(self, tenant: str | None) -> bytes:
+        """See `Metrics.page`; of all workers."""
+        told: str = await self._ask("page", tenant)
+        return told.encode()
+
+    async def sessions(self, tenant: str | None, sees: Callable[[str], bool]) -> list[SessionTotals]:
+        """See `Metrics.sessions`; of all workers."""
+        rows = msgspec.convert(await self._ask("sessions", tenant), list[tuple[SessionTotals, str]])
+        return [row for row, user in rows if sees(user)]
+
+    # Who is signed in
+
+    async def sign(self, verb: str, given: Sequence[Any]) -> Any:
+        """See `kilburn.gateway.workers.Signing.answer`."""
+        return await self._ask(verb, *given)
+
+    # Whose turn it is
+
+    def turn(self, tenant: str) -> bool:
+        """Whether this worker does what is done for a tenant in the background: the first that wants to, until it ends. Two
+        would do nothing twice, as the store has one of it; they would compute it twice."""
+        if tenant not in self._turns:
+            name = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+            file = os.open(os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(file)
+                return False
+            self._turns[tenant] = file
+        return True
+
+
+class WorkerServer(uvicorn.Server):
+    """uvicorn's server, which takes connections from a socket that it shares.
+
+    Args:
+        linger: see `LINGER`.
+    """
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, parent: Parent, linger: float = LINGER) -> None:
+        super().__init__(config)
+        self._listener, self._parent, self._linger = listener, parent, linger
+        self._coming: set[asyncio.Task[Any]] = set()
+        self._retiring: asyncio.Task[None] | None = None
+        self._listens = False
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals for a whole group of processes are the parent's matter; it says when this one ends."""
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, and say so."""
+        await self._parent.connect(self.retire, self.stop)
+        await super().startup(sockets=[])
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
+        self._listener.setblocking(False)
+        self._listen()
+        self._parent.tell("ready")
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._listens = True
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _leave(self) -> None:
+        if self._listens:
+            self._listens = False
+            asyncio.get_running_loop().remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        """Take one connection; the loop comes back if there are more, unless another worker is faster."""
+        loop = asyncio.get_running_loop()
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._leave()
+            loop.call_later(FULL, self._listen)
+            uvicorn.server.logger.error("no connection can be taken: %s", os.strerror(error.errno or 0))
+            return
+        connection.setblocking(False)
+        task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    def retire(self) -> None:
+        """Take no more connections, answer those that are there, and end."""
+        if self._retiring is None:
+            self._close_after_answers()
+            self._retiring = asyncio.get_running_loop().create_task(self._retired())
+
+    async def _retired(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._linger
+        while (self._coming or self.server_state.connections) and loop.time() < end and not self.should_exit:
+            await asyncio.sleep(0.05)
+        self.should_exit = True
+
+    def stop(self) -> None:
+        """Take nothing new, end what is in flight, and end."""
+        self._close_after_answers()
+        self.should_exit = True
+
+    def _close_after_answers(self) -> None:
+        """Take no more connections; and each answer says that it is the last one of its connection."""
+        self._leave()
+        self._listener.close()
+        if CLOSE not in self.config.encoded_headers:
+            self.config.encoded_headers.append(CLOSE)
+            self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        for connection in self.server_state.connections:
+            cycle: Any = getattr(connection, "cycle", None)
+            if cycle is not None and not cycle.response_complete:
+                cycle.keep_alive = False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is in flight, within its time."""
+        self._leave()
+        if self._coming:
+            await asyncio.wait(list(self._coming))
+        await super().shutdown(sockets=[])

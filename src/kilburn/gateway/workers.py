@@ -1,0 +1,420 @@
+"""Several processes that serve at one address, seen from their parent: it binds the address once, begins them, starts again the
+one that ends, counts for all of them, knows who is signed in, and ends them.
+
+A worker is a program of its own, begun anew and not forked: no store, thread or lock of the parent goes into it. It gets the
+listening socket, and one end of a pair of sockets. Over that pair go lines of JSON: what it has answered, so that the figures of
+a worker that is killed stay in the sum, and what it asks its parent. uvicorn's own supervisor pickles its settings, starts a
+worker again as often as it ends, and hands it nothing to say anything by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from kilburn.errors import MissingExtra
+from kilburn.gateway.exchange import Exchange, SessionTotals
+from kilburn.gateway.metrics import NOW, SUMMED, Metrics
+from kilburn.prices import Prices
+from kilburn.terminal import say
+
+try:
+    from prometheus_client import ProcessCollector
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise MissingExtra(error.name or "prometheus_client", "serve") from error
+
+log = logging.getLogger("kilburn.gateway")
+
+LONGEST = 64 << 20
+"""Bytes of a line."""
+
+CLOSING = 15.0
+"""Seconds that a worker has for closing its store, once its requests are over."""
+
+PATIENCE = 2.0
+"""Seconds that a worker has for saying how it is; after that it is taken as it was."""
+
+MINUTE, AT_ONCE, LONGEST_PAUSE = 60.0, 3, 30.0
+"""So many workers that end within so many seconds are started again at once; the next ones after 1, 2, 4 ... seconds."""
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+
+SIGNING = ("wait", "enter", "find", "leave")
+"""What a worker asks about who is signed in."""
+
+
+class Saying(msgspec.Struct, omit_defaults=True):
+    """What goes between a worker and its parent.
+
+    Args:
+        kind: what it is: "begin", "now" and "retire" to a worker; "ready", "seen" and questions from it; "told" answers one.
+        id: of a question and its answer.
+        body: of that kind.
+    """
+
+    kind: str
+    id: int = 0
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+read_saying = msgspec.json.Decoder(Saying).decode
+_read_exchange = msgspec.json.Decoder(Exchange).decode
+
+
+def written(kind: str, body: Any = None, id: int = 0) -> bytes:
+    """A line."""
+    return msgspec.json.encode(Saying(kind, id, msgspec.Raw(msgspec.json.encode(body)))) + b"\n"
+
+
+class Signing(Protocol):
+    """Who is signed in at a dashboard: see `kilburn.dashboard.signing.SignIns`."""
+
+    async def answer(self, verb: str, given: Sequence[Any]) -> Any:
+        """What one of `SIGNING` comes to, as JSON has it."""
+        ...
+
+
+class Pace:
+    """How long to wait before a worker that ended is started again.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended: deque[float] = deque()
+
+    def pause(self) -> float:
+        """One has ended; returns seconds."""
+        now = self._clock()
+        while self._ended and now - self._ended[0] >= MINUTE:
+            self._ended.popleft()
+        self._ended.append(now)
+        more = len(self._ended) - AT_ONCE - 1
+        return 0.0 if more < 0 else min(LONGEST_PAUSE, 2.0**more)
+
+
+class Worker:
+    """One of the processes.
+
+    Args:
+        place: which one it is, from 1; the one that is begun in its place has the same.
+    """
+
+    def __init__(self, place: int, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
+        self.place, self.process, self.writer = place, process, writer
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[bool] = loop.create_future()
+        """Whether it serves: it does, or it ended before."""
+        self.ended: asyncio.Future[int] = loop.create_future()
+        self.figures: list[tuple[str, str, float]] = []
+        """What it said last of what is so now."""
+        self.asked: asyncio.Future[None] | None = None
+
+    def tell(self, kind: str, body: Any = None, id: int = 0) -> None:
+        """Send it a line; one that is gone hears nothing."""
+        if not self.writer.is_closing():
+            self.writer.write(written(kind, body, id))
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Workers:
+    """The parent. Its `run` is for an event loop of its own, in the main thread.
+
+    Args:
+        listener: where all listen.
+        count: how many workers.
+        command: what begins one; the numbers of its two sockets follow.
+        begin: what it is told first.
+        drain: seconds that requests have for ending.
+        prices: for what is saved.
+        signing: who is signed in; None where nobody signs in.
+        told: called once when all serve.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        count: int,
+        command: Sequence[str],
+        begin: Any,
+        drain: float,
+        prices: Prices,
+        signing: Signing | None = None,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._listener, self._count, self._command, self._begin = listener, count, command, begin
+        self._drain, self._signing, self._told = drain, signing, told
+        self._figures: list[tuple[str, str, float]] = []
+        self._own = _Processes(self._alive)
+        self._metrics = Metrics(prices, lambda: self._figures, own=[self._own])
+        self._pace = Pace()
+        self._places: dict[int, Worker] = {}
+        self._all: set[Worker] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rolling: asyncio.Task[None] | None = None
+        self._again = self._force = False
+        self._status = 0
+        self._ending = asyncio.Event()
+        self._asking = asyncio.Lock()
+
+    def _alive(self) -> list[int]:
+        return [worker.process.pid for worker in self._all]
+
+    async def run(self) -> int:
+        """Serve until a signal ends it; returns the exit status: 0 if it was told to end, 130 by Ctrl-C, 1 if no worker can
+        serve or one had to be killed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+        loop.add_signal_handler(signal.SIGHUP, self._restart)
+        try:
+            begun = [await self._started(place) for place in range(1, self._count + 1)]
+            self._places = {worker.place: worker for worker in begun}
+            serve = await self._unless_ending(asyncio.gather(*(worker.ready for worker in begun)))
+            if serve is not None and not all(serve):
+                say("a worker ended before it served; what it said stands above")
+                self._status = 1
+            elif serve is not None:
+                self._told()
+                await self._ending.wait()
+        finally:
+            await self._close()
+        return self._status
+
+    async def _unless_ending(self, waited: asyncio.Future[Any]) -> Any:
+        """What comes of it; None if all is to end before."""
+        ending = asyncio.ensure_future(self._ending.wait())
+        await asyncio.wait([waited, ending], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        return waited.result() if waited.done() else None
+
+    # Signals
+
+    def _end(self, number: int) -> None:
+        self._force = self._force or (self._ending.is_set() and number == signal.SIGINT)
+        if not self._ending.is_set() and number == signal.SIGINT:
+            self._status = INTERRUPTED
+        self._ending.set()
+        if self._force:
+            for worker in self._all:
+                worker.signal(signal.SIGKILL)
+
+    def _restart(self) -> None:
+        """Have each worker replaced, one after the other. Who asks again meanwhile has it done again."""
+        if self._ending.is_set() or not self._places:
+            return
+        if self._rolling is not None and not self._rolling.done():
+            self._again = True
+            return
+        self._rolling = self._do(self._roll())
+
+    async def _roll(self) -> None:
+        say(f"restarting {self._count} workers, one after the other")
+        for place in range(1, self._count + 1):
+            old = self._places[place]
+            new = await self._started(place)
+            if not await new.ready:
+                say(f"worker {place}: the new one ended before it served; the old ones go on")
+                return
+            self._places[place] = new
+            old.tell("retire")
+            await self._over(old)
+        say(f"all {self._count} workers are new")
+        if self._again:
+            self._again = False
+            await self._roll()
+
+    async def _over(self, worker: Worker) -> None:
+        """Wait until a worker that was told to end has ended; not for ever."""
+        await asyncio.wait([worker.ended], timeout=self._drain + CLOSING)
+        if not worker.ended.done():
+            say(f"worker {worker.place} does not end; it is killed")
+            self._status = self._status or (1 if self._ending.is_set() else 0)
+            worker.signal(signal.SIGKILL)
+            await asyncio.wait([worker.ended])
+
+    def _do(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Workers begin and end
+
+    async def _started(self, place: int) -> Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            numbers = self._listener.fileno(), theirs.fileno()
+            process = await asyncio.create_subprocess_exec(*self._command, *map(str, numbers), pass_fds=numbers)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST)
+        worker = Worker(place, process, writer)
+        self._all.add(worker)
+        worker.tell("begin", self._begin)
+        self._do(self._hear(worker, reader))
+        return worker
+
+    async def _hear(self, worker: Worker, reader: asyncio.StreamReader) -> None:
+        """What a worker says, until it ends."""
+        with suppress(OSError):
+            while line := await reader.readline():
+                try:
+                    self._heard(worker, read_saying(line))
+                except msgspec.DecodeError as error:
+                    log.error("worker %d says what cannot be read: %s", worker.place, error)
+        status = await worker.process.wait()
+        worker.writer.close()
+        self._all.discard(worker)
+        if not worker.ready.done():
+            worker.ready.set_result(False)
+        if worker.asked is not None and not worker.asked.done():
+            worker.asked.set_result(None)
+        worker.ended.set_result(status)
+        if self._places.get(worker.place) is worker and not self._ending.is_set():
+            await self._replace(worker, status)
+
+    async def _replace(self, worker: Worker, status: int) -> None:
+        """A worker that serves is gone: begin another one in its place, until one serves."""
+        self._own.ended += 1
+        while self._places[worker.place] is worker:
+            pause = self._pace.pause()
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            when = f"in {pause:.0f} s" if pause else "now"
+            say(f"worker {worker.place} (process {worker.process.pid}) ended {how}; another one is started {when}")
+            await asyncio.sleep(pause)
+            if self._ending.is_set() or self._places[worker.place] is not worker:
+                return
+            new = await self._started(worker.place)
+            if not await new.ready:
+                status = new.ended.result() if new.ended.done() else 1
+            elif self._places[worker.place] is worker:
+                self._places[worker.place] = new
+            else:
+                new.tell("retire")  # a restart was faster
+
+    async def _close(self) -> None:
+        """End all workers: they accept nothing any more, and what they answer has its time."""
+        self._ending.set()
+        self._listener.close()
+        for worker in self._all:
+            worker.signal(signal.SIGTERM)
+        while running := list(self._all):
+            await asyncio.gather(*map(self._over, running))
+            await asyncio.sleep(0)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What a worker says and asks
+
+    def _heard(self, worker: Worker, line: Saying) -> None:
+        match line.kind:
+            case "seen":
+                self._metrics.observe(_read_exchange(line.body))
+            case "ready":
+                worker.ready.set_result(True)
+            case "now":
+                worker.figures = msgspec.json.decode(line.body, type=list[tuple[str, str, float]])
+                if worker.asked is not None and not worker.asked.done():
+                    worker.asked.set_result(None)
+            case _:
+                self._do(self._answer(worker, line))
+
+    async def _answer(self, worker: Worker, line: Saying) -> None:
+        given = msgspec.json.decode(line.body)
+        try:
+            if line.kind in SIGNING and self._signing is not None:
+                answer: Any = {"value": await self._signing.answer(line.kind, given)}
+            else:
+                await self._gather()
+                answer = {"value": self._page(*given) if line.kind == "page" else self._rows(*given)}
+        except Exception as error:  # noqa: BLE001 -- whoever asked must not wait for ever
+            answer = {"error": str(error)}
+        worker.tell("told", answer, line.id)
+
+    def _page(self, tenant: str | None) -> str:
+        return self._metrics.page(tenant).decode()
+
+    def _rows(self, tenant: str | None) -> list[tuple[SessionTotals, str]]:
+        return self._metrics.rows(tenant)
+
+    async def _gather(self) -> None:
+        """Ask every worker how it is. What it has answered so far it has said before: so that is counted, too."""
+        async with self._asking:
+            asked = [worker for worker in self._all if worker.ready.done() and not worker.ended.done()]
+            for worker in asked:
+                worker.asked = asyncio.get_running_loop().create_future()
+                worker.tell("now")
+            if asked:
+                await asyncio.wait([worker.asked for worker in asked if worker.asked is not None], timeout=PATIENCE)
+            self._figures = list(together(worker.figures for worker in self._all))
+
+
+def together(figures: Any) -> Iterator[tuple[str, str, float]]:
+    """What several workers say of what is so now, as one: what each has of its own is added, what all see is the greatest."""
+    known: dict[tuple[str, str], float] = {}
+    for name, tenant, figure in (one for some in figures for one in some if one[0] in NOW):
+        before = known.get((name, tenant), 0.0)
+        known[name, tenant] = before + figure if name in SUMMED else max(before, figure)
+    yield from ((name, tenant, figure) for (name, tenant), figure in known.items())
+
+
+class _Processes(Collector):
+    """What all processes take together. What ended ones have computed stays in the sum."""
+
+    def __init__(self, alive: Callable[[], list[int]]) -> None:
+        self._alive = alive
+        self.ended = 0
+
+    def collect(self) -> Iterator[Metric]:
+        alive = self._alive()
+        own = {family.name: family for family in _process(os.getpid())}
+        dead = resource.getrusage(resource.RUSAGE_CHILDREN)
+        for family in (family for pid in alive for family in _process(pid)):
+            if family.name in SHARED and family.name in own:
+                own[family.name].samples[0] = (
+                    own[family.name].samples[0]._replace(value=own[family.name].samples[0].value + family.samples[0].value)
+                )
+        if "process_cpu_seconds" in own:
+            [sample] = own["process_cpu_seconds"].samples
+            own["process_cpu_seconds"].samples = [sample._replace(value=sample.value + dead.ru_utime + dead.ru_stime)]
+        yield from own.values()
+        yield GaugeMetricFamily("kilburn_workers", "Worker processes that run.", value=len(alive))
+        yield CounterMetricFamily("kilburn_workers_ended", "Workers that ended without being told to.", value=self.ended)
+
+
+SHARED = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_cpu_seconds", "process_open_fds")
+"""What is added up; the other figures of processes are the parent's."""
+
+
+def _process(pid: int) -> Sequence[Metric]:
+    with suppress(OSError, ValueError, IndexError):
+        return list(ProcessCollector(pid=lambda: pid, registry=None).collect())
+    return []
+
+
+def command_of(module: str, function: str) -> list[str]:
+    """What begins a worker, with this Python: nothing is imported from the folder in which it is begun."""
+    run = f"import sys; from {module} import {function}; sys.exit({function}(*map(int, sys.argv[1:])))"
+    return [sys.executable, "-P", "-c", run]

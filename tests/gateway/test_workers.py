@@ -1,0 +1,234 @@
+"""Several processes serve at one address: sessions move between them, figures add up, and no restart loses a request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import kilburn
+from cli.terminal import kilburn as command
+from gateway.crew import Crew, Talker
+from gateway.talk import user
+from kilburn.gateway.keys import Key, add_key
+from kilburn.gateway.workers import AT_ONCE, LONGEST_PAUSE, MINUTE, Pace, together
+from kilburn.testing.upstream import Upstream, serving
+from waiting import until
+
+REQUESTS = 'kilburn_requests_total{route="/v1/chat/completions",status="200",tenant="default"}'
+
+
+def reply(sent: Any) -> str:
+    return f"{sent.body['messages'][-1]['content']}, and hears of it"
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[str]:
+    with serving(Upstream(otherwise=reply)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def crew(far: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    folder = tmp_path_factory.mktemp("crew")
+    made = Crew(folder, far, str(folder / "a.db"))
+    yield made
+    made.close()
+
+
+def texts_of(db: str) -> dict[str, list[str]]:
+    """What each session says."""
+    with kilburn.open(db, readonly=True, embedder=None, tokenizer="chars/4") as store:
+        return {
+            info.name: ["".join(part.text for part in message.parts) for message in store.session(info.name).originals()]
+            for info in store.sessions()
+        }
+
+
+def check_talks(crew: Crew, db: str, talkers: list[Talker]) -> None:
+    """Each client talked, nothing failed, and the store has each message once and in order."""
+    for talker in talkers:
+        talker.end()
+    assert [talker.failed for talker in talkers] == [[]] * len(talkers), crew.told
+    found = texts_of(db)
+    for talker in talkers:
+        assert len(talker.talk) > 4
+        assert found[talker.named] == [message["content"] for message in talker.talk]
+    assert not [name for name in found if "~" in name], "nothing was taken for a branch"
+
+
+def test_a_rolling_restart_loses_no_request_and_no_count(crew: Crew) -> None:
+    before, old = crew.series().get(REQUESTS, 0), set(crew.workers)
+    talkers = [Talker(crew.url, f"rolling{number}", keeps=number < 2) for number in range(3)]
+    for talker in talkers:
+        talker.start()
+    until(lambda: all(len(talker.talk) > 4 for talker in talkers))
+    crew.restart()
+    assert len(crew.workers) == 2
+    assert old.isdisjoint(crew.workers)
+    check_talks(crew, str(Path(crew.told.split("store is ")[1].split("\n")[0])), talkers)
+    asked = sum(len(talker.talk) // 2 for talker in talkers)
+    assert crew.series()[REQUESTS] == before + asked
+    rows = httpx2.get(f"{crew.url}/sessions", timeout=600).json()["sessions"]
+    assert {row["session"]: row["requests"] for row in rows if row["session"].startswith("rolling")} == {
+        talker.named: len(talker.talk) // 2 for talker in talkers
+    }
+
+
+def test_a_worker_that_is_killed_is_replaced_and_what_it_counted_stays(crew: Crew) -> None:
+    talker = Talker(crew.url, "killed", keeps=False)
+    talker.start()
+    until(lambda: len(talker.talk) > 8)
+    talker.end()
+    before = crew.series()
+    for worker in crew.workers:
+        os.kill(worker, signal.SIGKILL)
+    until(lambda: crew.told.count("ended by SIGKILL; another one is started now") >= 2)
+    after = until(lambda: found if (found := crew.series())["kilburn_workers"] == 2 else None)
+    assert after["kilburn_workers_ended_total"] == before["kilburn_workers_ended_total"] + 2
+    for name, figure in before.items():
+        if re.search(r"_(total|count|sum|bucket)(\{|$)", name):
+            assert after[name] >= figure, name
+    assert after[REQUESTS] == before[REQUESTS]
+
+
+class Slow(Upstream):
+    """A provider that answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(otherwise="at last")
+        self.asked, self.go = threading.Semaphore(0), threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.asked.release()
+            while not self.go.is_set():
+                await asyncio.sleep(0.01)
+        await super().__call__(scope, receive, send)
+
+
+class Asking(threading.Thread):
+    """A client that asks once."""
+
+    def __init__(self, url: str, text: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._text = url, text
+        self.status, self.heard = 0, ""
+
+    def run(self) -> None:
+        body = {"model": "m", "messages": [user(self._text)]}
+        with suppress(httpx2.HTTPError):
+            answer = httpx2.post(f"{self._url}/v1/chat/completions", json=body, timeout=600)
+            self.status, self.heard = answer.status_code, answer.text
+
+
+@pytest.mark.parametrize(("workers", "drain"), [(2, 600), (1, 0)])
+def test_requests_in_flight_are_ended_within_their_time_and_no_others_begun(workers: int, drain: int, tmp_path: Path) -> None:
+    slow = Slow()
+    with ExitStack() as stack:
+        upstream = stack.enter_context(serving(slow))
+        stack.callback(slow.go.set)
+        crew = Crew(tmp_path, upstream, str(tmp_path / "a.db"), workers, drain=drain)
+        stack.callback(crew.close)
+        clients = [Asking(crew.url, text) for text in ("one", "two", "three")]
+        for client in clients:
+            client.start()
+            slow.asked.acquire()
+        crew.process.terminate()
+        until(lambda: _refused(crew.url))
+        if drain:
+            slow.go.set()
+        assert crew.process.wait(600) == (0 if workers > 1 else -signal.SIGTERM), crew.told
+        for client in clients:
+            client.join(600)
+    if drain:
+        assert [(client.status, "at last" in client.heard) for client in clients] == [(200, True)] * 3
+    else:
+        assert not any("at last" in client.heard or client.status == 200 for client in clients)
+    said = texts_of(str(tmp_path / "a.db"))
+    assert sorted(said.values()) == [[text, "at last"][: 2 if drain else 1] for text in ("one", "three", "two")]
+
+
+def _refused(url: str) -> bool:
+    try:
+        httpx2.get(f"{url}/health", timeout=600)
+    except httpx2.ConnectError:
+        return True
+    except httpx2.HTTPError:
+        return False
+    return False
+
+
+def test_who_is_signed_in_is_so_at_every_worker_and_after_a_restart(far: str, tmp_path: Path) -> None:
+    _, key = add_key(tmp_path / "keys.json", Key(note="ana"))
+    crew = Crew(tmp_path, far, str(tmp_path / "a.db"), keys=tmp_path / "keys.json", dashboard=True)
+    try:
+        ours = {"origin": crew.url, "sec-fetch-site": "same-origin"}
+        wrong = httpx2.post(f"{crew.url}/dashboard/sign-in", data={"key": "kilburn-x"}, headers=ours, timeout=600)
+        assert (wrong.status_code, "unknown here" in wrong.text) == (401, True)
+        let = httpx2.post(f"{crew.url}/dashboard/sign-in", data={"key": key}, headers=ours, timeout=600)
+        assert let.status_code == 303, let.text
+        cookie = {"cookie": let.headers["set-cookie"].partition(";")[0]}
+
+        def looks() -> list[int]:
+            # Each takes a new connection, which any worker may get.
+            return [httpx2.get(f"{crew.url}/dashboard/", headers=cookie, timeout=600).status_code for _ in range(9)]
+
+        assert looks() == [200] * 9
+        page = httpx2.get(f"{crew.url}/dashboard/", headers=cookie, timeout=600).text
+        word = re.search(r'name="word" value="([^"]+)"', page)
+        assert word is not None, page
+        crew.restart()
+        assert looks() == [200] * 9
+        left = httpx2.post(f"{crew.url}/dashboard/sign-out", data={"word": word[1]}, headers={**ours, **cookie}, timeout=600)
+        assert left.status_code == 303, left.text
+        assert looks() == [401] * 9
+        (tmp_path / "keys.json").write_text("{")
+        refused = httpx2.post(f"{crew.url}/dashboard/sign-in", data={"key": key}, headers=ours, timeout=600)
+        assert (refused.status_code, "cannot read its keys" in refused.text) == (503, True)
+        assert crew.stop(signal.SIGINT) == 130
+    finally:
+        crew.close()
+
+
+def test_what_cannot_begin_says_why(far: str, tmp_path: Path) -> None:
+    given = ("serve", "--upstream", far, "--port", "0", "--workers", "2")
+    (tmp_path / "text.db").write_text("This is a text, and no database.")
+    for words, said, status in (
+        (("--db", ":memory:"), "give a file or a URL with --db", 2),
+        (("--db", tmp_path / "text.db"), "is not a database", 1),
+        (("--db", tmp_path / "a.db", "--keys", tmp_path / "none.json"), "there is no keys file", 2),
+        (("--db", tmp_path / "a.db", "--drain", "-1"), "drain", 2),
+    ):
+        done = command(*given, *words)
+        assert (done.status, said in done.err) == (status, True), done.err
+        assert "Traceback" not in done.err
+
+
+def test_workers_that_end_again_and_again_are_started_more_slowly() -> None:
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    assert [pace.pause() for _ in range(AT_ONCE + 7)] == [0.0] * AT_ONCE + [1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE]
+    now[0] = MINUTE
+    assert pace.pause() == 0.0
+
+
+def test_what_is_so_now_is_added_where_each_has_its_own() -> None:
+    one = [("sessions_open", "a", 2.0), ("store_bytes", "", 10.0), ("embedding_behind", "a", 1.0), ("spans_waiting", "", 1.0)]
+    other = [("sessions_open", "a", 3.0), ("sessions_open", "b", 1.0), ("store_bytes", "", 12.0), ("embedding_behind", "a", 0.0)]
+    assert {(name, tenant): figure for name, tenant, figure in together([one, other])} == {
+        ("sessions_open", "a"): 5.0,
+        ("sessions_open", "b"): 1.0,
+        ("store_bytes", ""): 12.0,
+        ("embedding_behind", "a"): 1.0,
+        ("spans_waiting", ""): 1.0,
+    }
