@@ -5,8 +5,8 @@
 
 First some messages are appended to a server of its own, which gives bytes, log and processor time a message, and what it takes to
 write tables anew after a forgetting. Then tenants are drawn: how much each says is heavy-tailed (lognormal), so that some say a
-thousand times as much as others, and the day has a peak. With workers, tenants are laid on shards by a hash, as Citus does it, and the
-fullest worker counts. What is not measured is an option, and stands in the note: nobody has run a million tenants here.
+thousand times as much as others, and the day has a peak. With workers, tenants are laid on shards by a hash, as Citus does it, and
+the fullest worker counts. What is not measured is an option, and stands in the note: nobody has run a million tenants here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import kilburn
 from corpus import SIZE, fill, turns
 from figures import Row, emit, parser
 from kilburn.backends.postgres.connection import CONNECTIONS
-from kilburn.backends.postgres.erasing import LARGEST, WORDS
+from kilburn.backends.postgres.erasing import WORDS
 from kilburn.backends.postgres.server import OwnServer
 from storage import LOG, TABLES
 
@@ -135,8 +135,8 @@ def day(tenants: int, asked: argparse.Namespace, known: Measured, node: Node) ->
     appends = PEAK * messages / 86_400
     tables = messages * asked.keep * known.bytes / 1e9
     forgets = tenants * asked.forgets
-    # Up to a gigabyte each forgetting writes the tables anew; above that the database is wiped once a night.
-    wipes = forgets if tables * share * 1e9 <= LARGEST else 1.0
+    # A wipe writes the tables of all tenants anew, and takes away what one of them forgot.
+    wipes = min(forgets, 1.0) if asked.together else forgets * share
     lock = wipes * share * tables * known.anew
     gateways = max(1, math.ceil(appends * known.gateway / 1e3 / 0.7))
     takes = {
@@ -173,6 +173,7 @@ def main() -> None:
     options.add_argument("--day", type=float, default=20.0, help="messages of a tenant and a day, the mean")
     options.add_argument("--keep", type=float, default=90.0, help="days that a message is kept")
     options.add_argument("--forgets", type=float, default=0.001, help="forgettings of a tenant and a day")
+    options.add_argument("--together", action="store_true", help="as if one wipe a day served all tenants, which it does not")
     options.add_argument("--cores", type=float, default=16)
     options.add_argument("--disk", type=float, default=4000, help="gigabytes; half of them stay free for writing tables anew")
     options.add_argument("--log", type=float, default=200, help="megabytes a second that the disk takes of the log")
@@ -184,11 +185,11 @@ def main() -> None:
     rows = [{**row, "x": float(row["of it"]) / float(rows[0]["of it"])} for row in rows]
     note = (
         f"Measured over {asked.messages:,} messages: {known.bytes:,.0f} bytes, {known.log:,.0f} of log, {known.server:.2f} ms of the "
-        f"server and {known.gateway:.2f} of the gateway each; and over {asked.bulk:,} more, {known.anew:,.1f} s of the server to write a "
-        f"GB anew. Assumed: "
-        f"{asked.day:g} messages a day of a tenant, kept {asked.keep:g} days, {asked.forgets:g} forgettings a day, a peak of {PEAK:g}; "
-        f"a server of {node.cores:g} cores, {node.gigabytes:g} GB, {node.log:g} MB/s of log, {node.connections} connections, and "
-        f"{node.lock:g} s a day for wiping. of it: how much of that is taken; above 1 it does not do."
+        f"server's processor and {known.gateway:.2f} of the gateway's each; and over {asked.bulk:,} more, {known.anew:,.1f} s of "
+        f"the server to write a GB anew. Assumed: {asked.day:g} messages a day of a tenant, kept {asked.keep:g} days, "
+        f"{asked.forgets:g} forgettings a day, a peak of {PEAK:g}; a server of {node.cores:g} cores, {node.gigabytes:g} GB, "
+        f"{node.log:g} MB/s of log, {node.connections} connections, and {node.lock:g} s a day for wiping. of it: how much of that "
+        f"is taken; above 1 it does not do."
     )
     emit("tenants", rows, asked.json, note)
 
