@@ -5,8 +5,10 @@
 
 First some messages are appended to a server of its own, which gives bytes, log and processor time a message, and what it takes to
 write tables anew after a forgetting. Then tenants are drawn: how much each says is heavy-tailed (lognormal), so that some say a
-thousand times as much as others, and the day has a peak. With workers, tenants are laid on shards by a hash, as Citus does it, and
-the fullest worker counts. What is not measured is an option, and stands in the note: nobody has run a million tenants here.
+thousand times as much as others, and the day has a peak. With workers, tenants are laid on shards by a hash, as Citus does, and
+the fullest worker counts. A wipe writes the tables of all tenants anew and takes away what one of them forgot; `together` is for
+how long they were locked if one wipe a day were for all. What is not measured is an option, and stands in the note: nobody has
+run a million tenants here.
 """
 
 from __future__ import annotations
@@ -128,16 +130,14 @@ def fullest(tenants: int, workers: int, chance: random.Random) -> float:
     return max(loads) / sum(loads)
 
 
-def day(tenants: int, asked: argparse.Namespace, known: Measured, node: Node) -> Row:
+def day(tenants: int, workers: int, asked: argparse.Namespace, known: Measured, node: Node) -> Row:
     """What the fullest worker has to bear, and what it lacks first."""
-    share = fullest(tenants, asked.workers, random.Random(1))
+    share = fullest(tenants, workers, random.Random(1))
     messages = tenants * asked.day
     appends = PEAK * messages / 86_400
     tables = messages * asked.keep * known.bytes / 1e9
-    forgets = tenants * asked.forgets
-    # A wipe writes the tables of all tenants anew, and takes away what one of them forgot.
-    wipes = min(forgets, 1.0) if asked.together else forgets * share
-    lock = wipes * share * tables * known.anew
+    together = share * tables * known.anew
+    lock = together * tenants * share * asked.forgets
     gateways = max(1, math.ceil(appends * known.gateway / 1e3 / 0.7))
     takes = {
         "processor": appends * share * known.server / 1e3 / (0.7 * node.cores),
@@ -149,7 +149,7 @@ def day(tenants: int, asked: argparse.Namespace, known: Measured, node: Node) ->
     first = max(takes, key=takes.__getitem__)
     return {
         "tenants": f"{tenants:,}",
-        "workers": asked.workers,
+        "workers": workers,
         "messages/s": appends,
         "cores": appends * share * known.server / 1e3,
         "GB": tables * share,
@@ -157,8 +157,9 @@ def day(tenants: int, asked: argparse.Namespace, known: Measured, node: Node) ->
         "gateways": gateways,
         "connections": gateways * CONNECTIONS,
         "locked s/day": lock,
+        "together": together,
         "tables": known.tables,
-        "fullest": share * asked.workers,
+        "fullest": share * workers,
         "first wall": first,
         "of it": takes[first],
     }
@@ -169,11 +170,12 @@ def main() -> None:
     options.add_argument("--tenants", type=int, action="append", help="1000, 10000, 100000 and 1000000 where none is given")
     options.add_argument("--messages", type=int, default=2000, help="messages that are measured")
     options.add_argument("--bulk", type=int, default=20_000, help="further messages, to write larger tables anew")
-    options.add_argument("--workers", type=int, default=1, help="servers that share the tenants, as Citus's workers do")
+    options.add_argument(
+        "--workers", type=int, action="append", help="servers that share the tenants; 1 and 16 where none is given"
+    )
     options.add_argument("--day", type=float, default=20.0, help="messages of a tenant and a day, the mean")
     options.add_argument("--keep", type=float, default=90.0, help="days that a message is kept")
     options.add_argument("--forgets", type=float, default=0.001, help="forgettings of a tenant and a day")
-    options.add_argument("--together", action="store_true", help="as if one wipe a day served all tenants, which it does not")
     options.add_argument("--cores", type=float, default=16)
     options.add_argument("--disk", type=float, default=4000, help="gigabytes; half of them stay free for writing tables anew")
     options.add_argument("--log", type=float, default=200, help="megabytes a second that the disk takes of the log")
@@ -181,15 +183,16 @@ def main() -> None:
     options.add_argument("--lock", type=float, default=3600, help="seconds of a day that tables may be locked")
     asked = options.parse_args()
     known, node = measured(asked.messages, asked.bulk), Node(asked.cores, asked.disk, asked.log, asked.connections, asked.lock)
-    rows = [day(tenants, asked, known, node) for tenants in asked.tenants or [1000, 10_000, 100_000, 1_000_000]]
+    numbers = asked.tenants or [1000, 10_000, 100_000, 1_000_000]
+    rows = [day(tenants, workers, asked, known, node) for workers in asked.workers or [1, 16] for tenants in numbers]
     rows = [{**row, "x": float(row["of it"]) / float(rows[0]["of it"])} for row in rows]
     note = (
-        f"Measured over {asked.messages:,} messages: {known.bytes:,.0f} bytes, {known.log:,.0f} of log, {known.server:.2f} ms of the "
-        f"server's processor and {known.gateway:.2f} of the gateway's each; and over {asked.bulk:,} more, {known.anew:,.1f} s of "
-        f"the server to write a GB anew. Assumed: {asked.day:g} messages a day of a tenant, kept {asked.keep:g} days, "
+        f"Measured over {asked.messages:,} messages: {known.bytes:,.0f} bytes, {known.log:,.0f} of log, {known.server:.2f} ms of "
+        f"the server's processor and {known.gateway:.2f} of the gateway's each; and over {asked.bulk:,} more, {known.anew:,.1f} "
+        f"s of the server to write a GB anew. Assumed: {asked.day:g} messages a day of a tenant, kept {asked.keep:g} days, "
         f"{asked.forgets:g} forgettings a day, a peak of {PEAK:g}; a server of {node.cores:g} cores, {node.gigabytes:g} GB, "
-        f"{node.log:g} MB/s of log, {node.connections} connections, and {node.lock:g} s a day for wiping. of it: how much of that "
-        f"is taken; above 1 it does not do."
+        f"{node.log:g} MB/s of log, {node.connections} connections, and {node.lock:g} s a day for wiping. of it: how much of "
+        f"that is taken; above 1 it does not do."
     )
     emit("tenants", rows, asked.json, note)
 
