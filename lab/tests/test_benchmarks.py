@@ -27,6 +27,7 @@ TINY = {
     "passages": ["--facts", "40", "--batch", "10", "--times", "3"],
     "sizes": ["--pages", "10", "--pages", "30", "--rounds", "3", "--policy", "fifo"],
     "storage": ["--messages", "20"],
+    "tenants": ["--messages", "20", "--bulk", "40", "--tenants", "100", "--tenants", "2000", "--workers", "3"],
     "startup": ["--repeat", "1", "--profile", "2"],
     "memory": ["--pages", "20", "--policy", "fifo"],
     "planning": ["--pages", "30", "--policy", "fifo", "--policy", "importance", "--repeat", "2"],

@@ -234,6 +234,15 @@ def test_a_receipt_says_what_the_server_still_holds(url: str) -> None:
             connection.execute("SELECT pg_drop_replication_slot('behind')")
 
 
+def test_what_to_watch_can_be_asked(url: str) -> None:
+    block = only("sql", "pg_stat_archiver")
+    statements = [each for each in re.sub("--.*", "", block.text).split(";") if each.strip()]
+    assert len(statements) >= 6
+    with Postgres(url), psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement).fetchall()  # type: ignore[arg-type]
+
+
 def certificate(folder: Path, name: str) -> None:
     """An authority of one's own, and a certificate by it for a name."""
     from cryptography import x509

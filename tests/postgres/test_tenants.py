@@ -109,3 +109,32 @@ def test_a_user_needs_the_role_and_nothing_else(program: str, url: str) -> None:
         assert not backend.search("needle")
     left = {"process": 1, "page": 1, "event": 1, "mention": 1, "counter": 1}
     assert {name: count for name, count in seen(url, "2").items() if count} == left
+
+
+def test_every_key_and_every_reference_begins_with_the_tenant(url: str) -> None:
+    """So the tables can be laid on several servers by the tenant, and what belongs together stays together."""
+    keys = """
+        SELECT relation.relname, index.relname, (
+            SELECT attname FROM pg_attribute WHERE attrelid = indrelid AND attnum = indkey[0])
+        FROM pg_index JOIN pg_class AS relation ON relation.oid = indrelid JOIN pg_class AS index ON index.oid = indexrelid
+        WHERE relation.relnamespace = 'kilburn'::regnamespace AND indisunique
+    """
+    references = """
+        SELECT conrelid::regclass::text, confrelid::regclass::text, (
+            SELECT attname FROM pg_attribute WHERE attrelid = conrelid AND attnum = conkey[1]), (
+            SELECT attname FROM pg_attribute WHERE attrelid = confrelid AND attnum = confkey[1])
+        FROM pg_constraint WHERE connamespace = 'kilburn'::regnamespace AND contype = 'f'
+    """
+    with psycopg.connect(url) as connection:
+        found = connection.execute(keys).fetchall()
+        assert {table for table, _, _ in found} == {*OF_TENANTS, *KEPT, "tenant"}
+        # That of names and numbers has a copy on each server.
+        assert [row for row in found if row[2] != "tenant" and row[0] != "tenant"] == []
+        referring = connection.execute(references).fetchall()
+        assert len(referring) >= 5
+        assert [row for row in referring if row[2:] != ("tenant", "tenant")] == []
+        # No table is made for a tenant.
+        count = "SELECT count(*) FROM pg_class WHERE relnamespace = 'kilburn'::regnamespace AND relkind IN ('r', 'p')"
+        before = connection.execute(count).fetchone()
+    with Postgres(url, tenant="another"), psycopg.connect(url) as connection:
+        assert connection.execute(count).fetchone() == before
