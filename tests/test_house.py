@@ -16,6 +16,8 @@ OURS = {package.name for package in PACKAGES}
 LATE = {
     "kilburn.backends.cold",
     "kilburn.backends.postgres.connection",
+    "kilburn.backends.postgres.counting",
+    "kilburn.backends.postgres.keys",
     "kilburn.backends.postgres.server",
     "kilburn.backends.postgres.store",
     "kilburn.cli",

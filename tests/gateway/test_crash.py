@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ IGNORING = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 class Served:
     """`kilburn serve` in a process of its own."""
 
-    def __init__(self, db: Path, upstream: str, window: int = 1000, fail: str = "closed", place: str = "") -> None:
+    def __init__(
+        self, db: Path, upstream: str, window: int = 1000, fail: str = "closed", place: str = "", more: Sequence[str] = ()
+    ) -> None:
         options = {
             "port": 0,
             "upstream": f"{upstream}/v1",
@@ -45,7 +47,7 @@ class Served:
         run = IGNORING + "from kilburn.cli import main; main()"
         told = db.with_suffix(f".{time.monotonic_ns()}")
         with told.open("w") as file:
-            self.process = subprocess.Popen([sys.executable, "-c", run, "serve", *given], stderr=file)
+            self.process = subprocess.Popen([sys.executable, "-c", run, "serve", *given, *more], stderr=file)
 
         def address() -> re.Match[str] | None:
             assert self.process.poll() is None, told.read_text()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.errors import OrphanResult
+from kilburn.gateway.conversations import turn_before_reply
 from kilburn.gateway.history import Histories
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
@@ -204,6 +206,31 @@ def test_who_looks_at_a_session_here_takes_nothing_in_for_its_requests(pairs: Pa
     talk = [*also, user("next")] if also != SECOND else SECOND
     turn(pair.one, talk, "r", name="work")
     assert pair.said() == [texts(talk, "r")]
+
+
+def test_what_another_request_is_changing_is_not_seen_half(pairs: Pairs) -> None:
+    pair = pairs()
+    begun(pair, "both do")
+    session = pair.one.store.session("work")
+    inside, done, found = threading.Event(), threading.Event(), list[int]()
+
+    def change() -> None:
+        with suppress(OrphanResult), session.batch() as kernel:
+            kernel.take_in(parse(user("half")))
+            inside.set()
+            done.wait(600)
+            raise OrphanResult("it is undone")
+
+    threads = [threading.Thread(target=change), threading.Thread(target=lambda: found.append(turn_before_reply(session)))]
+    threads[0].start()
+    inside.wait(600)
+    threads[1].start()
+    # Who sees it at once sees what never is.
+    threads[1].join(0.3)
+    done.set()
+    for thread in threads:
+        thread.join(600)
+    assert found == [1]
 
 
 def test_what_cannot_be_taken_in_takes_no_session_from_the_other(pairs: Pairs) -> None:

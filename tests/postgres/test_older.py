@@ -11,14 +11,15 @@ from kilburn.errors import StoreVersion
 from kilburn.testing.stores import batch_of, start
 
 UNDONE = """
-DROP TABLE kilburn.setting, kilburn.stray;
+DROP FUNCTION kilburn.take;
+DROP TABLE kilburn.key, kilburn.allowance, kilburn.running, kilburn.setting, kilburn.stray;
 DROP TRIGGER content_gone ON kilburn.content;
 DROP TRIGGER content_warm ON kilburn.content;
 DROP FUNCTION kilburn.leave_object;
 DROP INDEX kilburn.content_cold;
 UPDATE kilburn.version SET number = 1;
 """
-"""Takes back the second migration."""
+"""Takes back all migrations but the first."""
 
 
 def test_a_database_without_settings_gets_them(url: str) -> None:

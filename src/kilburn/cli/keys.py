@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from typer import Argument, Option
 
+from kilburn.backends.places import is_url, name_of
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
@@ -18,8 +18,10 @@ from kilburn.terminal import age, emit, line, say, tell
 keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
 
-File = Annotated[Path, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file.")]
-FILE = Path("keys.json")
+File = Annotated[
+    str, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file, or the URL of a database that has them.")
+]
+FILE = "keys.json"
 
 
 @keys.command("add")
@@ -65,7 +67,7 @@ def add(
     if json:
         emit({"key": secret, **_row(made)})
         return
-    say(f"key {made.name} opens tenant {made.tenant}; it is shown only now, and {file} holds a hash of it")
+    say(f"key {made.name} opens tenant {made.tenant}; it is shown only now, and {_shown(file)} holds a hash of it")
     tell(secret)
 
 
@@ -91,7 +93,7 @@ def revoke(
     file: File = FILE,
     json: Json = False,
 ) -> None:
-    """Revoke a key: a gateway that runs refuses it from the next request on.
+    """Revoke a key: a gateway that runs refuses it from the next request on, within 2 seconds where keys are in a database.
 
     Example:
 
@@ -102,6 +104,11 @@ def revoke(
         emit(_row(gone))
         return
     tell(f"key {gone.name} of tenant {gone.tenant} is revoked")
+
+
+def _shown(file: str) -> str:
+    """Where the keys are, without a password."""
+    return name_of(file) if is_url(file) else file
 
 
 def _row(key: Key) -> dict[str, Any]:

@@ -56,7 +56,11 @@ def serve(
     policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "cost",
     keys: Annotated[
         str | None,
-        Option(metavar="FILE", envvar="KILBURN_KEYS", help="The keys that clients need; see `kilburn keys add`."),
+        Option(
+            metavar="FILE",
+            envvar="KILBURN_KEYS",
+            help="The keys that clients need, in a file or a database; see `kilburn keys add`.",
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,

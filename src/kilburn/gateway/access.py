@@ -21,7 +21,7 @@ from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds
-from kilburn.gateway.problems import OF_A_USER, Problem, body_of
+from kilburn.gateway.problems import Problem, body_of, over_most, over_rate
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -238,7 +238,8 @@ class Access:
             try:
                 await self.app({**scope, "headers": headers, "state": state}, receiving, send)
             except Problem as problem:
-                if problem.code in OF_A_USER and key.name in self._buckets:
+                # An end user was refused, for which the others below the key do not pay, or all gateways together were.
+                if problem.status == 429 and key.name in self._buckets:
                     self._buckets[key.name].give()
                 raise
         finally:
@@ -286,12 +287,11 @@ class Access:
             bucket = self._buckets[key.name] = Bucket(rate)
         wait = bucket.take()
         if wait:
-            raise Problem(429, "rate_limit_exceeded", f"over {rate:,} requests per minute with this key", retry_after=wait)
+            raise over_rate(rate, wait)
 
     def _begin(self, key: Key) -> None:
-        if self._running[key.name] >= self.limits.per_key:
-            said = f"{self.limits.per_key} requests of this key are being answered; wait for one to end"
-            raise Problem(429, "concurrency_limit_exceeded", said, retry_after=1)
+        if self.limits.per_key and self._running[key.name] >= self.limits.per_key:
+            raise over_most(self.limits.per_key)
         if self._running.total() >= self.limits.running:
             raise Problem(503, "overloaded", "the gateway is answering as many requests as it may", retry_after=1)
         self._running[key.name] += 1

@@ -18,6 +18,8 @@ import msgspec
 
 import kilburn
 from kilburn import tracing
+from kilburn.backends.places import is_url
+from kilburn.backends.together import open_turnstile
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway import by_hand, spans
@@ -38,6 +40,7 @@ from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.gateway.status import Trouble, routes
+from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
@@ -101,6 +104,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         hosts: names under which clients may call it; by default those of this machine.
         origins: of web pages that may call it.
         limits: what clients may take.
+        counted: a file in which gateways of one machine count together what clients take; None: each counts alone, but those over
+            one database count there.
         memory: tokens of long-term memory beside the user's last message, and facts are learned, where no key says it;
             0 for neither.
         link: whether a session is linked to an earlier one because it says the same: "auto" where it is known whose they are,
@@ -128,6 +133,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
     limits: RequestBounds = RequestBounds()
+    counted: str | None = None
     memory: int = 0
     link: str = "auto"
     prices: Prices = PRICES["hosted"]
@@ -184,7 +190,9 @@ class Gateway:
         self.settings, self.link, self._turn = settings, Link(settings.link), turn
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
-        self.shares = Shares(settings.limits)
+        place = settings.counted or (settings.db if is_url(settings.db) else None)
+        self._tally = None if place is None else Tally(open_turnstile(place), opens=self.fails_open)
+        self.shares = Shares(settings.limits, self._tally)
         self._kept = Kept(lambda: self.relay(settings.tenant).histories.store)
         self.upstream: UpstreamApi
         if settings.upstream is not None:
@@ -348,6 +356,8 @@ class Gateway:
     async def close(self) -> None:
         """Write what waits, and close everything."""
         await self.upstream.close()
+        if self._tally is not None:
+            await self._tally.close()
         await in_thread(self._learners.close)
         await in_thread(self.windows.close)
         for store in self._stores:
@@ -400,7 +410,7 @@ class _Endpoint:
             exchange.problem = type(error).__name__
             await fail(shape, error, send)
             return
-        with self._gateway.shares.taken(key, user):
+        async with self._gateway.shares.taken(key, user):
             exchange.key = key = below(key, user, self._gateway.link)
             try:
                 answering = await self._kept(scope, body, headers, key, tell)
@@ -705,6 +715,8 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             tending.cancel()
             await asyncio.wait([tending])
             await gateway.close()
+            if keys is not None:
+                keys.close()
 
     # Whoever exports them may be slow; no request waits for that.
     tracing.end_aside()

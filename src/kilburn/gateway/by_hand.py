@@ -249,7 +249,7 @@ def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
         key: Key = request.state.key
         try:
             user = told(request.headers, b"", key)
-            with shares.taken(key, user):
+            async with shares.taken(key, user):
                 if asked in LOOKS:
                     said = await in_thread(_looked, windows, key, user, name, asked, dict(request.query_params))
                 else:

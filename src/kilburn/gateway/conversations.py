@@ -326,8 +326,10 @@ def said_after(session: Session, turn: int) -> list[tuple[int, Message]]:
 
 def _live(session: Session) -> list[Page]:
     """The transcript's pages that are not forgotten."""
-    window = session.window
-    return [page for page in window.pages.originals() if window.at(page.id) is not Place.DROPPED]
+    # Another request may be in the middle of a change.
+    with session.lock:
+        window = session.window
+        return [page for page in window.pages.originals() if window.at(page.id) is not Place.DROPPED]
 
 
 def _numbers(session: Session) -> list[int]:

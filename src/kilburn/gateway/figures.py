@@ -32,7 +32,7 @@ class _Known(msgspec.Struct):
 class Figures:
     """The figures of the sessions of one tenant, as long as they are in memory.
 
-    A session is used by one request at a time, so what is known of it needs no lock.
+    What is known of a session is used by one request at a time, so it needs no lock.
     """
 
     def __init__(self) -> None:
@@ -72,6 +72,8 @@ class Figures:
 
 def _hidden(session: Session) -> int:
     """Tokens of our own calls and their results."""
-    window, pages = session.window, session.window.pages.originals()
-    calls = {page.id for page in pages if (page.call or "").startswith(HIDDEN)}
-    return sum(window.cost(page.id) for page in pages if page.id in calls or page.answers in calls)
+    # Another request, which makes this one again, may be in the middle of a change.
+    with session.lock:
+        window, pages = session.window, session.window.pages.originals()
+        calls = {page.id for page in pages if (page.call or "").startswith(HIDDEN)}
+        return sum(window.cost(page.id) for page in pages if page.id in calls or page.answers in calls)

@@ -9,24 +9,40 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kilburn.backend import check_name
-from kilburn.errors import SpecError
+from kilburn.backends.places import is_url
+from kilburn.backends.together import open_keys
+from kilburn.errors import SpecError, StoreError
 from kilburn.file import write_file
+
+if TYPE_CHECKING:
+    from kilburn.backends.postgres.keys import StoredKeys
+
+log = logging.getLogger("kilburn.gateway")
 
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+LATE = 2.0
+"""Seconds after which every gateway knows what was changed in a database."""
+
+OLD = 30.0
+"""Seconds for which keys let in when the database with them does not answer."""
+
 LARGEST = 16 << 20
 """Bytes of a keys file, which is some 50,000 keys."""
 
@@ -91,11 +107,15 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
-    """The keys of a file, oldest first, revoked ones too.
+    """The keys of a file or of a database, oldest first, revoked ones too.
 
     Raises:
         SpecError: there is none, it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
+        StoreError: the database cannot be read.
     """
+    if is_url(path):
+        with closing(open_keys(os.fspath(path))) as stored:
+            return sorted((_key_of(body) for _, _, body in stored.since(0)), key=lambda key: key.created)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -125,6 +145,20 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     return found.keys
 
 
+def _key_of(body: bytes) -> Key:
+    """A key of a database.
+
+    Raises:
+        SpecError: it is none, or has an option that this version does not know, which may be a restriction.
+    """
+    try:
+        key = msgspec.json.decode(body, type=Key)
+        _check(key)
+    except (msgspec.DecodeError, SpecError) as error:
+        raise SpecError(f"a key that cannot be read: {error}", advice="use the Kilburn that made it, or a newer one") from None
+    return key
+
+
 def _missing(path: str | os.PathLike[str]) -> SpecError:
     return SpecError(f"there is no keys file {path}", advice="make a key with `kilburn keys add --keys FILE`")
 
@@ -145,13 +179,14 @@ def _check(key: Key) -> None:
 
 
 def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
-    """Add a key to a file, which is created where there is none; returns it and the key itself, which nothing keeps.
+    """Add a key to a file, which is created where there is none, or to a database; returns it and the key itself, which nothing
+    keeps.
 
     Args:
         asked: its options; `name`, `digest` and times are set here.
 
     Raises:
-        SpecError: see `read_keys`; an option that cannot be. OSError: it cannot be written; the file is as it was.
+        SpecError: see `read_keys`; an option that cannot be. OSError, StoreError: it cannot be written; all is as it was.
     """
     with _changing(path) as keys:
         name = secrets.token_hex(4)
@@ -166,10 +201,11 @@ def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
 
 
 def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
-    """Revoke a key: a running gateway refuses it from the next request on. It stays in the list.
+    """Revoke a key: a running gateway refuses it from the next request on, or within `LATE` seconds where keys are in a database.
+    It stays in the list.
 
     Raises:
-        SpecError: no such key; see `read_keys`. OSError: it cannot be written; the file is as it was.
+        SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; all is as it was.
     """
     with _changing(path, create=False) as keys:
         for at, key in enumerate(keys):
@@ -183,7 +219,13 @@ def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
 
 @contextmanager
 def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[list[Key]]:
-    """The keys of a file, which is written when the block ends; two programs at once take turns."""
+    """The keys of a file or of a database, which are written when the block ends; two programs at once take turns."""
+    if is_url(path):
+        with closing(open_keys(os.fspath(path))) as stored, stored.changing() as bodies:
+            keys = [_key_of(body) for body in bodies.values()]
+            yield keys
+            bodies.update({key.name: msgspec.json.encode(key) for key in keys})
+        return
     folder = os.open(Path(path).resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -196,17 +238,32 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
 
 
 class Keys:
-    """The keys of a file, read again whenever it changes.
+    """The keys of a file, read again whenever it changes, or of a database, read every second what has changed.
+
+    Args:
+        path: the file, or the URL of the database.
 
     Raises:
-        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or gone.
+        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or gone, or the database cannot be
+            read for some time. StoreError: the database cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
         self._seen: tuple[int, int, int] | None = None
         self._known: dict[str, Key] = {}
-        self._refresh()
+        self._ended = threading.Event()
+        self._stored = open_keys(os.fspath(path)) if is_url(path) else None
+        self._changed, self._read = 0, 0.0
+        if self._stored is None:
+            self._refresh()
+        else:
+            self._read_changed(self._stored)
+            threading.Thread(target=self._watch, args=(self._stored,), name="kilburn-keys", daemon=True).start()
+
+    def close(self) -> None:
+        """Read no more; idempotent."""
+        self._ended.set()
 
     def find(self, presented: bytes) -> Key | None:
         """The valid key that was presented; None if it is none of ours."""
@@ -223,7 +280,30 @@ class Keys:
         known = self._known.get(key.name)
         return known if known is not None and known.digest == key.digest and not known.revoked else None
 
+    def _watch(self, stored: StoredKeys) -> None:
+        with closing(stored):
+            while not self._ended.wait(LATE / 2):
+                try:
+                    self._read_changed(stored)
+                except StoreError as error:
+                    log.warning("the keys cannot be read: %s", error)
+
+    def _read_changed(self, stored: StoredKeys) -> None:
+        began, known = time.monotonic(), dict(self._known)
+        for changed, name, body in stored.since(self._changed):
+            self._changed = changed
+            try:
+                known[name] = _key_of(body)
+            except SpecError as error:
+                log.warning("a key in the database lets nobody in: %s", error)
+                known.pop(name, None)
+        self._known, self._read = known, began
+
     def _refresh(self) -> None:
+        if self._stored is not None:
+            if time.monotonic() - self._read > OLD:
+                raise SpecError("the keys cannot be read", advice="see why the database does not answer")
+            return
         try:
             now = os.stat(self.path)
             seen = now.st_mtime_ns, now.st_ino, now.st_size

@@ -32,7 +32,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
         depth: objects and lists in each other.
         headers: how many a request may have. header_bytes: their names and values together.
         messages: how many one history may have.
-        running: requests that are being answered. per_key: of one key.
+        running: requests that are being answered. per_key: of one key; 0 for no limit.
         rate: requests per minute of one key; a quarter of a minute's may come at once. 0 for no limit.
         connections: open connections.
         patience: seconds for the headers, for a body's first byte, and for a client to go on reading what it is sent.
@@ -56,7 +56,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) >= 0 or (name != "rate" and getattr(self, name) == 0):
+            if not getattr(self, name) >= 0 or (name not in ("rate", "per_key") and getattr(self, name) == 0):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 

@@ -52,9 +52,6 @@ STORE: dict[type[StoreError], tuple[str, str]] = {
 _FILE = re.compile(r"(?<![\w/:.~])~?/(?!v\d)(?:[^\s/'\"`:;,()]+/)+[^\s/'\"`:;,()]*")
 """A path of this machine; an address of the web and a path of an API are none."""
 
-OF_A_USER = ("user_rate_limit_exceeded", "user_concurrency_limit_exceeded")
-"""Codes of refusals of one end user, for which the others below the same key do not pay."""
-
 
 class Problem(Exception):
     """A request that is not answered.
@@ -72,6 +69,18 @@ class Problem(Exception):
     ) -> None:
         self.status, self.code, self.message, self.retry_after, self.param = status, code, message, retry_after, param
         super().__init__(message)
+
+
+def over_rate(rate: int, wait: float, *, user: bool = False) -> Problem:
+    """A key, or one end user, has made as many requests per minute as it may."""
+    whose, code = ("of one user", "user_rate_limit_exceeded") if user else ("with this key", "rate_limit_exceeded")
+    return Problem(429, code, f"over {rate:,} requests per minute {whose}", retry_after=wait)
+
+
+def over_most(most: int, *, user: bool = False) -> Problem:
+    """As many requests of a key, or of one end user, are being answered as may be."""
+    whose, code = ("user", "user_concurrency_limit_exceeded") if user else ("key", "concurrency_limit_exceeded")
+    return Problem(429, code, f"{most} requests of this {whose} are being answered; wait for one to end", retry_after=1)
 
 
 def reason_of(error: BaseException) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
 
 import msgspec
 
 from kilburn.backend import SegmentInfo, SegmentKind
-from kilburn.errors import SpecError
+from kilburn.backends.counting import Demand
+from kilburn.errors import SpecError, StoreError
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.limits import Bucket, RequestBounds
-from kilburn.gateway.problems import Problem
+from kilburn.gateway.problems import Problem, over_most, over_rate, words_of
+from kilburn.gateway.tally import Tally
 from kilburn.wire.plain import NOT_JSON
 
 HEADER = "x-kilburn-user"
@@ -174,31 +176,64 @@ def logged(user: str) -> str:
 
 
 class Shares:
-    """What the end users of each key take: none of them more than a share of what the key may.
+    """What the end users of each key take: none of them more than a share of what the key may. And what the key takes, where
+    several gateways count together.
 
     It is used in the event loop alone.
+
+    Args:
+        tally: counts for all of them; None where this gateway is alone.
     """
 
-    def __init__(self, limits: RequestBounds) -> None:
-        self._limits = limits
+    def __init__(self, limits: RequestBounds, tally: Tally | None = None) -> None:
+        self._limits, self._tally = limits, tally
         self._running: Counter[tuple[str, str]] = Counter()
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
 
-    @contextmanager
-    def taken(self, key: Key, user: str) -> Iterator[None]:
-        """One request of an end user, as long as it is answered.
+    @asynccontextmanager
+    async def taken(self, key: Key, user: str) -> AsyncIterator[None]:
+        """One request, as long as it is answered.
 
         Raises:
-            Problem: it is over the user's share.
+            Problem: it is over the user's share, or here and elsewhere together there is no room for it.
         """
+        with self._here(key, user):
+            demands = () if self._tally is None else self._demands(key, user)
+            if self._tally is None or not demands:
+                yield
+                return
+            try:
+                refused, wait = await self._tally.take(demands)
+            except StoreError as error:
+                raise Problem(503, "store_unavailable", words_of(error), retry_after=1) from error
+            if refused >= 0:
+                demand, of_user = demands[refused], bool(user) and refused == len(demands) - 1
+                raise over_rate(demand.rate, wait, user=of_user) if wait else over_most(demand.most, user=of_user)
+            try:
+                yield
+            finally:
+                self._tally.give(demands)
+
+    def _demands(self, key: Key, user: str) -> tuple[Demand, ...]:
+        """What a request takes of its key, and then of its user; nothing where there is no limit."""
+        rate, most = key.rate or self._limits.rate, self._limits.per_key if key.name else 0
+        if not rate and not most:
+            return ()
+        name = key.name.encode()
+        demands = [Demand(_digest(name), rate, most)]
+        if user:
+            demands.append(Demand(_digest(name + b"/" + user.encode()), _share(rate), _share(most)))
+        return tuple(demands)
+
+    @contextmanager
+    def _here(self, key: Key, user: str) -> Iterator[None]:
         if not user:
             yield
             return
-        most = max(1, self._limits.per_key // SHARE)
+        most = _share(self._limits.per_key)
         who = key.name, user
-        if self._running[who] >= most:
-            said = f"{most} requests of this user are being answered; wait for one to end"
-            raise Problem(429, "user_concurrency_limit_exceeded", said, retry_after=1)
+        if most and self._running[who] >= most:
+            raise over_most(most, user=True)
         self._check_rate(key, who)
         self._running[who] += 1
         try:
@@ -212,7 +247,7 @@ class Shares:
         rate = key.rate or self._limits.rate
         if not rate:
             return
-        rate = max(1, rate // SHARE)
+        rate = _share(rate)
         bucket = self._buckets.get(who)
         if bucket is None or bucket.rate != rate:
             bucket = self._buckets[who] = Bucket(rate)
@@ -220,4 +255,12 @@ class Shares:
         if len(self._buckets) > KNOWN:
             self._buckets.popitem(last=False)
         if wait := bucket.take():
-            raise Problem(429, "user_rate_limit_exceeded", f"over {rate:,} requests per minute of one user", retry_after=wait)
+            raise over_rate(rate, wait, user=True)
+
+
+def _share(limit: int) -> int:
+    return max(1, limit // SHARE) if limit else 0
+
+
+def _digest(name: bytes) -> bytes:
+    return hashlib.blake2b(name, digest_size=16).digest()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 from psycopg import errors, sql
 
+from kilburn.backends.postgres import counting
 from kilburn.backends.postgres.connection import ROLE, Connection
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable, StoreVersion
 
@@ -343,7 +344,15 @@ def _keeping(connection: Connection) -> None:
     _wall(connection, KEPT)
 
 
-MIGRATIONS = (_first, _keeping)
+def _sharing(connection: Connection) -> None:
+    """Add what gateways share besides the store."""
+    connection.execute(counting.SHARED)
+    for name in counting.TABLES:
+        grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}"
+        connection.execute(sql.SQL(grant).format(table=sql.Identifier("kilburn", name), role=sql.Identifier(ROLE)))
+
+
+MIGRATIONS = (_first, _keeping, _sharing)
 
 _RACED = (
     errors.DuplicateSchema,

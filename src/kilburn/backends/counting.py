@@ -1,0 +1,157 @@
+"""What several gateways together have let in, counted where all of them see it: in a file of one machine.
+
+A demand is by a name that says nothing: see `kilburn.gateway.tally`. PostgreSQL counts in the same way, see
+`kilburn.backends.postgres.counting`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import apsw
+
+from kilburn.backends.connection import translate_errors
+
+LEASE = 30.0
+"""Seconds for which a gateway that says nothing more still has what it was let in with."""
+
+IDLE = 3600.0
+"""Seconds after which a name that takes nothing is forgotten."""
+
+
+class Demand(NamedTuple):
+    """What one request takes of one key or user: see `kilburn.gateway.limits.RequestBounds`.
+
+    Args:
+        name: whose, as a digest.
+        rate: requests per minute that this one may make, 0 for any number; a quarter of a minute's may come at once.
+        most: requests of this one that may be answered at once, 0 for any number.
+    """
+
+    name: bytes
+    rate: int
+    most: int
+
+
+class Ruling(NamedTuple):
+    """Whether a request is let in.
+
+    Args:
+        refused: the number of the demand that is over its limit; -1 for none: then all were taken.
+        wait: seconds after which there is one, if that is over its rate; 0 if too many are being answered.
+    """
+
+    refused: int = -1
+    wait: float = 0.0
+
+
+class Turnstile(Protocol):
+    """Where it is counted. It belongs to one gateway, which uses it from one thread at a time."""
+
+    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+        """Let requests in, each with all of its demands or not at all; and say that this gateway is there.
+
+        Args:
+            held: how many requests of a name this gateway is answering before these, where that may have changed.
+
+        Raises:
+            StoreError: nothing was counted, or all was and that cannot be known: say in `held` what is so.
+        """
+        ...
+
+    def close(self) -> None:
+        """The gateway has nothing any more; idempotent."""
+        ...
+
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS allowance(name BLOB PRIMARY KEY, at REAL NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS running(
+    name BLOB NOT NULL, gateway BLOB NOT NULL, count INTEGER NOT NULL, until REAL NOT NULL, PRIMARY KEY(name, gateway)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS running_gateway ON running(gateway);
+"""
+
+
+class FileTurnstile:
+    """Counts in a file, for gateways of one machine. What is in it need not survive a power cut.
+
+    Args:
+        path: the file; it is created if there is none.
+        clock: seconds since the epoch.
+
+    Raises:
+        StoreError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock, self._lock = os.fspath(path), clock, threading.Lock()
+        self._gateway, self._closed, self._tidied = secrets.token_bytes(8), False, 0.0
+        with translate_errors(self._path, "counting"):
+            self._db = apsw.Connection(self._path)
+            self._db.set_busy_timeout(5000)
+            self._db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
+            self._db.execute(TABLES)
+
+    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+        """See `Turnstile`."""
+        with self._lock, translate_errors(self._path, "counting"):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                now = self._clock()
+                self._hold(held, now)
+                made = [self._take(demands, now) for demands in asked]
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            return made
+
+    def _hold(self, held: Mapping[bytes, int], now: float) -> None:
+        run, own = self._db.execute, self._gateway
+        for name, count in held.items():
+            run("INSERT OR REPLACE INTO running(name, gateway, count, until) VALUES(?, ?, ?, 0)", (name, own, count))
+        run("DELETE FROM running WHERE gateway = ? AND count = 0", (own,))
+        run("UPDATE running SET until = ? WHERE gateway = ?", (now + LEASE, own))
+        if now >= self._tidied + IDLE:
+            self._tidied = now
+            run("DELETE FROM running WHERE until < ?", (now - IDLE,))
+            run("DELETE FROM allowance WHERE at < ?", (now - IDLE,))
+
+    def _take(self, demands: Sequence[Demand], now: float) -> Ruling:
+        run, full = self._db.execute, []
+        for number, (name, rate, most) in enumerate(demands):
+            if rate:
+                at = max(now, next((at for (at,) in run("SELECT at FROM allowance WHERE name = ?", (name,))), now))
+                wait = at - now - (max(1.0, rate / 4) - 1) * 60 / rate
+                if wait > 0:
+                    return Ruling(number, wait)
+                full.append((name, at + 60 / rate))
+            if most:
+                select = "SELECT coalesce(sum(count), 0) FROM running WHERE name = ? AND (until > ? OR gateway = ?)"
+                ((count,),) = run(select, (name, now, self._gateway))
+                if count >= most:
+                    return Ruling(number)
+        for row in full:
+            run("INSERT INTO allowance(name, at) VALUES(?, ?) ON CONFLICT(name) DO UPDATE SET at = excluded.at", row)
+        insert = (
+            "INSERT INTO running(name, gateway, count, until) VALUES(?, ?, 1, ?)"
+            " ON CONFLICT(name, gateway) DO UPDATE SET count = count + 1"
+        )
+        for name, _, most in demands:
+            if most:
+                run(insert, (name, self._gateway, now + LEASE))
+        return Ruling()
+
+    def close(self) -> None:
+        """See `Turnstile`."""
+        with self._lock, translate_errors(self._path, "counting"):
+            if not self._closed:
+                self._closed = True
+                self._db.execute("DELETE FROM running WHERE gateway = ?", (self._gateway,))
+                self._db.close()

@@ -1,0 +1,62 @@
+"""The keys of gateways in a database, by their names; what a key is, `kilburn.gateway.keys` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kilburn.backends.postgres import schema
+from kilburn.backends.postgres.connection import Database, Statements, checked_url, connected
+
+_INSERT = (
+    "INSERT INTO kilburn.key(name, changed, body) VALUES(%s, %s, %s)"
+    " ON CONFLICT(name) DO UPDATE SET changed = excluded.changed, body = excluded.body"
+)
+
+
+class StoredKeys:
+    """Where the keys are. The schema is made, or brought up to date, as by a store that is opened.
+
+    Raises:
+        StoreError: the database cannot be reached, or read.
+    """
+
+    def __init__(self, url: str, patience: float = 5.0) -> None:
+        url = checked_url(url)
+        self._db = Database(url, patience=patience, durable=True)
+        try:
+            with connected(url, "reading keys") as connection:
+                schema.migrate(connection, self._db.shown)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def since(self, changed: int) -> list[tuple[int, str, bytes]]:
+        """The keys that were changed after this change, in order: the number of each one's change, its name, and what it is."""
+        select = "SELECT changed, name, body FROM kilburn.key WHERE changed > %s ORDER BY changed"
+        return self._db.read("reading keys", lambda statements: statements.rows(select, changed))
+
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, bytes]]:
+        """All keys by their names; what is another one when the block ends is written. Whoever changes keys meanwhile waits."""
+        with self._db.together():
+            last, known = self._db.write("changing keys", self._locked)
+            bodies = dict(known)
+            yield bodies
+            changed = [(name, body) for name, body in bodies.items() if known.get(name) != body]
+
+            def write(statements: Statements) -> None:
+                for number, (name, body) in enumerate(changed, last + 1):
+                    statements.send(_INSERT, name, number, body)
+
+            self._db.write("changing keys", write)
+
+    @staticmethod
+    def _locked(statements: Statements) -> tuple[int, dict[str, bytes]]:
+        statements.send("LOCK TABLE kilburn.key IN SHARE ROW EXCLUSIVE MODE")
+        rows = statements.rows("SELECT changed, name, body FROM kilburn.key ORDER BY changed")
+        return max((changed for changed, _, _ in rows), default=0), {name: body for _, name, body in rows}
+
+    def close(self) -> None:
+        """Give the connections back; idempotent."""
+        self._db.close()

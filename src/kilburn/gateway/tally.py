@@ -1,0 +1,132 @@
+"""What several gateways let in together.
+
+One gateway counts in its memory (`kilburn.gateway.access`, `kilburn.gateway.users`), which costs nothing. Several over one store
+ask before each request where all of them count: in the database, or in a file of the machine. Requests that come while others ask
+go together in the next question, and with it what is over. A gateway that says nothing more loses what it holds after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from kilburn.backends.counting import LEASE, Demand, Ruling, Turnstile
+from kilburn.errors import StoreError
+from kilburn.gateway.threads import in_thread
+
+log = logging.getLogger("kilburn.gateway")
+
+
+AGAIN = 1.0
+"""Seconds after which it is told again what it may not know."""
+
+
+class Tally:
+    """Asks whether requests may come in. It is used in one event loop alone.
+
+    Args:
+        turnstile: where it is counted.
+        opens: whether a request is let in when it cannot be counted.
+    """
+
+    def __init__(self, turnstile: Turnstile, *, opens: bool = False) -> None:
+        self._turnstile, self._opens = turnstile, opens
+        self._waiting: list[tuple[Sequence[Demand], asyncio.Future[Ruling]]] = []
+        self._held: Counter[bytes] = Counter()
+        """Requests that are being answered, by the name of a demand."""
+        self._changed: set[bytes] = set()
+        """Names of which the turnstile does not know that."""
+        self._asking: asyncio.Task[None] | None = None
+        self._beat: asyncio.TimerHandle | None = None
+
+    async def take(self, demands: Sequence[Demand]) -> Ruling:
+        """Take all of a request's demands, if none is over its limit; `give` gives them back.
+
+        Raises:
+            StoreError: it cannot be counted.
+        """
+        future: asyncio.Future[Ruling] = asyncio.get_running_loop().create_future()
+        self._waiting.append((demands, future))
+        self._ask()
+        try:
+            ruling: Ruling = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None and future.result().refused < 0:
+                self.give(demands)
+            raise
+        return ruling
+
+    def give(self, demands: Sequence[Demand]) -> None:
+        """A request is over; what it took of its rate it keeps."""
+        self._held.subtract(demand.name for demand in demands)
+        self._changed.update(demand.name for demand in demands)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_all())
+
+    async def _ask_all(self) -> None:
+        try:
+            known = True
+            while self._waiting or (self._changed and known):
+                known = await self._ask_once()
+            if self._beat is None and (self._held or not known):
+                self._beat = asyncio.get_running_loop().call_later(LEASE / 3 if known else AGAIN, self._go_on)
+        finally:
+            self._asking = None
+
+    async def _ask_once(self) -> bool:
+        """One question; whether it was answered."""
+        asked, self._waiting = self._waiting, []
+        changed, self._changed = self._changed, set()
+        held = {name: self._held[name] for name in changed}
+        self._held -= Counter()  # without those of which there are none
+        try:
+            rulings = await in_thread(self._turnstile.count, [demands for demands, _ in asked], held)
+        except StoreError as error:
+            # Whether it was counted is not known: the next question says what is so.
+            self._changed |= changed | {demand.name for demands, _ in asked for demand in demands}
+            self._answer_failed(asked, error)
+            return False
+        for (demands, future), ruling in zip(asked, rulings, strict=True):
+            self._answer(demands, future, ruling)
+        return True
+
+    def _answer(self, demands: Sequence[Demand], future: asyncio.Future[Ruling], ruling: Ruling) -> None:
+        if ruling.refused < 0:
+            self._held.update(demand.name for demand in demands)
+            if future.cancelled():
+                self.give(demands)
+        if not future.cancelled():
+            future.set_result(ruling)
+
+    def _answer_failed(self, asked: Sequence[tuple[Sequence[Demand], asyncio.Future[Ruling]]], error: StoreError) -> None:
+        log.warning("what clients take cannot be counted: %s", error)
+        for demands, future in asked:
+            if self._opens:
+                self._answer(demands, future, Ruling())
+            elif not future.cancelled():
+                future.set_exception(error)
+
+    def _go_on(self) -> None:
+        """Say that this gateway is there, as long as it answers something."""
+        self._beat = None
+        self._changed.update(self._held)
+        if self._changed:
+            self._ask()
+
+    async def close(self) -> None:
+        """Nothing is answered any more."""
+        if self._beat is not None:
+            self._beat.cancel()
+        asking = self._asking
+        if asking is not None:
+            asking.cancel()
+            with suppress(asyncio.CancelledError, StoreError):
+                await asking
+        with suppress(StoreError):
+            await in_thread(self._turnstile.close)
