@@ -1,21 +1,29 @@
-"""A worker that kills itself: `python killing.py PLACE RECEIPTS LEFT [COUNT]`.
+"""Workers that kill themselves, before or after a verb of their backend that writes.
 
-It works for a place until nothing is to be done, and is killed before or after the verb of its backend that writes as the
-LEFT-th, counted from 1; 0 for never. Each receipt is a line of the file RECEIPTS.
+python killing.py each FOLDER FIRST EVERY
+python killing.py together PLACE RECEIPTS WORKERS SEED
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
+import shutil
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
 
+from jobs.work import EMBEDDER, check_done, fill
 from kilburn.backend import Backend
 from kilburn.backends import places
 from kilburn.jobs.worker import Did, Ways, Worker
-from kilburn.kernel.claims import kept
+from kilburn.kernel.claims import kept, try_again
 from kilburn.model import Request
 from kilburn.testing import Scripted
 
@@ -84,11 +92,13 @@ def opened(fuse: Fuse, place: str, **options: Any) -> Backend:
     from kilburn.backends.sqlite import Sqlite
 
     options["synchronous"] = "NORMAL" if options.pop("durable") else "OFF"
-    return fused(Sqlite, fuse)(place, **options)
+    made = fused(Sqlite, fuse)(place, **options)
+    return cast(Backend, made)
 
 
-def main(place: str, receipts: str, left: int) -> None:
-    """Work, or be killed."""
+def work(place: str, receipts: Path, left: int) -> None:
+    """Work until nothing is to be done; be killed at step `left`, counted from 1, or never for 0. Each receipt is a line of the
+    file `receipts`, and each error."""
     fuse = Fuse(left)
     places.OPENERS |= dict.fromkeys(("", "postgresql"), lambda where, **options: opened(fuse, where, **options))
     lines = os.open(receipts, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -99,13 +109,78 @@ def main(place: str, receipts: str, left: int) -> None:
         if did.error:
             os.write(lines, f"error: {did.kind}: {did.error}\n".encode())
 
-    ways = Ways(learn=("consolidate('core/human')",), model=Keeping(), embedder="hashing(64)", lease=LEASE)
-    with Worker(place, ("default",), ways, told=told) as worker:
-        while worker.once():
-            pass
-        with places.open_backend(place, readonly=True) as store:  # type: ignore[attr-defined]
-            print("done" if not kept(store) else "left")
+    ways = Ways(learn=("consolidate('core/human')",), model=Keeping(), embedder=EMBEDDER, lease=LEASE)
+    with Worker(place, ("default",), ways, told=told) as worker, closing(places.open_backend(place)) as backend:
+        while worker.once() or (not left and kept(backend)):
+            # What the killed ones had is free when their claims have ended; what has killed several rests until somebody
+            # says otherwise.
+            if not left:
+                try_again(backend)
+                time.sleep(LEASE / 4)
+
+
+def started(place: str, receipts: Path, left: int) -> int:
+    """Start a worker in a process of its own; returns its number."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work(place, receipts, left)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def ended(child: int) -> bool:
+    """Wait for a worker; returns whether it was killed.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status not in (0, -signal.SIGKILL):
+        sys.exit(1)
+    return status != 0
+
+
+def each_step(folder: Path, first: int, every: int) -> None:
+    """Over a file, that is the same before each: kill a worker at every step, from one on; then others finish."""
+    fresh, place, receipts = folder / "fresh.db", folder / "a.db", folder / "receipts"
+    fill(str(fresh))
+    for left in itertools.count(first, every):
+        for old in (*folder.glob("a.db*"), receipts):
+            old.unlink(missing_ok=True)
+        shutil.copy(fresh, place)
+        killed = ended(started(str(place), receipts, left))
+        assert not ended(started(str(place), receipts, 0))
+        check_done(str(place), receipts)
+        if not killed:
+            print(left)
+            return
+
+
+def together(place: str, receipts: Path, workers: int, seed: int) -> None:
+    """Several workers at once, each killed at some step and followed by another, until one finds nothing to do."""
+    chance, kills = random.Random(seed), 0
+    fill(place)
+    running = {started(place, receipts, chance.randint(1, 12)) for _ in range(workers)}
+    while running:
+        child, status = os.wait()
+        running.remove(child)
+        code = os.waitstatus_to_exitcode(status)
+        assert code in (0, -signal.SIGKILL), code
+        if code:
+            kills += 1
+            running.add(started(place, receipts, chance.randint(1, 12 + 2 * kills)))
+    assert not ended(started(place, receipts, 0))
+    check_done(place, receipts)
+    print(kills)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    match sys.argv[1:]:
+        case ["each", folder, first, every]:
+            each_step(Path(folder), int(first), int(every))
+        case ["together", place, receipts, workers, seed]:
+            together(place, Path(receipts), int(workers), int(seed))

@@ -28,7 +28,7 @@ from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.claims import FAILED, KILLED, LEASE, Claim, Entry, Job, kept, named, renewing, take
 from kilburn.kernel.drive import run
-from kilburn.kernel.ending import FORGET, Coolness, cool, due, expire, rule_of
+from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -47,8 +47,8 @@ WIDE = 1 << 40
 BATCH, BATCHES = 32, 8
 """Passages that are embedded at once, and how often before other work is looked for."""
 
-UPKEEP = 60.0
-"""Seconds between two looks at whether erased bytes lie about, or texts have become cold: each costs the store something."""
+UPKEEP = 600.0
+"""Seconds between two looks at whether erased bytes lie about, or texts are to go to the cold place: each costs something."""
 
 
 class Kind(StrEnum):
@@ -314,22 +314,25 @@ class _Office:
     # The kinds
 
     def _erase(self) -> int:
-        if not self._is_time(Kind.ERASE):
-            return 0
+        if awake := self._awake(MEMORY, *Kind, FORGET):
+            numbers = {info.number for info in self._backend.segments() if info.kind is not SegmentKind.FORGOTTEN}
+            self._settle(job for job in awake if job.kind == MEMORY or (job.segment and job.segment not in numbers))
 
         def work(claim: Claim) -> Did | None:
             with self._backend.erasing():
-                pass  # at its end, what was left is done
-            numbers = {info.number for info in self._backend.segments() if info.kind is not SegmentKind.FORGOTTEN}
-            self._settle(job for job in kept(self._backend) if job.kind == MEMORY or (job.segment and job.segment not in numbers))
-            return None
+                return None  # at its end, what was left is done
 
-        return self._do(Job(Kind.ERASE), work)
+        begun = Job(Kind.ERASE) in awake
+        return self._do(Job(Kind.ERASE), work) if self._is_time(Kind.ERASE) or begun else 0
 
     def _expire(self) -> int:
         rule = rule_of(self._backend)
-        if rule is None or not any(True for _ in due(self._backend, rule, self._store.clock())):
-            self._settle(self._awake(Kind.EXPIRE, FORGET))
+        found = due(self._backend, rule, self._store.clock()) if rule is not None else {}
+        awake = self._awake(Kind.EXPIRE, FORGET)
+        resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
+        # What was archived is due as long as it is there, and every page is looked at for it.
+        if not (found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(Kind.EXPIRE))):
+            self._settle(awake)
             return 0
 
         def tell(receipt: Erasure) -> None:
@@ -408,19 +411,22 @@ class _Office:
     def _settle(self, jobs: Iterable[Job]) -> None:
         """Remove what is kept of jobs that are not to be done any more."""
         for job in jobs:
-            claim = take(self._backend, job)
+            claim = take(self._backend, job, lease=self._ways.lease)
             if claim is not None:
                 claim.done()
 
     def _learn(self) -> int:
         count, again = 0, self._awake(Kind.LEARN)
         resting = {job for job in kept(self._backend) if job.kind == Kind.LEARN}.difference(again)
+        rule = rule_of(self._backend)
+        # What is learned from what is to be forgotten would go with it.
+        going = set[int]() if rule is None else due(self._backend, rule, self._store.clock())[Ending.FORGET]
         for info in self._reading.sessions():
             if self._worker.is_over():
                 break
             job = Job(Kind.LEARN, info.number)
             known = self._learned.get(info.number) == info.head and job not in again
-            if known or job in resting or info.damaged or info.name.startswith("@"):
+            if known or job in resting or info.number in going or info.damaged or info.name.startswith("@"):
                 continue
             try:
                 count += self._learn_from(info, job, again)

@@ -200,6 +200,9 @@ def try_again(backend: Backend) -> int:
     """
     count = 0
     for name, value in backend.settings().items():
-        if _job(name) is not None and not _entry(value).holder:
-            count += backend.replace_setting(name, value, None)
+        entry = _entry(value)
+        if _job(name) is not None and not entry.holder:
+            # That it was begun is still known.
+            again = msgspec.structs.replace(entry, tries=min(entry.tries, 1), until=0.0)
+            count += backend.replace_setting(name, value, _encoded(again))
     return count

@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.backend import Backend, Moved, SegmentInfo, SegmentKind
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt
-from kilburn.event import Act
+from kilburn.event import Act, Event
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.branches import Fork, above_of, branches_in
 from kilburn.kernel.claims import LEASE, Job, kept, named, renewing, take
@@ -199,9 +199,13 @@ def expire(
     )
 
 
-def due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[str, Ending]]:
-    """The sessions for which something is due at this time and that nothing holds."""
-    yield from ((info.name, stage) for info, _, use, stage in _due(backend, rule, now) if not use.held)
+def due(backend: Backend, rule: TimeToLive, now: float) -> dict[Ending, set[int]]:
+    """The numbers of the sessions for which something is due at this time and that nothing holds, with their branches'."""
+    found: dict[Ending, set[int]] = {stage: set() for stage in Ending}
+    for info, below, use, stage in _due(backend, rule, now):
+        if not use.held:
+            found[stage].update(each.number for each in (info, *below))
+    return found
 
 
 def _dry(store: Store, info: SegmentInfo) -> tuple[Erasure, str]:
@@ -220,14 +224,14 @@ def _forget(
     try:
         with renewing(claim):
             # Somebody may have come back, or forgotten it, while others were forgotten.
-            if rule.decide(_use_now(backend, info), now) is Ending.FORGET:
+            if rule.decide(_use_now(backend, info, begun=claim.tries > 1), now) is Ending.FORGET:
                 receipt = store.forget(session=info.name, why=WHY)
                 told(receipt)
     except KilburnError as failed:
         error = named(failed)
         claim.failed(error)
     except BaseException:
-        claim.give_back()
+        claim.failed("interrupted")  # what is begun is known by that
         raise
     else:
         claim.done()
@@ -249,31 +253,39 @@ def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[Segme
         if info.number not in broken and rule.decide(SessionUse(info.name, info.used), now) is None:
             continue
         below = branches_in(backend, info, forks)
-        use = _use(backend, info, below)
+        use = _use(backend, info, below, begun=info.number in broken)
         stage = rule.decide(use._replace(held=""), now)
         if stage is not None:
             yield info, [each for each, _ in below], use, stage
 
 
-def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> SessionUse:
+def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]], *, begun: bool) -> SessionUse:
     every = [info, *(each for each, _ in below)]
-    if any(_is_going(backend, each) for each in every):
-        return SessionUse(info.name, float("-inf"))
-    return SessionUse(info.name, max(each.used for each in every), _held(backend, info, below))
+    used = max(_used(backend, each) if begun else each.used for each in every)
+    # What a branch gave back may be gone by now: then it looks as if it were open.
+    going = begun and any(_is_dropped(event) for each in every for event in backend.events(each.number, act=Act.DROP))
+    return SessionUse(info.name, used, _held(backend, info, [] if going else below))
 
 
-def _is_going(backend: Backend, info: SegmentInfo) -> bool:
-    """Whether a rule has begun to forget this session, and nobody has used it since."""
-    last = next(iter(backend.events(info.number, info.head - 1)), None) if info.head else None
-    return last is not None and last.act is Act.DROP and last.why == WHY
+def _used(backend: Backend, info: SegmentInfo) -> float:
+    """When a session was last used, where a rule has begun to forget it: what that wrote is no use of it."""
+    return max((event.time for event in backend.events(info.number) if not _is_ours(event)), default=info.created)
 
 
-def _use_now(backend: Backend, info: SegmentInfo) -> SessionUse:
+def _is_ours(event: Event) -> bool:
+    return _is_dropped(event) or (event.act is not Act.ADMIT and event.policy == "kernel")
+
+
+def _is_dropped(event: Event) -> bool:
+    return event.act is Act.DROP and event.why == WHY
+
+
+def _use_now(backend: Backend, info: SegmentInfo, *, begun: bool) -> SessionUse:
     """What a rule may know of a session by now."""
     found = backend.segment(info.name, time=0.0, create=False)
     if found is None or found.number != info.number or found.damaged:
         return SessionUse(info.name, info.used, "it is not there any more")
-    return _use(backend, found, branches_in(backend, found, {}))
+    return _use(backend, found, branches_in(backend, found, {}), begun=begun)
 
 
 def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:
