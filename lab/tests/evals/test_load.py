@@ -210,14 +210,14 @@ def test_a_load_is_the_same_for_a_seed_and_its_texts_say_whose_they_are() -> Non
 
 def test_memory_that_grows_is_told_from_memory_that_does_not() -> None:
     wave = [(at, 1e8 + 1e5 * (at % 3)) for at in range(0, 2000, 10)]
-    flat = growth("a", wave)
+    flat = growth("a", wave, 500)
     assert flat.flat == "yes"
     assert abs(flat.growth or 9e9) < 1 << 20
-    rising = growth("a", [(at, size + 5000 * at) for at, size in wave])
+    rising = growth("a", [(at, size + 5000 * at) for at, size in wave], 500)
     assert rising.flat == "no"
     assert rising.low is not None
     assert rising.low <= 5e6 <= (rising.high or 0)
-    assert growth("a", wave[:5]).flat == "too short to say"
+    assert {growth("a", wave[:5], 0).flat, growth("a", wave, None).flat} == {"too short to say"}
 
 
 def none_wrong(report: LoadReport) -> None:

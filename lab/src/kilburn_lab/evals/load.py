@@ -30,6 +30,7 @@ from statistics import median, quantiles
 from kilburn.backends.places import is_url
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import SpecError, Unavailable
+from kilburn.gateway.history import SESSIONS
 from kilburn_lab.evals import load_check
 from kilburn_lab.evals.gateway import family
 from kilburn_lab.evals.load_client import AnswerWait, Crowd, SessionRecord
@@ -220,6 +221,8 @@ class _Run:
         self._crowd = Crowd([gateway.url for gateway in self._gateways], seed, self._stepped)
         self._disturbances: list[Disturbance] = []
         self._memory: dict[str, list[tuple[int, float]]] = {}
+        self._warm: int | None = None
+        """Answers after which a gateway has had as many sessions as it keeps in memory."""
 
     def _stepped(self, count: int) -> None:
         self._done += count
@@ -248,7 +251,7 @@ class _Run:
             restarts=sum(kind.startswith("restart") for kind in kinds),
             latencies=_latencies(crowd.waits, self._disturbances),
             verdict=verdict,
-            memory=[growth(name, points) for name, points in self._memory.items()],
+            memory=[growth(name, points, self._warm) for name, points in self._memory.items()],
             disturbances=[
                 Disturbance(what=each.what, began=each.began - began, ended=each.ended - began) for each in self._disturbances
             ],
@@ -287,6 +290,8 @@ class _Run:
         every, last = max(1, 2 * self._total // POINTS), -1
         while True:
             now = len(self._crowd.waits)
+            if self._warm is None and self._crowd.begun >= SESSIONS + self._clients:
+                self._warm = now
             if now // every != last:
                 last = now // every
                 for name, process in (("gateway", self._first), ("PostgreSQL", self._postmaster)):
