@@ -712,14 +712,14 @@ class Histories:
                 try:
                     # If others went on with it, nothing is written, and it is read again.
                     session = conversation.session if left == TRIES - 1 else self.current(conversation)
-                    if session.turn < conversation.turn:
-                        # A database that was killed has lost what was asked: a reply to it has no place.
-                        self.lose(conversation)
-                        raise StoreUnavailable("what was asked is lost", advice="ask again")
                     others = said_after(session, conversation.start) if session.turn != conversation.turn else []
                     told = canonical(message for _, message in others)
                     conversation.repeated = conversation.repeated or bool(told)
                     conversation.heard = ()
+                    if session.turn < conversation.turn:
+                        # A database that was killed has lost what was asked: a reply to it has no place.
+                        self.lose(conversation)
+                        raise StoreUnavailable("what was asked is lost", advice="ask again")
                     if told and more:
                         conversation.waiting += new
                     elif told and told[: len(words)] == words:
