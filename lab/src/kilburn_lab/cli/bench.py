@@ -88,6 +88,7 @@ def _load(
     restart_postgres: float = 15.0,
     full: bool = False,
     seed: int = 0,
+    logs: Path | None = None,
     progress: Callable[[int, int], None],
 ) -> LoadReport:
     """Put a load on gateways over one store, kill them meanwhile, and count what is lost, doubled or wrong.
@@ -117,6 +118,7 @@ def _load(
         kill_gateways=kill_gateways,
         restart_postgres=restart_postgres,
         seed=seed,
+        logs=logs,
         progress=progress,
     )
 
@@ -153,6 +155,7 @@ verb(
     restart_postgres=Option("Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0),
     full=Option(f"{FULL[0]:,} sessions, {FULL[1]} at once.", name="--full"),
     seed=Option("Of what is said, and who is killed."),
+    logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR"),
 )
 verb(
     "session",

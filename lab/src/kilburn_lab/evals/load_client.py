@@ -28,10 +28,10 @@ server says, if that is within a minute."""
 AGAIN = (408, 409, 429)
 """Statuses after which they do so, beside all from 500."""
 
-PATIENCE, PAUSE = 90.0, 1.0
+PATIENCE, PAUSE = 300.0, 1.0
 """Seconds for which a program asks again when its SDK has given up, and between two such askings."""
 
-REACH, SILENCE = 10.0, 60.0
+REACH, SILENCE = 5.0, 600.0
 """Seconds to connect, and without a byte, after which a client gives an answer up."""
 
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}, "why": {"type": "string"}}}
