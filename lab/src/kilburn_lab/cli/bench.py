@@ -86,8 +86,10 @@ def _load(
     window: int = 3000,
     kill_gateways: float = 12.0,
     restart_postgres: float = 15.0,
+    leaving: bool = True,
     full: bool = False,
     seed: int = 0,
+    logs: Path | None = None,
     progress: Callable[[int, int], None],
 ) -> LoadReport:
     """Put a load on gateways over one store, kill them meanwhile, and count what is lost, doubled or wrong.
@@ -116,7 +118,9 @@ def _load(
         window=window,
         kill_gateways=kill_gateways,
         restart_postgres=restart_postgres,
+        leaving=leaving,
         seed=seed,
+        logs=logs,
         progress=progress,
     )
 
@@ -151,8 +155,10 @@ verb(
     window=Option("Tokens of the gateways' window; longer sessions are compacted.", least=2000),
     kill_gateways=Option("Between two kills of a gateway; 0 for none.", "SECONDS", "--kill-gateways", least=0),
     restart_postgres=Option("Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0),
+    leaving=Option("Some clients hang up in the middle of a stream.", name="--leaving/--no-leaving"),
     full=Option(f"{FULL[0]:,} sessions, {FULL[1]} at once.", name="--full"),
     seed=Option("Of what is said, and who is killed."),
+    logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR"),
 )
 verb(
     "session",

@@ -15,6 +15,7 @@ import os
 import random
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,10 +27,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from kilburn.backends.places import is_url
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import SpecError, Unavailable
+from kilburn.gateway.history import SESSIONS
 from kilburn_lab.evals import load_check
 from kilburn_lab.evals.gateway import family
 from kilburn_lab.evals.load_client import AnswerWait, Crowd, SessionRecord
@@ -63,6 +66,7 @@ def evaluate(
     restart_postgres: float = 15.0,
     leaving: bool = True,
     seed: int = 0,
+    logs: Path | None = None,
     progress: Progress = unwatched,
 ) -> LoadReport:
     """Put the load on each store in turn.
@@ -77,6 +81,7 @@ def evaluate(
             turn; 0 for none. Each happens at least once, in the middle of the load.
         leaving: whether some clients hang up in the middle of a stream.
         seed: of what is said, and of who is killed.
+        logs: a folder for the logs of the gateways; made where there is none.
         progress: called with the exchanges that are over, and their total.
 
     Raises:
@@ -99,6 +104,8 @@ def evaluate(
 
         with ExitStack() as stack:
             run = _Run(stack, place, said, clients, gateways, window, seed, step)
+            if logs is not None:
+                stack.callback(run.keep_logs, logs / f"{number + 1}-{place if not is_url(place) else 'url'}")
             rows.append(run.measured(kill_gateways, restart_postgres))
     return LoadReport(
         sessions=sessions,
@@ -201,6 +208,7 @@ class _Run:
         # The path of a socket is short.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kl", dir="/tmp", ignore_cleanup_errors=True)))
         folder.chmod(0o711)
+        self._folder = folder
         self._server: OwnServer | None = None
         self._place, self._tenant = str(folder / "load.db"), "default"
         if place == POSTGRES:
@@ -216,19 +224,26 @@ class _Run:
         for gateway in self._gateways:
             stack.callback(gateway.end, signal.SIGKILL)
         self._chance = random.Random(f"{seed}/{place}")
-        self._done = 0
+        self._done, self._over = 0, False
         self._crowd = Crowd([gateway.url for gateway in self._gateways], seed, self._stepped)
         self._disturbances: list[Disturbance] = []
         self._memory: dict[str, list[tuple[int, float]]] = {}
+        self._warm: int | None = None
+        """Answers after which a gateway has had as many sessions as it keeps in memory."""
 
     def _stepped(self, count: int) -> None:
         self._done += count
         self._step(self._done)
 
+    def keep_logs(self, folder: Path) -> None:
+        """Copy the logs of the gateways there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in self._folder.glob("*.log"):
+            shutil.copyfile(log, folder / log.name)
+
     def measured(self, kill_gateways: float, restart_postgres: float) -> LoadRow:
         """Carry it out, and compare."""
-        began, records = asyncio.run(self._loaded(kill_gateways, restart_postgres))
-        seconds = time.monotonic() - began
+        began, ended, records = asyncio.run(self._loaded(kill_gateways, restart_postgres))
         for gateway in self._gateways:
             gateway.end(signal.SIGTERM)
         verdict = load_check.compare(load_check.read(self._place, self._tenant), records)
@@ -236,7 +251,7 @@ class _Run:
         kinds = [disturbance.what for disturbance in self._disturbances]
         return LoadRow(
             over=self._kind if not is_url(self._kind) else f"a PostgreSQL, tenant {self._tenant}",
-            seconds=seconds,
+            seconds=ended - began,
             requests=crowd.requests,
             answered=len(crowd.waits),
             again=sum(wait.tries - 1 for wait in crowd.waits),
@@ -248,45 +263,52 @@ class _Run:
             restarts=sum(kind.startswith("restart") for kind in kinds),
             latencies=_latencies(crowd.waits, self._disturbances),
             verdict=verdict,
-            memory=[growth(name, points) for name, points in self._memory.items()],
+            memory=[growth(name, points, self._warm) for name, points in self._memory.items()],
             disturbances=[
                 Disturbance(what=each.what, began=each.began - began, ended=each.ended - began) for each in self._disturbances
             ],
             waits=[(round(wait.began - began, 3), round(wait.whole, 4)) for wait in crowd.waits[:: 1 + len(crowd.waits) // 2000]],
         )
 
-    async def _loaded(self, kill_gateways: float, restart_postgres: float) -> tuple[float, list[SessionRecord]]:
-        """When it began, and what the clients know."""
+    async def _loaded(self, kill_gateways: float, restart_postgres: float) -> tuple[float, float, list[SessionRecord]]:
+        """When it began and ended, and what the clients know."""
         # Those that begin at once make the schema of a new database at once.
         for gateway in self._gateways:
             gateway.begin()
         for gateway in self._gateways:
             await gateway.ready()
         began = time.monotonic()
-        beside: list[asyncio.Task[None]] = [asyncio.create_task(self._look())]
+        watching = asyncio.create_task(self._look())
+        disturbing = []
         if kill_gateways:
-            beside.append(asyncio.create_task(self._disturb(kill_gateways, self._kill)))
+            disturbing.append(asyncio.create_task(self._disturb(kill_gateways, self._kill)))
         if restart_postgres and self._server is not None:
-            beside.append(asyncio.create_task(self._disturb(restart_postgres, self._restart)))
+            disturbing.append(asyncio.create_task(self._disturb(restart_postgres, self._restart)))
         crowd = asyncio.create_task(self._crowd.run(self._said, self._clients))
         try:
-            await asyncio.wait({crowd, *beside}, return_when=asyncio.FIRST_COMPLETED)
-            for each in beside:
+            waiting: set[asyncio.Task[Any]] = {watching, crowd, *disturbing}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in waiting - {crowd}:
                 if each.done():
-                    # It never ends by itself: a gateway did not come back, for example.
+                    # None ends before the clients: a gateway did not come back, for example.
                     each.result()
-            return began, await crowd
+            records, ended = await crowd, time.monotonic()
+            # What was killed begins again before anybody reads the store.
+            self._over = True
+            await asyncio.gather(*disturbing)
+            return began, ended, records
         finally:
-            crowd.cancel()
-            for each in beside:
+            for each in (watching, crowd, *disturbing):
                 each.cancel()
-            await asyncio.gather(crowd, *beside, return_exceptions=True)
+            await asyncio.gather(watching, crowd, *disturbing, return_exceptions=True)
 
     async def _look(self) -> None:
         """Look at the memory, from time to time."""
         every, last = max(1, 2 * self._total // POINTS), -1
         while True:
             now = len(self._crowd.waits)
+            if self._warm is None and self._crowd.begun >= SESSIONS + self._clients:
+                self._warm = now
             if now // every != last:
                 last = now // every
                 for name, process in (("gateway", self._first), ("PostgreSQL", self._postmaster)):
@@ -311,8 +333,10 @@ class _Run:
         """Disturb again and again; the first time by the middle of the load at the latest."""
         for number in count():
             due = time.monotonic() + every
-            while time.monotonic() < due and (number or self._done < self._total // 2):
+            while not self._over and time.monotonic() < due and (number or self._done < self._total // 2):
                 await asyncio.sleep(0.05)
+            if self._over:
+                return
             began = time.monotonic()
             what = await disturb(number)
             self._disturbances.append(Disturbance(what=what, began=began, ended=time.monotonic()))

@@ -28,10 +28,10 @@ server says, if that is within a minute."""
 AGAIN = (408, 409, 429)
 """Statuses after which they do so, beside all from 500."""
 
-PATIENCE, PAUSE = 90.0, 1.0
+PATIENCE, PAUSE = 300.0, 1.0
 """Seconds for which a program asks again when its SDK has given up, and between two such askings."""
 
-REACH, SILENCE = 10.0, 60.0
+REACH, SILENCE = 5.0, 600.0
 """Seconds to connect, and without a byte, after which a client gives an answer up."""
 
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}, "why": {"type": "string"}}}
@@ -130,7 +130,7 @@ class Crowd:
         """Why answers did not come to their end."""
         self.longest_failure = 0.0
         """Seconds until one of these was known, at most."""
-        self.requests = self.left = 0
+        self.begun = self.requests = self.left = 0
 
     async def run(self, scripts: Iterable[Script], clients: int) -> list[SessionRecord]:
         """Carry out the sessions, as many at once as there are clients; their records, in the order of their numbers."""
@@ -140,6 +140,7 @@ class Crowd:
 
             async def client() -> None:
                 for script in waiting:
+                    self.begun += 1
                     records.append(await _Talk(self, http, script).run())
 
             await asyncio.gather(*(client() for _ in range(clients)))
@@ -313,7 +314,7 @@ class _Talk:
             raise Broken(f"{'stream' if started else 'connection'}: {type(error).__name__}", asks_again=not started) from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise Broken(f"unreadable: {type(error).__name__}: {error}", hopeless=True) from error
-        self._name = name
+        self._name = name or self._name
         return heard, first
 
 

@@ -12,9 +12,6 @@ from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
 from kilburn_lab.evals.report import EvalReport, panel, table_of
 
-WARM = 0.34
-"""The share of a load after which memory is judged: caches have filled by then."""
-
 FLAT = 1 << 20
 """Bytes that a thousand requests may add to what is called flat."""
 
@@ -72,9 +69,8 @@ class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         points: after so many answers.
-        before, after: the mean of the first and of the second half of what came after the first third.
+        before, after: the mean of the first and of the second half of what came after the gateways' memory was full.
         growth: what a thousand answers added there, by the line of least squares. low, high: its interval of 95%.
-        flat: whether that is under a MiB for certain; None where too little was seen.
     """
 
     of: str
@@ -93,9 +89,9 @@ class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
         return "yes" if self.high < FLAT else "no" if self.low > FLAT else "not certain"
 
 
-def growth(of: str, points: Sequence[tuple[int, float]]) -> MemoryGrowth:
-    """What memory did in a load after its first third."""
-    later = [point for point in points if point[0] >= WARM * points[-1][0]]
+def growth(of: str, points: Sequence[tuple[int, float]], warm: int | None) -> MemoryGrowth:
+    """What memory did once so many answers were given; None: a gateway never had as many sessions as it keeps in memory."""
+    later = [point for point in points if warm is not None and point[0] >= warm]
     half = len(later) // 2
     if half < 4:
         return MemoryGrowth(of=of, points=[*points])
