@@ -379,13 +379,17 @@ class Database:
             connection.silence = self._longest + 1.0
             yield connection
 
-    def read(self, doing: str, do: Callable[[Statements], T]) -> T:
-        """What `do` reads, in one snapshot."""
+    def read(self, doing: str, do: Callable[[Statements], T], *, long: bool = False) -> T:
+        """What `do` reads, in one snapshot.
+
+        Args:
+            long: it takes its time, in many statements.
+        """
         joined = self.joined
         if joined is not None:
             with translate_errors(self.shown, doing), joined.pipeline():
                 return do(Statements(joined))
-        return self._transact(doing, do, _READ)
+        return self._transact(doing, do, _READ, bounded=not long)
 
     def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
         """Do all of `do` or nothing of it; it may be called again, and then begins anew.
@@ -422,14 +426,20 @@ class Database:
         return statements
 
     def _transact(
-        self, doing: str, do: Callable[[Statements], T], begin: str, settled: Callable[[Statements], T | None] | None = None
+        self,
+        doing: str,
+        do: Callable[[Statements], T],
+        begin: str,
+        settled: Callable[[Statements], T | None] | None = None,
+        *,
+        bounded: bool = True,
     ) -> T:
         for attempt in range(TRIES):
             connected = sent = False
             try:
                 with self.connection(doing) as connection, connection.pipeline():
                     connected = True
-                    statements = self._begin(connection, begin)
+                    statements = self._begin(connection, begin, bounded=bounded)
                     made = do(statements)
                     sent = begin is _WRITE
                     statements.send("COMMIT")
