@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -288,6 +289,14 @@ def test_damage_is_found_and_named(place: str, name: str) -> None:
     with damaged(place, statement):
         found = said(place)
         assert any(one == kind and what in words for one, words in found), found
+
+
+def test_a_copy_makes_what_is_derived_anew(place: str, tmp_path: Path) -> None:
+    with damaged(place, DAMAGE["the text index"][0], DAMAGE["the index of mentions"][0]):
+        kilburn.copy(place, str(tmp_path / "copy.db"), note=False)
+    assert said(str(tmp_path / "copy.db")) == []
+    with kilburn.open(str(tmp_path / "copy.db"), window=700, tokenizer="chars/4", embedder=None) as store:
+        assert store.search("pump leaks")[0].address == "p1"
 
 
 def test_the_other_tenant_sees_what_it_did_not_write(place: str) -> None:

@@ -96,6 +96,9 @@ ROLE = "kilburn_rows"
 CONNECTIONS = 8
 """Connections of a process to a database, at most."""
 
+LONG = 3600.0
+"""Seconds for which a server may say nothing that does something long."""
+
 IDLE = 60.0
 """Seconds after which a connection that is not needed is ended."""
 
@@ -389,7 +392,7 @@ class Database:
         if joined is not None:
             with translate_errors(self.shown, doing), joined.pipeline():
                 return do(Statements(joined))
-        return self._transact(doing, do, _READ, bounded=not long)
+        return self._transact(doing, do, _READ, long=long)
 
     def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
         """Do all of `do` or nothing of it; it may be called again, and then begins anew.
@@ -414,12 +417,19 @@ class Database:
                 raise
             return made
 
-    def _begin(self, connection: Connection, begin: str, *, bounded: bool = True) -> Statements:
+    def _begin(self, connection: Connection, begin: str, *, steps: bool = False, long: bool = False) -> Statements:
+        """Begin a transaction.
+
+        Args:
+            steps: its caller does other things in between. long: its statements take as long as they take.
+        """
         statements = Statements(connection)
         wait, longest, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
-        values = ROLE, str(self.tenant), wait, longest, "on" if self._durable else "off", silent
+        values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
+        if long:
+            connection.silence = LONG
         statements.send(begin)
-        if bounded and connection.info.server_version >= BOUNDS:
+        if not (steps or long) and connection.info.server_version >= BOUNDS:
             statements.send(_BOUNDED, *values, silent)
         else:
             statements.send(_SETTINGS, *values)
@@ -432,14 +442,14 @@ class Database:
         begin: str,
         settled: Callable[[Statements], T | None] | None = None,
         *,
-        bounded: bool = True,
+        long: bool = False,
     ) -> T:
         for attempt in range(TRIES):
             connected = sent = False
             try:
                 with self.connection(doing) as connection, connection.pipeline():
                     connected = True
-                    statements = self._begin(connection, begin, bounded=bounded)
+                    statements = self._begin(connection, begin, long=long)
                     made = do(statements)
                     sent = begin is _WRITE
                     statements.send("COMMIT")
@@ -481,7 +491,7 @@ class Database:
             return
         with self.connection("writing") as connection:
             with connection.pipeline():
-                self._begin(connection, _WRITE, bounded=False)
+                self._begin(connection, _WRITE, steps=True)
             self._joined.connection = connection
             try:
                 yield

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 from psycopg import errors, sql
 
-from kilburn.backends.postgres.connection import ROLE, Connection
+from kilburn.backends.postgres.connection import LONG, ROLE, Connection
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable, StoreVersion
 
 OLDEST = 150000
@@ -32,9 +32,6 @@ SET LOCAL lock_timeout = '5s';
 SET LOCAL statement_timeout = 0;
 SET LOCAL row_security = on;
 """
-
-LONG = 3600.0
-"""Seconds that a step of a migration may take."""
 
 TABLES = """
 CREATE TABLE kilburn.tenant(
