@@ -7,14 +7,15 @@ derived page is compared with its sources. A repair never guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from contextlib import closing
+from typing import Annotated, Any, Protocol, cast
 
 import typer
 from typer import Option
 
-from kilburn.backend import Batch, SegmentInfo, State
+from kilburn.backend import Backend, Batch, SegmentInfo, State
 from kilburn.backends.findings import Finding
-from kilburn.backends.places import is_url
+from kilburn.backends.places import is_url, open_backend, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import existing
@@ -58,7 +59,7 @@ def fsck(
 
     --repair rebuilds the text index, counters and states, replaces an observation that cannot be read by a note, and
     quarantines a session that cannot be opened, under another name. It deletes nothing that was said. An altered text
-    is still reported afterwards.
+    is still reported afterwards. A store in PostgreSQL is checked, and not repaired.
 
     Exit status 1 if something is wrong (after --repair: if something is still wrong).
 
@@ -67,29 +68,38 @@ def fsck(
         kilburn fsck --repair
     """
     path = existing(db)
-    if is_url(path):
-        raise SpecError("fsck checks a file", advice="PostgreSQL checks itself: run pg_amcheck; every read here is verified")
+    if is_url(path) and repair:
+        what = "a database is checked, and not repaired"
+        raise SpecError(what, advice="restore it from a backup; `kilburn copy` makes what is derived anew in another place")
     found: list[Finding] = []
     left: list[Finding] = []
     infos: list[SegmentInfo] = []
     names: dict[int, str] = {}
     try:
-        with Sqlite(path, tenant=tenant or "default", readonly=not repair, restore=repair) as backend:
+        with closing(_opened(path, tenant or "default", repair=repair)) as backend:
             names = {info.number: info.name for info in backend.segments() if info.number}
             found = left = _check(backend)
-            if repair and found:
+            if repair and found and isinstance(backend, Sqlite):
                 left = _repair(backend, found)
-            infos = backend.segments()
+            infos = list(backend.segments())
     except (StoreBusy, StoreFull, StoreReadOnly, SpecError):
         raise
     except StoreError as error:
+        if is_url(path) and not isinstance(error, StoreCorrupt):
+            raise
         broken = Finding(kind="file", what=error.what)
         found, left = [*found, broken], [*left, broken]
     quarantined = [info.name for info in infos if info.damaged == QUARANTINED]
     sessions, pages = len(infos), sum(info.pages for info in infos)
     if json:
         rows, rows_left = ([_row(finding, names) for finding in findings] for findings in (found, left))
-        report = {"db": path, "sessions": sessions, "pages": pages, "findings": rows, "left": rows_left if repair else None}
+        report = {
+            "db": shown(path),
+            "sessions": sessions,
+            "pages": pages,
+            "findings": rows,
+            "left": rows_left if repair else None,
+        }
         emit(report | ({"quarantined": quarantined} if quarantined else {}))
     else:
         for finding in found:
@@ -99,11 +109,24 @@ def fsck(
         for name in quarantined:
             tell(line(f"quarantined: {name}"))
         state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
-        tell(f"{line(path)}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
-        if left and not repair:
+        tell(f"{line(shown(path))}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
+        if left and not repair and not is_url(path):
             tell("kilburn fsck --repair makes good what is derived, and quarantines what cannot be read")
     if left:
         raise typer.Exit(1)
+
+
+class Inspectable(Backend, Protocol):
+    """A backend that can say what is wrong with it."""
+
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong; empty if nothing is."""
+
+
+def _opened(path: str, tenant: str, *, repair: bool) -> Inspectable:
+    if is_url(path):
+        return cast(Inspectable, open_backend(path, tenant=tenant, readonly=True))
+    return Sqlite(path, tenant=tenant, readonly=not repair, restore=repair)
 
 
 def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
@@ -112,7 +135,7 @@ def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
     return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
 
 
-def _check(backend: Sqlite) -> list[Finding]:
+def _check(backend: Inspectable) -> list[Finding]:
     """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
     found: list[Finding] = []
     for _ in range(TRIES):
@@ -132,7 +155,7 @@ def _check(backend: Sqlite) -> list[Finding]:
     return found
 
 
-def _replayed(backend: Sqlite, info: SegmentInfo) -> WindowState:
+def _replayed(backend: Backend, info: SegmentInfo) -> WindowState:
     """The window of a session as its ledger says, opened as its reader opens it.
 
     Raises:
@@ -141,7 +164,7 @@ def _replayed(backend: Sqlite, info: SegmentInfo) -> WindowState:
     return rebuild(backend, info, Ruler(counter_of(backend, info.number)), recount=False, whole=True).window
 
 
-def _check_session(backend: Sqlite, info: SegmentInfo, *, mendable: bool) -> Iterator[Finding]:
+def _check_session(backend: Backend, info: SegmentInfo, *, mendable: bool) -> Iterator[Finding]:
     try:
         window, rows = _replayed(backend, info), list(backend.pages(info.number))
     except StoreCorrupt as error:
@@ -164,7 +187,7 @@ def _check_session(backend: Sqlite, info: SegmentInfo, *, mendable: bool) -> Ite
                 yield Finding(kind="fold", what=what, segment=info.number, page=page.id)
 
 
-def _differs(backend: Sqlite, info: SegmentInfo, window: WindowState) -> bool:
+def _differs(backend: Backend, info: SegmentInfo, window: WindowState) -> bool:
     """Whether a session that is read from its checkpoint is another than from its whole ledger (law 8)."""
     try:
         short = rebuild(backend, info, Ruler(counter_of(backend, info.number)), recount=False).window
@@ -182,7 +205,7 @@ def _described(state: State) -> str:
     return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}{until}"
 
 
-def _wrong_with(backend: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:
+def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:
     """What is wrong with a derived page: missing sources, a trust above that of its sources, or an inexact quotation."""
     sources = [pages[source] for source in fold.sources if source in pages]
     if not (fold.sources or fold.cites) or len(sources) != len(fold.sources):

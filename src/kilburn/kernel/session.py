@@ -413,8 +413,8 @@ class Session(Segment):
             self._kernel.undo()
         except StoreError as error:
             # Reading a session must not fail because the reading cannot be recorded.
-            count = len(self._waiting())
-            warnings.warn(f"{count} observations of session {self.name!r} are not in its ledger: {error.what}", stacklevel=4)
+            if count := len(self._waiting()):
+                warnings.warn(f"{count} observations of session {self.name!r} are not in its ledger: {error.what}", stacklevel=4)
 
     def resize(self, budget: Budget) -> None:
         """Give this session another budget from now on; pages that no longer fit leave.

@@ -97,6 +97,9 @@ ROLE = "kilburn_rows"
 CONNECTIONS = 8
 """Connections of a process to a database, at most."""
 
+LONG = 3600.0
+"""Seconds for which a server may say nothing that does something long."""
+
 IDLE = 60.0
 """Seconds after which a connection that is not needed is ended."""
 
@@ -380,13 +383,17 @@ class Database:
             connection.silence = self._longest + 1.0
             yield connection
 
-    def read(self, doing: str, do: Callable[[Statements], T]) -> T:
-        """What `do` reads, in one snapshot."""
+    def read(self, doing: str, do: Callable[[Statements], T], *, long: bool = False) -> T:
+        """What `do` reads, in one snapshot.
+
+        Args:
+            long: it takes its time, in many statements.
+        """
         joined = self.joined
         if joined is not None:
             with translate_errors(self.shown, doing), joined.pipeline():
                 return do(Statements(joined))
-        return self._transact(doing, do, _READ)
+        return self._transact(doing, do, _READ, long=long)
 
     def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
         """Do all of `do` or nothing of it; it may be called again, and then begins anew.
@@ -411,26 +418,39 @@ class Database:
                 raise
             return made
 
-    def _begin(self, connection: Connection, begin: str, *, bounded: bool = True) -> Statements:
+    def _begin(self, connection: Connection, begin: str, *, steps: bool = False, long: bool = False) -> Statements:
+        """Begin a transaction.
+
+        Args:
+            steps: its caller does other things in between. long: its statements take as long as they take.
+        """
         statements = Statements(connection)
         wait, longest, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
-        values = ROLE, str(self.tenant), wait, longest, "on" if self._durable else "off", silent
+        values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
+        if long:
+            connection.silence = LONG
         statements.send(begin)
-        if bounded and connection.info.server_version >= BOUNDS:
+        if not (steps or long) and connection.info.server_version >= BOUNDS:
             statements.send(_BOUNDED, *values, silent)
         else:
             statements.send(_SETTINGS, *values)
         return statements
 
     def _transact(
-        self, doing: str, do: Callable[[Statements], T], begin: str, settled: Callable[[Statements], T | None] | None = None
+        self,
+        doing: str,
+        do: Callable[[Statements], T],
+        begin: str,
+        settled: Callable[[Statements], T | None] | None = None,
+        *,
+        long: bool = False,
     ) -> T:
         for attempt in range(TRIES):
             connected = sent = False
             try:
                 with self.connection(doing) as connection, connection.pipeline():
                     connected = True
-                    statements = self._begin(connection, begin)
+                    statements = self._begin(connection, begin, long=long)
                     made = do(statements)
                     sent = begin is _WRITE
                     statements.send("COMMIT")
@@ -472,7 +492,7 @@ class Database:
             return
         with self.connection("writing") as connection:
             with connection.pipeline():
-                self._begin(connection, _WRITE, bounded=False)
+                self._begin(connection, _WRITE, steps=True)
             self._joined.connection = connection
             try:
                 yield

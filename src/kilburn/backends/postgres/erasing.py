@@ -19,7 +19,7 @@ import psycopg
 from psycopg import errors, sql
 
 from kilburn.backends.postgres import halves
-from kilburn.backends.postgres.connection import Connection, Database, Statements, connected, is_pooled
+from kilburn.backends.postgres.connection import LONG, Connection, Database, Statements, connected, is_pooled
 from kilburn.errors import StoreError
 
 log = logging.getLogger("kilburn")
@@ -29,9 +29,6 @@ WORDS = ("content", "page", "event", "posting", "history", "process", "vector", 
 
 LARGEST = 1 << 30
 """Bytes of these tables together: larger ones are not written anew while others wait, but by `kilburn postgres wipe`."""
-
-LONG = 3600.0
-"""Seconds that writing one table anew may take."""
 
 PAUSE = 0.02
 """Seconds between two looks at whether readers of older rows have ended."""

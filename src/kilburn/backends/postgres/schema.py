@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors, sql
 
 from kilburn.backends.postgres import counting
-from kilburn.backends.postgres.connection import ROLE, Connection
+from kilburn.backends.postgres.connection import LONG, ROLE, Connection
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable, StoreVersion
 
 OLDEST = 150000
@@ -33,9 +33,6 @@ SET LOCAL lock_timeout = '5s';
 SET LOCAL statement_timeout = 0;
 SET LOCAL row_security = on;
 """
-
-LONG = 3600.0
-"""Seconds that a step of a migration may take."""
 
 TABLES = """
 CREATE TABLE kilburn.tenant(

@@ -31,16 +31,18 @@ from kilburn.backend import (
 )
 from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of
+from kilburn.backends.findings import Finding
 from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
 from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
 from kilburn.backends.postgres.erasing import held, wipe
+from kilburn.backends.postgres.inspection import Inspection, orphans
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
 from kilburn.backends.ranked import PLACES, Extents, number_of
 from kilburn.backends.records import UNREADABLE, page_of, seal_of
 from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
-from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
+from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 
@@ -770,6 +772,26 @@ class Postgres:
     def scrub(self, *, repair: bool = False) -> list[str]:
         """See `Backend`."""
         return self._chilling.scrub(repair=repair) if self._version >= schema.KEEPS else []
+
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong with this tenant's rows, and with what holds tenants apart; empty if nothing is. Nothing is
+        repaired, and nobody waits meanwhile but who would wipe what is forgotten."""
+
+        def do(statements: Statements) -> list[Finding]:
+            cold = PostgresColdRows(statements, self._number, self._opened)
+            return Inspection(statements, self._number, cold, self._version).findings()
+
+        found = self._db.read("checking", do, long=True)
+        with connected(self._url, "checking") as connection:
+            found += orphans(connection)
+        if self._version >= schema.KEEPS:
+            try:
+                # The texts themselves have been read already.
+                wrong = self._chilling.wrong(repair=False, read=False)
+                found += [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
+            except KilburnError as error:
+                found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
+        return found
 
     def cold(self) -> dict[str, int]:
         """See `Backend`."""
