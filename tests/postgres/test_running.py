@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 import kilburn
+from backends.server_files import files_with
 from cli.terminal import kilburn as command
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
@@ -241,6 +242,34 @@ def test_what_to_watch_can_be_asked(url: str) -> None:
     with Postgres(url), psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement).fetchall()  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not DEBIAN, reason="needs an older PostgreSQL, such as Debian's")
+def test_a_server_is_upgraded_in_its_place(folder: Path) -> None:
+    old, new = OwnServer(folder / "old", ["fsync=off"]), OwnServer(folder / "new", ["fsync=off", "wal_recycle=off"])
+    old.programs = DEBIAN[0].parent
+    with kilburn.open(old.start(), **PROMPT) as store:
+        session = store.session("a")
+        session.append(said("the codeword is heliotrope4711"), said("it stays"))
+    old.stop()
+    new.folder.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        shutil.chown(new.folder, "nobody", "nogroup")
+    made = ("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-data-checksums", "-D", str(new.data))
+    new.do("initdb", "-U", "postgres", *made)
+    places = (f"--old-datadir={old.data}", f"--new-datadir={new.data}", f"--socketdir={new.folder}", "--username=postgres")
+    with_programs = (f"--old-bindir={old.programs}", f"--new-bindir={new.programs}")
+    new.do("/usr/bin/env", "-C", str(new.folder), str(new.programs / "pg_upgrade"), *places, *with_programs, "--no-sync")
+    try:
+        with kilburn.open(new.start(), **PROMPT) as store:
+            assert store.search("codeword")[0].text == "the codeword is heliotrope4711"
+            session = store.session("a")
+            session.append(said("after that"))
+            session.forget("p1")
+            assert len(session.render()) == 2
+        assert files_with(new, "heliotrope4711") == []
+    finally:
+        new.stop("immediate")
 
 
 def certificate(folder: Path, name: str) -> None:
