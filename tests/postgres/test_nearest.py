@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+import json
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
+import psycopg
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.sql import SQL, Composed
 
-from kilburn.backend import Backend
+from backends.server_files import files_with_bytes
+from kilburn.backend import Backend, Batch
+from kilburn.backends.postgres import halves
+from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.postgres.postings import Postings
+from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
-from kilburn.search.scan import Scan, pack
+from kilburn.backends.ranked import Extents
+from kilburn.retrieval import EXACT
+from kilburn.search.scan import Scan, pack, unpack
 from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 
@@ -28,16 +39,29 @@ def units(count: int, dimensions: int, seed: int, kinds: int = 0) -> Any:
     return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
 
 
-def fill(backend: Backend, vectors: Any, segments: int, name: str = "made") -> list[int]:
-    """A passage for each vector, in so many sessions; returns their entries."""
+def fill(backend: Backend, vectors: Any, shares: Collection[int], name: str = "made") -> list[int]:
+    """A passage for each vector, in sessions with so many; returns their entries."""
     entries: list[int] = []
-    for number, part in enumerate(np.array_split(vectors, segments)):
-        segment = start(backend, f"{name} {number}")
+    for share in shares:
+        part = vectors[len(entries) : len(entries) + share]
+        segment = start(backend, f"session {len(backend.segments())}")
         backend.commit(segment, batch_of(0, {page: f"text {page}" for page in range(1, len(part) + 1)}))
         own = sorted((entry for entry, _ in backend.unembedded(name, len(part))), reverse=True)
-        backend.keep_vectors(name, list(zip(own, pack(part), strict=True)))
+        rows = list(zip(own, pack(part), strict=True))
+        for place in range(0, share, 500):
+            backend.keep_vectors(name, rows[place : place + 500])
         entries += own
     return entries
+
+
+def as_stored(vectors: Any) -> Any:
+    """Vectors with what is lost when they are stored."""
+    scales, numbers = unpack(pack(vectors), vectors.shape[1])
+    return numbers * scales[:, None]
+
+
+def split(count: int, parts: int) -> list[int]:
+    return [len(part) for part in np.array_split(np.empty(count), parts)]
 
 
 def ranked(
@@ -75,8 +99,210 @@ def test_both_find_the_same(url: str, count: int, dimensions: int, seed: int, ki
         # Texts that were said again have equal vectors.
         made[count // 2 :] = made[0]
     with MemoryBackend() as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
-        assert fill(file, made, 3) == fill(database, made, 3)
+        assert fill(file, made, split(count, 3)) == fill(database, made, split(count, 3))
         scan = scan_of(file, dimensions)
         for vector in (made[0], *units(2, dimensions, seed + 1)):
             for segments in (None, [1], [3, 1], [2, 77], []):
                 assert ranked(database, vector, limit, segments) == scan.nearest(vector, limit, segments)
+
+
+SIZE = 16
+"""Numbers of a vector: few, as they are many."""
+
+SHARES = (15_000, 6_500, 500, 40)
+"""Vectors of the sessions of a large tenant: more than are compared one by one."""
+
+
+class Explaining(Statements):
+    """Also asks the server how it did what it was told."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self.plans: list[dict[str, Any]] = []
+
+    def send(self, sql: str | SQL | Composed, *values: object) -> psycopg.Cursor[Row]:
+        """See `Statements`."""
+        told = SQL(sql) if isinstance(sql, str) else sql  # type: ignore[arg-type]
+        if "kilburn." in told.as_string():
+            ((found,),) = super().send(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + told, *values).fetchall()
+            self.plans += [one["Plan"] for one in found]
+        return super().send(sql, *values)
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """All steps of all plans."""
+        waiting = [*self.plans]
+        while waiting:
+            step = waiting.pop()
+            yield step
+            waiting += step.get("Plans", [])
+
+    def indexes(self) -> set[str]:
+        """The indexes that were used."""
+        return {step["Index Name"] for step in self.steps() if "Index Name" in step}
+
+    def looked_at(self) -> float:
+        """Rows that were read."""
+        return max(step["Actual Loops"] * step["Actual Rows"] for step in self.steps() if "Relation Name" in step)
+
+
+def explained(backend: Postgres, do: Callable[[Explaining], object]) -> Explaining:
+    """What the server did for this, in a transaction of the tenant."""
+
+    def ask(statements: Statements) -> Explaining:
+        explaining = Explaining(statements._connection)
+        do(explaining)
+        return explaining
+
+    return backend._db.read("explaining", ask)
+
+
+class Large:
+    """A tenant that has an index of its vectors, beside others who have many vectors just where it looks for some."""
+
+    def __init__(self, url: str) -> None:
+        self.backend = Postgres(url, tenant="large")
+        self.vectors = as_stored(units(sum(SHARES), SIZE, 1, 40))
+        self.entries = fill(self.backend, self.vectors, SHARES)
+        self.done = self.backend.tend()
+        self.crowd, self.small = Postgres(url, tenant="crowd"), Postgres(url, tenant="small")
+        crowd = self.vectors[:1].repeat(3000, 0) + units(3000, SIZE, 2) / 100
+        fill(self.crowd, crowd / np.linalg.norm(crowd, axis=1, keepdims=True), [3000])
+        fill(self.small, units(30, SIZE, 3), [30])
+
+    def exact(self, vector: Any, limit: int, segments: Collection[int] | None = None) -> list[int]:
+        products = self.vectors @ vector
+        if segments is not None:
+            products = np.where(np.isin(np.array(self.entries) >> 32, list(segments)), products, -2)
+        return [self.entries[place] for place in np.argsort(-products)[:limit]]
+
+    def close(self) -> None:
+        for backend in (self.backend, self.crowd, self.small):
+            backend.close()
+
+
+@pytest.fixture(scope="module")
+def large(_databases: Any) -> Iterator[Large]:
+    made = Large(_databases.new())
+    yield made
+    made.close()
+
+
+def recall(large: Large, segments: Collection[int] | None) -> float:
+    chance = np.random.default_rng(4)
+    found = []
+    for place in range(0, len(large.vectors), 600):
+        vector = large.vectors[place] + chance.normal(size=SIZE) / 8
+        vector = (vector / np.linalg.norm(vector)).astype(np.float32)
+        hits = ranked(large.backend, vector, 10, segments)
+        assert len(hits) == 10
+        assert [cosine for _, cosine in hits] == sorted((cosine for _, cosine in hits), reverse=True)
+        found.append(len({entry for entry, _ in hits} & set(large.exact(vector, 10, segments))))
+    return sum(found) / len(found) / 10
+
+
+def test_an_index_finds_nearly_all_that_is_nearest(large: Large) -> None:
+    assert large.done == [f"built an index of {sum(SHARES):,} vectors"]
+    assert large.backend.tend() == []
+    assert recall(large, None) >= 0.95
+    assert recall(large, [1, 2]) >= 0.95
+    assert recall(large, [2, 4]) > 0.999, "few are compared one by one"
+
+
+@pytest.mark.parametrize("limit", [1, 10, 100, 700])
+@pytest.mark.parametrize("segments", [None, [4], [3, 4], [2], [1, 2], [1, 2, 3, 4], [4, 99], [99]])
+def test_as_many_come_back_as_were_asked_for(large: Large, limit: int, segments: list[int] | None) -> None:
+    there = sum(SHARES[number - 1] for number in segments or (1, 2, 3, 4) if number < 9)
+    for vector in (large.vectors[0], large.vectors[-1], -large.vectors[0]):
+        hits = ranked(large.backend, vector, limit, segments)
+        assert len(hits) == len(dict(hits)) == min(limit, there)
+        assert segments is None or {entry >> 32 for entry, _ in hits} <= set(segments)
+
+
+def test_others_are_not_in_the_way(large: Large) -> None:
+    vector = large.vectors[0]
+    assert len(ranked(large.small, vector, 20)) == 20
+    assert len(ranked(large.crowd, vector, 20)) == 20
+    # Numbers of sessions are those of each tenant.
+    assert len(ranked(large.small, vector, 40, [1])) == 30
+    with Postgres(large.backend._url, tenant="nobody") as nobody:
+        assert nobody.near("made", vector.tolist(), 5) == []
+
+
+def test_the_index_is_used_and_nobody_elses_rows_are_read(large: Large) -> None:
+    vector = large.vectors[0].tolist()
+
+    def near(backend: Postgres, segments: Collection[int] | None = None) -> Explaining:
+        found = halves.HalfVectors
+        return explained(
+            backend, lambda statements: found(statements, backend._number, backend._halves).near(b"made", vector, 10, segments)
+        )
+
+    ((name,),) = large.backend._ask(
+        "SELECT format('near_%%s_%%s_half', tenant, id) FROM kilburn.embedder WHERE tenant = %s", large.backend._number
+    )
+    for segments in (None, [1, 2]):
+        told = near(large.backend, segments)
+        assert name in told.indexes()
+        assert "Seq Scan" not in {step["Node Type"] for step in told.steps()}
+        assert told.looked_at() < 2000
+    for backend, segments, most in ((large.small, None, 30), (large.small, [1], 30), (large.backend, [4], 40)):
+        told = near(backend, segments)
+        assert "Seq Scan" not in {step["Node Type"] for step in told.steps()}
+        assert told.looked_at() <= most
+        assert name not in told.indexes()
+
+
+def test_a_search_by_words_reads_nobody_elses_rows(large: Large) -> None:
+    def search(statements: Statements) -> object:
+        return Postings(statements, large.small._number).search("text 7", Extents([(1, 30, 200)]), 10)
+
+    told = explained(large.small, search)
+    assert told.plans
+    assert "Seq Scan" not in {step["Node Type"] for step in told.steps()}
+    assert told.looked_at() <= 30
+
+
+def test_what_comes_later_is_found_at_once_and_what_goes_is_not(large: Large) -> None:
+    backend, vector = large.backend, units(1, SIZE, 77)[0]
+    segment = start(backend, "late")
+    backend.commit(segment, batch_of(0, {page: f"late {page}" for page in range(1, 31)}))
+    late = [entry for entry, _ in backend.unembedded("made", 30)]
+    backend.keep_vectors("made", list(zip(late, pack(vector[None].repeat(30, 0)), strict=True)))
+    for segments in (None, [segment], [segment, 1, 2]):
+        assert [entry for entry, _ in ranked(backend, vector, 30, segments)] == sorted(late)
+    backend.keep_vectors("made", [(late[0], pack(-vector[None])[0])])
+    assert late[0] not in dict(ranked(backend, vector, 30))
+    assert ranked(backend, -vector, 1)[0][0] == late[0]
+    assert backend.tend() == [], "few wait for the next time"
+    backend.commit(segment, Batch(head=1, erase=range(1, 31)))
+    assert not dict(ranked(backend, vector, 60)).keys() & set(late)
+
+
+def halves_of(url: str, entry: int) -> bytes:
+    """Some bytes of a vector's numbers as they stand in the server's files."""
+    with psycopg.connect(url) as connection:
+        ((text,),) = connection.execute("SELECT half::text FROM kilburn.vector WHERE entry = %s", (entry,)).fetchall()
+    return np.array(json.loads(text), "<f2").tobytes()
+
+
+def path_of(backend: Postgres) -> str:
+    """The file of the index of its only embedder."""
+    select = (
+        "SELECT pg_relation_filepath(format('kilburn.near_%%s_%%s_half', tenant, id)::regclass) FROM kilburn.embedder"
+        " WHERE tenant = %s"
+    )
+    ((path,),) = backend._ask(select, backend._number)
+    return str(path)
+
+
+def test_no_byte_of_a_forgotten_vector_stays_in_the_index(server: OwnServer, url: str) -> None:
+    with Postgres(url) as backend:
+        entries = fill(backend, units(EXACT + 1, 8, 5), [EXACT + 1])
+        backend.tend()
+        numbers = halves_of(url, entries[7])
+        path = path_of(backend)
+        assert f"data/{path}" in files_with_bytes(server, numbers), "it is found where it is"
+        backend.commit(1, Batch(head=1, erase=[8]))
+        assert files_with_bytes(server, numbers) == []
+        assert path_of(backend) == path, "the index was mended, and not built anew"
+        assert len(ranked(backend, units(1, 8, 5)[0], 50)) == 50

@@ -92,9 +92,12 @@ ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, 
 
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+# A plan that was made while a table was small is kept: by its indexes it stays right when the table has grown, and never reads
+# the rows of others. The checks of foreign keys are planned so too.
 _SETTINGS = (
     "SELECT set_config('role', %s, true), set_config('kilburn.tenant', %s, true), set_config('lock_timeout', %s, true),"
-    " set_config('statement_timeout', %s, true), set_config('synchronous_commit', %s, true)"
+    " set_config('statement_timeout', %s, true), set_config('synchronous_commit', %s, true),"
+    " set_config('enable_seqscan', 'off', true)"
 )
 
 AGAIN = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKeyViolation)

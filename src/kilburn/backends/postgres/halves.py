@@ -22,7 +22,6 @@ from psycopg import errors, sql
 from kilburn.backends.postgres.connection import ROLE, Connection, Database, Statements, connected
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.ranked import ranges_of
-from kilburn.errors import StoreError
 from kilburn.retrieval import EXACT
 
 log = logging.getLogger("kilburn")
@@ -139,25 +138,26 @@ _ABOUT = (
     " FROM kilburn.embedder WHERE tenant = %s AND name = %s"
 )
 _SETTINGS = (
-    "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_sort', %s, true),"
+    "SELECT set_config('enable_sort', %s, true),"
     " set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', %s, true)"
 )
 _OF_ALL = "kilburn.vector WHERE tenant = %s AND embedder = %s AND id > %s"
 _OF_LATE = f"{_OF_ALL} AND entry >> 32 = ANY(%s::bigint[])"
+# In order of entries, as their index has them: the other one would read all vectors of the tenant.
 _OF_RANGES = (
     "unnest(%s::bigint[], %s::bigint[]) AS range(low, high) CROSS JOIN LATERAL (SELECT id, entry, half FROM kilburn.vector"
-    " WHERE tenant = %s AND embedder = %s AND entry BETWEEN low AND high) AS one"
+    " WHERE tenant = %s AND embedder = %s AND entry BETWEEN low AND high ORDER BY entry OFFSET 0) AS one"
 )
-# What is put in order is narrow; the rest of a row is read for the best alone.
+# What is put in order is narrow; the rest of a row is read for the best alone, each by itself (OFFSET 0).
 _EXACT = sql.SQL(
     "WITH best AS MATERIALIZED (SELECT id, half OPERATOR({s}.<#>) %s::float8[]::{s}.halfvec AS far FROM {these}"
-    " ORDER BY far, entry LIMIT %s) SELECT entry, data, seal, far FROM best JOIN kilburn.vector"
-    " ON tenant = %s AND embedder = %s AND vector.id = best.id ORDER BY far, entry"
+    " ORDER BY far, entry LIMIT %s) SELECT entry, data, seal, far FROM best CROSS JOIN LATERAL (SELECT entry, data, seal"
+    " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.id = best.id OFFSET 0) AS whole ORDER BY far, entry"
 )
 _BY_INDEX = sql.SQL(
     "WITH best AS MATERIALIZED (SELECT id FROM {near} {these} ORDER BY ({half}) OPERATOR({s}.<#>) %s::float8[]::{s}.halfvec"
-    " LIMIT %s) SELECT entry, data, seal FROM best JOIN kilburn.vector"
-    " ON tenant = %s AND embedder = %s AND vector.id = best.id"
+    " LIMIT %s) SELECT entry, data, seal FROM best CROSS JOIN LATERAL (SELECT entry, data, seal"
+    " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.id = best.id OFFSET 0) AS whole"
 )
 _AMONG = sql.SQL("WHERE entry >> 32 = ANY(%s::bigint[])")
 
@@ -315,29 +315,28 @@ def tend(database: Database, place: str) -> list[str]:
     removes what is of no use any more. Whoever is killed in between has done a part, and the next call goes on there.
 
     Returns:
-        What was done, in words; what could not be done is logged.
+        What was done, in words.
+
+    Raises:
+        StoreReadOnly: the user may not build one. StoreBusy, StoreFull.
     """
     done = []
     if filled := _fill(database):
         done.append(f"filled in {filled:,} vectors")
-    known = {row[0]: row for row in database.read("reading", lambda statements: statements.rows(_LARGE, database.tenant))}
+    known = database.read("reading", lambda statements: statements.rows(_LARGE, database.tenant))
     built = database.read("reading", lambda statements: indexed(statements, database.tenant))
-    try:
-        for own in built:
-            if own[1] not in known:
-                with connected(database.url, "removing") as connection:
-                    connection.execute(sql.SQL("DROP TABLE IF EXISTS {near}").format(near=near_table(*own)))
-                done.append("removed an index")
-        for embedder, size, given in known.values():
-            own = database.tenant, embedder
-            if own in built:
-                if late := _take_late(database, embedder, given):
-                    done.append(f"took {late:,} vectors into an index")
-            elif given > EXACT and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place)):
-                database.write("indexing", lambda statements: leave(statements, database.tenant))
-                done.append(f"built an index of {count:,} vectors")
-    except StoreError as error:
-        log.warning("%s: searches by meaning go on without an index: %s", database.shown, error)
+    for own in built:
+        if own[1] not in {embedder for embedder, *_ in known}:
+            with connected(database.url, "removing an index of") as connection:
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {near}").format(near=near_table(*own)))
+            done.append("removed an index")
+    for embedder, size, given in known:
+        if (database.tenant, embedder) in built:
+            if late := _take_late(database, embedder, given):
+                done.append(f"took {late:,} vectors into an index")
+        elif given > EXACT and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place)):
+            database.write("indexing", lambda statements: leave(statements, database.tenant))
+            done.append(f"built an index of {count:,} vectors")
     return done
 
 

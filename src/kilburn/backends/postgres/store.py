@@ -61,12 +61,14 @@ _OF_KEYS = (
 _ALL = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id"
 _SOME = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id"
 _NAMED = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name = %s"
+# Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
 _WAITING = (
     "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.process"
     " LEFT JOIN kilburn.embedded ON embedded.tenant = process.tenant AND embedded.process = process.id AND embedder = %s"
     " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = process.tenant"
     " AND passage.id BETWEEN (process.id << 32) AND ((process.id << 32) | ((%s - coalesce(done, 0)) << 4) | 15)"
-    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s)"
+    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s"
+    " OFFSET 0)"
     " ORDER BY passage.id DESC LIMIT %s) AS waits"
     " WHERE process.tenant = %s AND passages > coalesce(done, 0){among} ORDER BY process.id DESC, waits.id DESC LIMIT %s"
 )
