@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg.sql import SQL, Composed
+from psycopg.sql import SQL, Composed, Identifier
 
 from backends.server_files import files_with_bytes
 from kilburn.backend import Backend, Batch
@@ -22,10 +25,11 @@ from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import Extents
-from kilburn.retrieval import EXACT
+from kilburn.errors import StoreError, StoreReadOnly
 from kilburn.search.scan import Scan, pack, unpack
 from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
+from waiting import MINUTES, until
 
 tenants = itertools.count()
 
@@ -278,6 +282,11 @@ def test_what_comes_later_is_found_at_once_and_what_goes_is_not(large: Large) ->
     assert not dict(ranked(backend, vector, 60)).keys() & set(late)
 
 
+def tended(backend: Postgres) -> list[str]:
+    """What was done, where an index is worth it sooner."""
+    return backend.tend(above=200)
+
+
 def halves_of(url: str, entry: int) -> bytes:
     """Some bytes of a vector's numbers as they stand in the server's files."""
     with psycopg.connect(url) as connection:
@@ -297,12 +306,210 @@ def path_of(backend: Postgres) -> str:
 
 def test_no_byte_of_a_forgotten_vector_stays_in_the_index(server: OwnServer, url: str) -> None:
     with Postgres(url) as backend:
-        entries = fill(backend, units(EXACT + 1, 8, 5), [EXACT + 1])
-        backend.tend()
+        vectors = units(300, 24, 5)
+        entries = fill(backend, vectors, [300])
+        assert tended(backend) == ["built an index of 300 vectors"]
         numbers = halves_of(url, entries[7])
         path = path_of(backend)
         assert f"data/{path}" in files_with_bytes(server, numbers), "it is found where it is"
         backend.commit(1, Batch(head=1, erase=[8]))
         assert files_with_bytes(server, numbers) == []
         assert path_of(backend) == path, "the index was mended, and not built anew"
-        assert len(ranked(backend, units(1, 8, 5)[0], 50)) == 50
+        assert len(ranked(backend, vectors[7], 299)) == 299
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ANALYZE")
+        assert files_with_bytes(server, numbers) == []
+
+
+def test_a_vector_that_is_made_anew_leaves_the_index(server: OwnServer, url: str) -> None:
+    with Postgres(url) as backend:
+        entries = fill(backend, units(300, 24, 5), [300])
+        tended(backend)
+        numbers = halves_of(url, entries[7])
+        backend.keep_vectors("made", [(entries[7], pack(units(1, 24, 6))[0])])
+        backend.commit(1, Batch(head=1, erase=[1]))
+        assert files_with_bytes(server, numbers) == []
+        assert ranked(backend, units(1, 24, 6)[0], 1)[0][0] == entries[7]
+
+
+def test_what_goes_while_an_index_is_built_leaves_it(server: OwnServer, url: str) -> None:
+    with Postgres(url, busy_timeout=0.2) as backend:
+        entries = fill(backend, units(300, 24, 5), [300])
+        numbers = halves_of(url, entries[7])
+        with building(url, backend) as go_on:
+            backend.commit(1, Batch(head=1, erase=[8]))
+            go_on()
+        assert len(indexed_numbers(url, backend)) == 299
+        assert files_with_bytes(server, numbers) == []
+
+
+@contextmanager
+def building(url: str, backend: Postgres) -> Iterator[Callable[[], None]]:
+    """While an index is being built: its numbers are there, and it waits for what hinders it until told to go on."""
+    made: list[Any] = []
+
+    def build() -> None:
+        try:
+            made.extend(tended(backend))
+        except StoreError as error:
+            made.append(error)
+
+    ((embedder,),) = backend._ask("SELECT id FROM kilburn.embedder WHERE tenant = %s", backend._number)
+    with psycopg.connect(url) as hindering:
+        # The name of the index is taken by what is not there in the end.
+        name = SQL("CREATE TABLE kilburn.{name}()").format(name=Identifier(f"near_{backend._number}_{embedder}_half"))
+        hindering.execute(name)
+        thread = threading.Thread(target=build)
+        thread.start()
+        try:
+            until(lambda: waiting(url))
+            yield hindering.rollback
+        finally:
+            hindering.rollback()
+            thread.join(MINUTES)
+    assert made
+
+
+def waiting(url: str) -> list[int]:
+    """The connections that wait for others while they build an index."""
+    select = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE %s"
+    with psycopg.connect(url) as connection:
+        return [pid for (pid,) in connection.execute(select, ("%USING hnsw%",)).fetchall()]
+
+
+def indexed_numbers(url: str, backend: Postgres) -> list[int]:
+    """The numbers in the index of its only embedder."""
+    with psycopg.connect(url) as connection:
+        ((name,),) = connection.execute(
+            "SELECT format('kilburn.near_%s_%s', tenant, id)::regclass::text FROM kilburn.embedder"
+        ).fetchall()
+        return [number for (number,) in connection.execute(SQL("SELECT id FROM ") + SQL(name)).fetchall()]
+
+
+def test_of_a_build_that_was_killed_nothing_is_left(server: OwnServer, url: str) -> None:
+    with Postgres(url) as backend:
+        vectors = units(300, 24, 5)
+        fill(backend, vectors, [300])
+        with building(url, backend), psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s)", (waiting(url)[0],))
+        assert backend._db.read("reading", lambda statements: halves.indexed(statements, backend._number)) == []
+        assert len(ranked(backend, vectors[0], 300)) == 300
+        assert tended(backend) == ["built an index of 300 vectors"]
+        assert len(ranked(backend, vectors[0], 300)) == 300
+
+
+def test_late_vectors_are_taken_into_the_index(url: str) -> None:
+    with Postgres(url) as backend:
+        vectors = units(halves.LATE + 300, 4, 5)
+        fill(backend, vectors[:300], [300])
+        tended(backend)
+        fill(backend, vectors[300:], [halves.LATE])
+        assert len(indexed_numbers(url, backend)) == 300
+        assert tended(backend) == [f"took {halves.LATE:,} vectors into an index"]
+        assert len(indexed_numbers(url, backend)) == halves.LATE + 300
+        assert tended(backend) == []
+
+
+def test_the_index_of_an_embedder_that_is_dropped_goes(url: str) -> None:
+    with Postgres(url) as backend:
+        fill(backend, units(300, 4, 5), [300])
+        tended(backend)
+        backend.drop_vectors("made")
+        assert ranked(backend, units(1, 4, 5)[0], 10) == []
+        assert tended(backend) == ["removed an index"]
+        assert tended(backend) == []
+
+
+UNDONE = """
+DROP TRIGGER vector_new ON kilburn.vector;
+DROP TRIGGER vector_gone ON kilburn.vector;
+DROP FUNCTION kilburn.fill_half, kilburn.leave_near, kilburn.half_of, kilburn.half;
+ALTER TABLE kilburn.vector DROP COLUMN half;
+"""
+"""Makes a database what it was before the server looked through vectors."""
+
+
+def test_a_database_of_before_is_filled_in_and_taken_up_again_where_that_was_cut_short(url: str) -> None:
+    vectors = units(3 * halves.STEP, 8, 5)
+    with Postgres(url) as backend:
+        fill(backend, vectors, [len(vectors)])
+        before = ranked(backend, vectors[0], 20)
+    with psycopg.connect(url) as connection:
+        connection.execute(UNDONE)
+    with Postgres(url, readonly=True) as reader:
+        assert reader.near("made", vectors[0].tolist(), 20) is None, "a program has to read them"
+    with Postgres(url, busy_timeout=0.2) as backend:
+        assert backend.near("made", vectors[0].tolist(), 20) is None
+        with psycopg.connect(url) as connection:
+            connection.execute("SELECT FROM kilburn.vector WHERE id = %s FOR UPDATE", (halves.STEP + 7,))
+            with pytest.raises(StoreError):
+                backend.tend()
+        assert backend._ask("SELECT count(*) FROM kilburn.vector WHERE half IS NOT NULL") == [(halves.STEP,)]
+        assert backend.near("made", vectors[0].tolist(), 20) is None
+    with Postgres(url) as backend:
+        assert backend.tend() == [f"filled in {2 * halves.STEP:,} vectors"]
+        assert ranked(backend, vectors[0], 20) == before
+        assert backend.tend() == []
+
+
+def test_without_pgvector_a_program_looks_through_what_it_reads(url: str) -> None:
+    with Postgres(url) as backend:
+        vectors = units(40, 8, 5)
+        fill(backend, vectors[:30], [30])
+    plain = as_user(url, "reader of no extension")
+    with psycopg.connect(url) as connection:
+        connection.execute("DROP EXTENSION vector CASCADE")
+    with Postgres(plain) as backend:
+        assert backend.near("made", vectors[0].tolist(), 5) is None
+        assert backend.tend() == []
+        fill(backend, vectors[30:], [10])
+        assert len(scan_of(backend, 8)) == 40
+        backend.commit(1, Batch(head=1, erase=[1]))
+        assert [hit.page for hit in backend.search("text 2", limit=1)] == [2]
+    with Postgres(url) as backend:
+        assert backend.near("made", vectors[0].tolist(), 5) is None
+        assert backend.tend() == ["filled in 39 vectors"]
+        assert len(ranked(backend, vectors[0], 50)) == 39
+
+
+def as_user(url: str, name: str) -> str:
+    """The URL of a user who may use the store, and owns nothing."""
+    with psycopg.connect(url) as connection:
+        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
+            connection.execute(SQL("CREATE ROLE {} LOGIN").format(Identifier(name)))
+        connection.execute(SQL("GRANT kilburn_rows TO {}").format(Identifier(name)))
+        connection.execute(SQL("GRANT USAGE ON SCHEMA kilburn TO {}").format(Identifier(name)))
+    return url.replace("postgres@", quote(name) + "@")
+
+
+def test_who_owns_nothing_is_told_that_it_cannot_build(url: str) -> None:
+    with Postgres(url) as backend:
+        fill(backend, units(300, 4, 5), [300])
+    with Postgres(as_user(url, "builder of nothing")) as backend:
+        with pytest.raises(StoreReadOnly):
+            tended(backend)
+        assert len(ranked(backend, units(1, 4, 5)[0], 300)) == 300
+
+
+def test_what_is_no_vector_is_kept_and_not_looked_through(url: str) -> None:
+    with Postgres(url) as backend:
+        segment = start(backend)
+        backend.commit(segment, batch_of(0, {page: f"text {page}" for page in range(1, 4)}))
+        entries = [entry for entry, _ in backend.unembedded("odd", 3)]
+        for name, data in {
+            "short": b"abc",
+            "empty": b"\0\0\0\0",
+            "not a number": b"\0\0\xc0\x7f\1\2",
+            "endless": b"\0\0\x80\x7f\1\2",
+            "huge": b"\0\0\0\x47\x7f\x7f",
+            "long": bytes(halves.LONGEST + 5),
+        }.items():
+            backend.keep_vectors(name, [(entry, data) for entry in entries])
+            assert [row.data for row in backend.vectors(name)] == [data] * 3
+            assert backend.near(name, [0.0] * (len(data) - 4), 3) is None
+        longest = units(3, halves.LONGEST, 1)
+        backend.keep_vectors("longest", list(zip(entries, pack(longest), strict=True)))
+        assert len(ranked(backend, longest[0], 3, name="longest")) == 3
+        tiny = np.array([[1e-9, 1e-9, 1.0]], np.float32)
+        backend.keep_vectors("tiny", [(entries[0], pack(tiny)[0]), (entries[1], pack(np.zeros((1, 3), np.float32))[0])])
+        assert [round(cosine, 3) for _, cosine in ranked(backend, tiny[0], 3, name="tiny")] == [1.0, 0.0]

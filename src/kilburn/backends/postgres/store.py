@@ -43,6 +43,7 @@ from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
+from kilburn.retrieval import EXACT
 
 T = TypeVar("T")
 
@@ -619,10 +620,10 @@ class Postgres:
     def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
         return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
 
-    def tend(self) -> list[str]:
-        """See `kilburn.search.vectors.Nearby`."""
+    def tend(self, above: int = EXACT) -> list[str]:
+        """See `kilburn.search.vectors.Nearby`; `above` so many vectors of an embedder there is an index."""
         self._check_writes()
-        done = halves.tend(self._db, self._halves) if self._halves else []
+        done = halves.tend(self._db, self._halves, above) if self._halves else []
         if done:
             # What was forgotten meanwhile could not be removed.
             self._wipe()
