@@ -42,6 +42,7 @@ LEFT = {
             "kilburn postgres start --dir agent.pg",
             "kilburn postgres stop --dir agent.pg",
             'kilburn postgres wipe "$KILBURN_DB"',
+            'kilburn postgres tend "$KILBURN_DB"',
         ),
         "a server that outlives the command; docs/howto/postgres.md starts and stops one",
     ),

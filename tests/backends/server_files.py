@@ -9,7 +9,12 @@ from kilburn.backends.postgres.server import OwnServer
 
 def files_with(server: OwnServer, word: str) -> list[str]:
     """The files of a server, its log among them, in which a word stands, in any case of letters."""
-    data = word.encode()
+    return files_with_bytes(server, word.encode())
+
+
+def files_with_bytes(server: OwnServer, data: bytes) -> list[str]:
+    """The files in which these bytes stand, or would with other letters."""
+    data = data.lower()
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CHECKPOINT")
     found = []

@@ -94,3 +94,29 @@ def wipe(
         emit({"wiped": True})
     else:
         tell("nothing of what was forgotten is left in the server's files")
+
+
+@postgres.command("tend")
+def tend(
+    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The store's.")],
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Build the index for search by meaning of a store that has become large, or bring it up to date. Others go on meanwhile.
+
+    A gateway does so by itself, in the background.
+
+    Example:
+
+        kilburn postgres tend "$KILBURN_DB"
+    """
+    if not is_url(url):
+        raise SpecError("a file has no such index", advice="give postgresql://user@host:5432/database")
+    from kilburn.backends.postgres.store import Postgres
+
+    with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
+        done = backend.tend()
+    if json:
+        emit({"done": done})
+    else:
+        tell("\n".join(done) or "nothing was to be done")

@@ -128,31 +128,27 @@ class _Kept:
             self.last = some[-1].number
         return len(some) == READ
 
-    def nearest(self, backend: Backend, vector: Any, limit: int, segments: Collection[int] | None) -> list[tuple[int, float]]:
-        """The nearest, as `Scan` gives them."""
-        if self.asked:
-            rows = self._ask(backend, vector.tolist(), limit, segments)
-            if rows is not None:
-                # Put in order as what lies in memory is.
-                some = Scan(self.embedder.dimensions)
-                some.add(*zip(*rows, strict=True)) if rows else None
-                found = dict(self.scan.nearest(vector, limit, segments)) | dict(some.nearest(vector, limit))
-                return sorted(found.items(), key=lambda one: (-one[1], one[0]))[:limit]
-            self.asked = False
-            while self.read(backend):
-                pass
-        return self.scan.nearest(vector, limit, segments)
+    def candidates(
+        self, backend: Backend, vector: Any, limit: int, segments: Collection[int] | None
+    ) -> list[tuple[int, float]] | None:
+        """What a store that is asked finds, nearest first, with some to spare; None where it is not asked."""
+        rows = self._ask(backend, vector.tolist(), limit, segments) if self.asked else None
+        if rows is None:
+            return None
+        return self._scan_of(rows).nearest(vector, len(rows))
 
-    def similar(self, backend: Backend, vector: Any, entries: Sequence[int]) -> dict[int, float]:
-        """The cosines of passages, as `Scan` gives them."""
-        found = self.scan.similar(vector, entries)
-        if self.asked and isinstance(backend, Nearby) and entries:
-            rows = backend.vectors_of(self.embedder.name, entries)
-            if rows:
-                some = Scan(self.embedder.dimensions)
-                some.add(*zip(*rows, strict=True))
-                found |= some.similar(vector, entries)
-        return found
+    def similar(self, backend: Backend, vector: Any, entries: Collection[int]) -> dict[int, float]:
+        """The cosines of these entries to a vector, from a store that is asked."""
+        if not (self.asked and entries and isinstance(backend, Nearby)):
+            return {}
+        return self._scan_of(backend.vectors_of(self.embedder.name, entries)).similar(vector, entries)
+
+    def _scan_of(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
+        """Stored vectors in memory: they are put in order as those are that were read."""
+        made = Scan(self.embedder.dimensions)
+        if rows:
+            made.add([entry for entry, _ in rows], [data for _, data in rows])
+        return made
 
     def _ask(
         self, backend: Backend, vector: Sequence[float], limit: int, segments: Collection[int] | None
@@ -198,14 +194,32 @@ class Vectors:
         self._wanted.set()
         serving = self._current()
         vector = serving.vector(query)
+        asked = serving.candidates(self.backend, vector, limit, segments)
         with self._lock:
+            if asked is not None:
+                own = serving.scan.nearest(vector, limit, segments)
+                return self._passages(sorted({*asked, *own}, key=lambda one: (-one[1], one[0])), limit)
+            if serving.asked:
+                # It was, and looks through them no more.
+                serving.asked = False
+                while serving.read(self.backend):
+                    pass
             while True:
-                found = serving.nearest(self.backend, vector, limit, segments)
+                found = serving.scan.nearest(vector, limit, segments)
                 there = self.backend.passages([entry for entry, _ in found])
                 gone = [entry for entry, _ in found if entry not in there]
-                if not gone or serving.asked:
-                    return [(there[entry], cosine) for entry, cosine in found if entry in there]
+                if not gone:
+                    return [(there[entry], cosine) for entry, cosine in found]
                 serving.scan.remove(gone)
+
+    def _passages(self, found: Sequence[tuple[int, float]], limit: int) -> list[tuple[Passage, float]]:
+        """The first of these whose passages are there."""
+        made: list[tuple[Passage, float]] = []
+        while found and len(made) < limit:
+            some, found = found[: limit - len(made)], found[limit - len(made) :]
+            there = self.backend.passages([entry for entry, _ in some])
+            made += [(there[entry], cosine) for entry, cosine in some if entry in there]
+        return made
 
     def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
         """The cosines of passages to a text, or to a vector of length 1; those without a vector are left out.
@@ -219,8 +233,10 @@ class Vectors:
         if vector.shape != (serving.embedder.dimensions,):
             what = f"a vector of {vector.shape} beside those of {serving.embedder.dimensions} dimensions"
             raise SpecError(what, advice=f"make it with {serving.embedder.name}")
+        wanted = list(entries)
+        stored = serving.similar(self.backend, vector, wanted)
         with self._lock:
-            return serving.similar(self.backend, vector, list(entries))
+            return stored | serving.scan.similar(vector, wanted)
 
     def behind(self, left: Collection[int] = ()) -> bool:
         """Whether passages wait for a vector, other than these, or vectors of another embedder are still there.
@@ -313,7 +329,7 @@ class Vectors:
                     self._read()
                     if (made or not tended) and isinstance(self.backend, Nearby):
                         tended = True
-                        self.backend.tend()
+                        self._tend(self.backend)
                 self.trouble, pause = "", first
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
@@ -321,6 +337,12 @@ class Vectors:
                     log.error("embedding in the background failed: %s", type(error).__name__)
                 self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
             self._stop.wait(pause)
+
+    def _tend(self, backend: Nearby) -> None:
+        try:
+            backend.tend()
+        except KilburnError as error:
+            log.warning("searches by meaning go on as before, and may be slow: %s", error)
 
     def _let_others(self, done: int = 0) -> None:
         end, busy = time.monotonic() + PATIENCE, self._busy or self._others_compute

@@ -115,12 +115,14 @@ ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, 
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Whether it may write is for the database's owner to say.
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
+# A plan that was made while a table was small is kept: by its indexes it stays right when the table has grown, and never reads
+# the rows of others. The checks of foreign keys are planned so too.
 # What a role or a database has been given by its owner holds in no transaction of ours.
 _SETTINGS = (
     "SELECT set_config('role', %s, true), set_config('kilburn.tenant', %s, true), set_config('lock_timeout', %s, true),"
     " set_config('statement_timeout', %s, true), set_config('synchronous_commit', %s, true),"
     " set_config('idle_in_transaction_session_timeout', %s, true), set_config('row_security', 'on', true),"
-    " set_config('array_nulls', 'on', true)"
+    " set_config('array_nulls', 'on', true), set_config('enable_seqscan', 'off', true)"
 )
 _BOUNDED = f"{_SETTINGS}, set_config('transaction_timeout', %s, true)"
 

@@ -22,7 +22,6 @@ from psycopg import errors, sql
 from kilburn.backends.postgres.connection import ROLE, Connection, Database, Statements, connected
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.ranked import ranges_of
-from kilburn.errors import StoreError
 from kilburn.retrieval import EXACT
 
 log = logging.getLogger("kilburn")
@@ -66,7 +65,7 @@ _FOUND = (
 
 _HALVES = sql.SQL("""
 -- The numbers of stored bytes: a float32 that is their scale, and an int8 for each. NULL where it cannot be one.
-CREATE FUNCTION kilburn.half(data bytea) RETURNS {s}.halfvec LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE RETURN (
+CREATE OR REPLACE FUNCTION kilburn.half(data bytea) RETURNS {s}.halfvec LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE RETURN (
     CASE WHEN length(data) BETWEEN 5 AND {longest} THEN (
         SELECT array_agg(((get_byte(data, place) + 128) % 256 - 128) * scale ORDER BY place)::{s}.halfvec
         FROM (
@@ -83,16 +82,16 @@ CREATE FUNCTION kilburn.half(data bytea) RETURNS {s}.halfvec LANGUAGE sql IMMUTA
 ALTER TABLE kilburn.vector ADD COLUMN half {s}.halfvec;
 ALTER TABLE kilburn.vector ALTER COLUMN half SET STORAGE PLAIN, ALTER COLUMN half SET STATISTICS 0;
 CREATE INDEX vector_bare ON kilburn.vector(tenant, embedder, id) WHERE half IS NULL;
-CREATE FUNCTION kilburn.fill_half() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION kilburn.fill_half() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.half := kilburn.half(NEW.data);
     RETURN NEW;
 END $$;
-CREATE TRIGGER vector_new BEFORE INSERT ON kilburn.vector FOR EACH ROW WHEN (NEW.half IS NULL)
+CREATE OR REPLACE TRIGGER vector_new BEFORE INSERT ON kilburn.vector FOR EACH ROW WHEN (NEW.half IS NULL)
     EXECUTE FUNCTION kilburn.fill_half();
 
 -- What an index is made of. The number of a vector is never given again, and a vector never changes: it is always the same.
-CREATE FUNCTION kilburn.half_of(of_tenant bigint, of_embedder bigint, number bigint) RETURNS {s}.halfvec
+CREATE OR REPLACE FUNCTION kilburn.half_of(of_tenant bigint, of_embedder bigint, number bigint) RETURNS {s}.halfvec
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 DECLARE
     found {s}.halfvec;
@@ -102,7 +101,7 @@ BEGIN
 END $$;
 
 -- A vector that goes leaves the index.
-CREATE FUNCTION kilburn.leave_near() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION kilburn.leave_near() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     own record;
 BEGIN
@@ -117,11 +116,13 @@ BEGIN
     END LOOP;
     RETURN NULL;
 END $$;
-CREATE TRIGGER vector_gone AFTER DELETE ON kilburn.vector REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
+CREATE OR REPLACE TRIGGER vector_gone AFTER DELETE ON kilburn.vector REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
     EXECUTE FUNCTION kilburn.leave_near();
 """)
 
 _INDEX = sql.SQL("""
+-- One without an index is left where the extension was dropped.
+DROP TABLE IF EXISTS {near};
 CREATE TABLE {near}(id bigint PRIMARY KEY, entry bigint NOT NULL);
 INSERT INTO {near} SELECT id, entry FROM kilburn.vector WHERE tenant = {tenant} AND embedder = {embedder};
 CREATE INDEX {index} ON {near} USING hnsw (({half}) {s}.halfvec_ip_ops);
@@ -134,30 +135,31 @@ GRANT SELECT, INSERT, DELETE ON {near} TO {role};
 _HALF = sql.SQL("kilburn.half_of({tenant}, {embedder}, id)::{s}.halfvec({size})")
 
 _ABOUT = (
-    "SELECT id, size, to_regclass(format('kilburn.near_%%s_%%s', tenant, id)) IS NOT NULL,"
+    "SELECT id, size, to_regclass(format('kilburn.near_%%s_%%s_half', tenant, id)) IS NOT NULL,"
     " EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = embedder.tenant AND embedder = embedder.id AND half IS NULL)"
     " FROM kilburn.embedder WHERE tenant = %s AND name = %s"
 )
 _SETTINGS = (
-    "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_sort', %s, true),"
+    "SELECT set_config('enable_sort', %s, true),"
     " set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', %s, true)"
 )
 _OF_ALL = "kilburn.vector WHERE tenant = %s AND embedder = %s AND id > %s"
 _OF_LATE = f"{_OF_ALL} AND entry >> 32 = ANY(%s::bigint[])"
+# In order of entries, as their index has them: the other one would read all vectors of the tenant.
 _OF_RANGES = (
     "unnest(%s::bigint[], %s::bigint[]) AS range(low, high) CROSS JOIN LATERAL (SELECT id, entry, half FROM kilburn.vector"
-    " WHERE tenant = %s AND embedder = %s AND entry BETWEEN low AND high) AS one"
+    " WHERE tenant = %s AND embedder = %s AND entry BETWEEN low AND high ORDER BY entry OFFSET 0) AS one"
 )
-# What is put in order is narrow; the rest of a row is read for the best alone.
+# What is put in order is narrow; the rest of a row is read for the best alone, each by itself (OFFSET 0).
 _EXACT = sql.SQL(
     "WITH best AS MATERIALIZED (SELECT id, half OPERATOR({s}.<#>) %s::float8[]::{s}.halfvec AS far FROM {these}"
-    " ORDER BY far, entry LIMIT %s) SELECT entry, data, seal, far FROM best JOIN kilburn.vector"
-    " ON tenant = %s AND embedder = %s AND vector.id = best.id ORDER BY far, entry"
+    " ORDER BY far, entry LIMIT %s) SELECT entry, data, seal, far FROM best CROSS JOIN LATERAL (SELECT entry, data, seal"
+    " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.id = best.id OFFSET 0) AS whole ORDER BY far, entry"
 )
 _BY_INDEX = sql.SQL(
     "WITH best AS MATERIALIZED (SELECT id FROM {near} {these} ORDER BY ({half}) OPERATOR({s}.<#>) %s::float8[]::{s}.halfvec"
-    " LIMIT %s) SELECT entry, data, seal FROM best JOIN kilburn.vector"
-    " ON tenant = %s AND embedder = %s AND vector.id = best.id"
+    " LIMIT %s) SELECT entry, data, seal FROM best CROSS JOIN LATERAL (SELECT entry, data, seal"
+    " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.id = best.id OFFSET 0) AS whole"
 )
 _AMONG = sql.SQL("WHERE entry >> 32 = ANY(%s::bigint[])")
 
@@ -291,11 +293,10 @@ def half_of(tenant: int, embedder: int, size: int, place: sql.Identifier) -> sql
 def indexed(statements: Statements, tenant: int) -> list[tuple[int, int]]:
     """Tenant and embedder of each index of this tenant."""
     select = (
-        "SELECT relname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
-        " WHERE nspname = 'kilburn' AND relkind = 'r' AND starts_with(relname, %s)"
+        "SELECT split_part(relname::text, '_', 3)::bigint FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+        " WHERE nspname = 'kilburn' AND relkind = 'i' AND relname::text LIKE format('near\\_%%s\\_%%%%\\_half', %s::bigint)"
     )
-    names = statements.rows(select, f"near_{tenant}_")
-    return sorted((tenant, int(name.rsplit("_", 1)[1])) for (name,) in names)
+    return sorted((tenant, embedder) for (embedder,) in statements.rows(select, tenant))
 
 
 def leave(statements: Statements, tenant: int) -> None:
@@ -309,35 +310,37 @@ def leave(statements: Statements, tenant: int) -> None:
         )
 
 
-def tend(database: Database, place: str) -> list[str]:
+def tend(database: Database, place: str, above: int) -> list[str]:
     """Do what searches by meaning will need, however long it takes, and others go on meanwhile. It fills in halves of vectors
     that were stored before there were any, builds the index of an embedder with many vectors, takes late ones into it, and
     removes what is of no use any more. Whoever is killed in between has done a part, and the next call goes on there.
 
+    Args:
+        above: vectors of an embedder that are looked through without an index.
+
     Returns:
-        What was done, in words; what could not be done is logged.
+        What was done, in words.
+
+    Raises:
+        StoreReadOnly: the user may not build one. StoreBusy, StoreFull.
     """
     done = []
     if filled := _fill(database):
         done.append(f"filled in {filled:,} vectors")
-    known = {row[0]: row for row in database.read("reading", lambda statements: statements.rows(_LARGE, database.tenant))}
+    known = database.read("reading", lambda statements: statements.rows(_LARGE, database.tenant))
     built = database.read("reading", lambda statements: indexed(statements, database.tenant))
-    try:
-        for own in built:
-            if own[1] not in known:
-                with connected(database.url, "removing") as connection:
-                    connection.execute(sql.SQL("DROP TABLE IF EXISTS {near}").format(near=near_table(*own)))
-                done.append("removed an index")
-        for embedder, size, given in known.values():
-            own = database.tenant, embedder
-            if own in built:
-                if late := _take_late(database, embedder, given):
-                    done.append(f"took {late:,} vectors into an index")
-            elif given > EXACT and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place)):
-                database.write("indexing", lambda statements: leave(statements, database.tenant))
-                done.append(f"built an index of {count:,} vectors")
-    except StoreError as error:
-        log.warning("%s: searches by meaning go on without an index: %s", database.shown, error)
+    for own in built:
+        if own[1] not in {embedder for embedder, *_ in known}:
+            with connected(database.url, "removing an index of") as connection:
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {near}").format(near=near_table(*own)))
+            done.append("removed an index")
+    for embedder, size, given in known:
+        if (database.tenant, embedder) in built:
+            if late := _take_late(database, embedder, given):
+                done.append(f"took {late:,} vectors into an index")
+        elif given > above and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place, above)):
+            database.write("indexing", lambda statements: leave(statements, database.tenant))
+            done.append(f"built an index of {count:,} vectors")
     return done
 
 
@@ -382,7 +385,7 @@ def _take_late(database: Database, embedder: int, given: int) -> int:
             return taken
 
 
-def _build(database: Database, embedder: int, size: int, place: str) -> int:
+def _build(database: Database, embedder: int, size: int, place: str, above: int) -> int:
     """Build an index in one transaction, so that of one that was killed nothing is left; returns how many vectors it has, or 0
     where it is not needed, or another builds it."""
     own = database.tenant, embedder
@@ -395,7 +398,7 @@ def _build(database: Database, embedder: int, size: int, place: str) -> int:
         ((count,),) = connection.execute(
             "SELECT count(*) FROM kilburn.vector WHERE tenant = %s AND embedder = %s", own
         ).fetchall()
-        if not free or count <= EXACT:
+        if not free or count <= above:
             return 0
         memory = min(MEMORY, count * (2 * size + 512) + (16 << 20))
         connection.execute("SELECT set_config('maintenance_work_mem', %s, true)", (f"{memory >> 10}kB",))

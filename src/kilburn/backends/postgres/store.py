@@ -45,6 +45,7 @@ from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
+from kilburn.retrieval import EXACT
 
 T = TypeVar("T")
 
@@ -64,12 +65,14 @@ _ALL = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id"
 _SOME = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id"
 _NAMED = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name = %s"
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND process = %s AND number = %s"
+# Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
 _WAITING = (
     "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.process"
     " LEFT JOIN kilburn.embedded ON embedded.tenant = process.tenant AND embedded.process = process.id AND embedder = %s"
     " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = process.tenant"
     " AND passage.id BETWEEN (process.id << 32) AND ((process.id << 32) | ((%s - coalesce(done, 0)) << 4) | 15)"
-    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s)"
+    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s"
+    " OFFSET 0)"
     " ORDER BY passage.id DESC LIMIT %s) AS waits"
     " WHERE process.tenant = %s AND passages > coalesce(done, 0){among} ORDER BY process.id DESC, waits.id DESC LIMIT %s"
 )
@@ -627,10 +630,10 @@ class Postgres:
     def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
         return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
 
-    def tend(self) -> list[str]:
-        """See `kilburn.search.vectors.Nearby`."""
+    def tend(self, above: int = EXACT) -> list[str]:
+        """See `kilburn.search.vectors.Nearby`; `above` so many vectors of an embedder there is an index."""
         self._check_writes()
-        done = halves.tend(self._db, self._halves) if self._halves else []
+        done = halves.tend(self._db, self._halves, above) if self._halves else []
         if done:
             # What was forgotten meanwhile could not be removed.
             self._wipe()

@@ -1,0 +1,185 @@
+"""Search in PostgreSQL beside a file: by words, by vectors and both, and what an index of vectors finds, costs and forgets.
+
+    python lab/benchmarks/nearest.py
+    python lab/benchmarks/nearest.py --counts 1000 --searches 10
+    python lab/benchmarks/nearest.py --counts 30000 --vectors passages.npy
+
+Vectors are made up around topics (`kilburn lab vectors` has them too), or read. Processor time is of this process and of the
+server's together. A round trip is an answer that is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from figures import Row, emit, parser
+from kilburn.backend import Backend, Batch
+from kilburn.backends.postgres.connection import BoundedConnection
+from kilburn.backends.postgres.server import OwnServer
+from kilburn.backends.postgres.store import Postgres
+from kilburn.backends.sqlite import Sqlite
+from kilburn.search.scan import Scan, pack
+from kilburn.search.vectors import Vectors
+from kilburn.testing.stores import batch_of, start
+from kilburn_lab.evals.vectors import made_up
+
+NAME = "nearest:Ready"
+SESSIONS = 10
+STEP = 500
+NEAREST = 10
+_SOME = "parser bicycle meeting porto lisbon rain milk error module line file cache window policy branch token"
+WORDS = _SOME.split()
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Ready:
+    """Gives vectors that are ready, by the number in a text."""
+
+    name = NAME
+
+    def __init__(self, queries: Any) -> None:
+        self._queries, self.dimensions = queries, queries.shape[1]
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        """A row for each text."""
+        return np.stack([self._queries[int(text.split()[-1]) % len(self._queries)] for text in texts])
+
+
+def text_of(number: int) -> str:
+    """A text of a dozen words, some of which are common and some rare."""
+    picked = " ".join(WORDS[number * step % len(WORDS)] for step in (1, 3, 7))
+    return f"{picked} and then step {number} of item{number % 997} in src/module_{number % 89}/file{number % 13}.py"
+
+
+def fill(backend: Backend, vectors: Any) -> None:
+    """Passages in sessions, with a vector each."""
+    done = 0
+    for session in range(SESSIONS):
+        segment, share = start(backend, f"session {session}"), len(vectors) // SESSIONS
+        for head, at in enumerate(range(0, share, STEP)):
+            many = min(STEP, share - at)
+            backend.commit(segment, batch_of(head, {at + one + 1: text_of(done + at + one) for one in range(many)}))
+            waiting = sorted((entry for entry, _ in backend.unembedded(NAME, many)), reverse=True)
+            part = vectors[done + at : done + at + many]
+            backend.keep_vectors(NAME, list(zip(waiting, pack(part), strict=True)))
+        done += share
+
+
+def server_seconds(backend: Postgres) -> float:
+    """Processor time of the server's processes for this program's connections, so far."""
+    pids = backend._ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'kilburn'")
+    found = 0
+    for (pid,) in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        found += int(fields[11]) + int(fields[12])
+    return found / TICK
+
+
+class Counted:
+    """Counts the answers that are waited for."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        whole = BoundedConnection.wait
+
+        def wait(connection: Any, *given: Any, **more: Any) -> Any:
+            self.waits += 1
+            return whole(connection, *given, **more)
+
+        BoundedConnection.wait = wait  # type: ignore[method-assign]
+
+
+def measured(backend: Backend, do: Callable[[int], object], times: int, counted: Counted) -> tuple[float, float]:
+    """Milliseconds of processor for each, and round trips."""
+    do(0)
+    there = server_seconds(backend) if isinstance(backend, Postgres) else 0.0
+    before, waits = time.process_time(), counted.waits
+    for number in range(1, times + 1):
+        do(number)
+    mine, waits = time.process_time() - before, counted.waits - waits
+    there = server_seconds(backend) - there if isinstance(backend, Postgres) else 0.0
+    return (mine + there) / times * 1e3, waits / times
+
+
+def recall(backend: Backend, queries: Any, count: int) -> float:
+    """The share of the ten nearest that are found."""
+    scan = Scan(queries.shape[1])
+    rows = list(backend.vectors(NAME))
+    scan.add([row.entry for row in rows], [row.data for row in rows])
+    vectors = Vectors(backend, Ready(queries))
+    found = 0
+    for number, query in enumerate(queries):
+        hits = {passage.entry for passage, _ in vectors.nearest(f"query {number}", None, NEAREST)}
+        entries, cosines = scan._products(query, np.arange(len(scan)))
+        found += len(hits & set(entries[np.lexsort((entries, -cosines))[:NEAREST]].tolist()))
+    return found / len(queries) / NEAREST
+
+
+def rows_of(backend: Backend, kind: str, count: int, queries: Any, searches: int, counted: Counted) -> list[Row]:
+    vectors = Vectors(backend, Ready(queries))
+    made: list[Row] = []
+    for what, do in (
+        ("words", lambda number: backend.search(text_of(number * 31), limit=50)),
+        ("vectors", lambda number: vectors.nearest(f"query {number}", None, 50)),
+        ("vectors of a session", lambda number: vectors.nearest(f"query {number}", [1 + number % SESSIONS], 50)),
+    ):
+        processor, waits = measured(backend, do, searches, counted)  # type: ignore[arg-type]
+        made.append({"search": what, "passages": count, "in": kind, "processor ms": processor, "round trips": waits})
+    made[1]["recall@10"] = recall(backend, queries[: 2 * searches], count)
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.add_argument("--counts", default="1000,10000,100000")
+    options.add_argument("--searches", type=int, default=50)
+    options.add_argument("--vectors", type=Path, help="an array of vectors, one a row (.npy); the last 100 are asked for")
+    asked = options.parse_args()
+    counted, rows = Counted(), []
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
+        server = OwnServer(Path(folder) / "s", ("fsync=off",))
+        server.start()
+        try:
+            for count in [int(one) for one in asked.counts.split(",")]:
+                if asked.vectors is None:
+                    source = made_up(count, 100, 1)
+                    vectors, queries = source.vectors, source.queries
+                else:
+                    whole = np.load(asked.vectors, allow_pickle=False)
+                    vectors, queries = whole[: min(count, len(whole) - 100)], whole[-100:]
+                with Sqlite(f"{folder}/{count}.db") as file, Postgres(server.url, tenant=f"of {count}") as database:
+                    for backend in (file, database):
+                        fill(backend, vectors)
+                    own = rows_of(file, "file", len(vectors), queries, asked.searches, counted)
+                    rows += own
+                    there = rows_of(database, "PostgreSQL", len(vectors), queries, asked.searches, counted)
+                    before = time.perf_counter()
+                    if database.tend():
+                        built: Row = {"search": "building the index", "passages": count, "in": "PostgreSQL"}
+                        rows.append(built | {"seconds": time.perf_counter() - before})
+                        some = rows_of(database, "PostgreSQL, index", len(vectors), queries, asked.searches, counted)
+                        there += some[1:]
+                    for row in there:
+                        base = next(one for one in own if one["search"] == row["search"])
+                        row["x"] = float(row["processor ms"]) / float(base["processor ms"])
+                    rows += there
+                    before = time.perf_counter()
+                    database.commit(1, Batch(head=-(-len(vectors) // SESSIONS // STEP), erase=[1]))
+                    gone: Row = {"search": "forgetting a page", "passages": count, "in": "PostgreSQL"}
+                    rows.append(gone | {"seconds": time.perf_counter() - before})
+        finally:
+            server.stop("immediate")
+    emit("nearest", rows, asked.json, "Seconds are of the wall.")
+
+
+if __name__ == "__main__":
+    main()
