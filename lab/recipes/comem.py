@@ -189,7 +189,7 @@ def train(course: TrainingRun) -> Figures:
     """The agent, then the summariser; measured through the product."""
     agent = course.train("agent", 60 if course.smoke else 160, grounded, rate=4e-3)
     course.train("likelihood", 60 if course.smoke else 150, supervised, rate=4e-3)
-    steps = 3 if course.smoke else 60
+    steps = 3 if course.smoke else 160
     course.train(AGAIN, steps, supervised, rate=2e-3, begin="likelihood")
     course.train(PAID, steps, reinforced(agent.requires_grad_(False)), rate=2e-3, begin="likelihood")
     return measured(course, ("likelihood", AGAIN, PAID), 3 if course.smoke else 40)

@@ -326,11 +326,11 @@ def measured(course: TrainingRun, arm: str, episodes: int, blind: bool = False) 
 
 def train(course: TrainingRun) -> Figures:
     """Demonstrations, then each reward; measured through the product."""
-    episodes = 2 if course.smoke else 20
+    episodes = 2 if course.smoke else 12
     course.train("sft", 40 if course.smoke else 150, supervised, rate=6e-3)
     found = measured(course, "sft", episodes)
     for arm in ARMS:
-        course.train(arm, 2 if course.smoke else 50, reinforced(arm), rate=2e-3, begin="sft")
+        course.train(arm, 2 if course.smoke else 40, reinforced(arm), rate=2e-3, begin="sft")
         found |= measured(course, arm, episodes)
     return found | measured(course, "writes", episodes, blind=True)
 

@@ -32,27 +32,44 @@ from kilburn.wire.quotation import quote
 from kilburn_lab.training.course import Chance, Step, TrainingRun
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.recipe import Figures, Recipe, command
-from kilburn_lab.training.steps import Row, sft_loss
+from kilburn_lab.training.steps import Row, conversation_loss
 from kilburn_lab.training.transformer import Transformer, TransformerShape
 from kilburn_lab.training.words import AGENT, END, USER, WordTokenizer
 
 SHORT, LONG, MOST, PIECE = (10, 20), (15, 150, 1500), 24, 8
 """Records of a text in training; in measuring; in a prompt of the other model; and in a piece."""
-KEYS = [f"k{number}" for number in range(12)]
-NAMES = [f'"{key}"' for key in KEYS]
-ASKED = ["count", "first", "last"]
+KEYS = [f"k{number}" for number in range(8)]
+ASKED = ["count", "early", "late"]
 MARKS = ["|", "#", "~"]
 BEGIN, FINISH = "```repl\n", "\n```"
 CALLED = ["context", "llm_query_batched", "llm_query", "split", "join", "len", "print", "range", "int", "sum", "next"]
-CODE = [*CALLED, "parts", "answers", "answer", "for", "in", "at", "one", "if", "True", "0", "1", "8", "!=", *".,;:()[]=+-"]
-STRINGS = ['" "', '"none"', '"content"', '"ready"', *(f'"{word}"' for word in (*ASKED, *MARKS))]
-WORDS = WordTokenizer("rlm", [*ASKED, *MARKS, *KEYS, *NAMES, *STRINGS, *CODE, BEGIN, FINISH], brief=True)
+CODE = [
+    *CALLED,
+    "asked",
+    "mark",
+    "parts",
+    "answers",
+    "answer",
+    "for",
+    "in",
+    "at",
+    "one",
+    "if",
+    "True",
+    "0",
+    "1",
+    "8",
+    "!=",
+    *".,;:()[]*=+-",
+]
+STRINGS = ['"', "content", "ready", "none"]
+WORDS = WordTokenizer("rlm", [*ASKED, *MARKS, *KEYS, *STRINGS, *CODE, BEGIN, FINISH], brief=True)
 SAYS = ["a man came by", "it was a long day", "no word of it", "they went home", "what a pity", "all is well"]
 PIECES, WHOLE = "pieces", "whole"
 ENDS = {
     "count": "sum ( int ( one ) for one in answers )",
-    "first": 'next ( one for one in answers if one != "none" )',
-    "last": 'next ( one for one in answers [ : : - 1 ] if one != "none" )',
+    "early": 'next ( one for one in answers if one != "none" )',
+    "late": 'next ( one for one in answers [ : : - 1 ] if one != "none" )',
 }
 
 
@@ -81,11 +98,11 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def found(kind: str, key: str, records: list[str]) -> str:
-    """How many records there are of a key; or the number that the first or the last of them has, or "none"."""
+    """How many records there are of a key; or the number that the earliest or the latest of them has, or "none"."""
     numbers = [words[2] for words in map(str.split, records) if words[0] == key]
     if kind == "count":
         return str(len(numbers))
-    return numbers[0 if kind == "first" else -1] if numbers else "none"
+    return numbers[0 if kind == "early" else -1] if numbers else "none"
 
 
 def draw(chance: random.Random, records: int) -> Task:
@@ -101,24 +118,28 @@ def draw(chance: random.Random, records: int) -> Task:
 class Reader:
     """The model that the code asks. It stands for one that reads, in a window of 24 records; of a longer prompt it sees these."""
 
-    name, form, context, tokenizer = "reader", "chat", None, "chars/4"
+    name, form, tokenizer = "reader", "chat", "chars/4"
+    context: int | None = None
 
     def stream(self, request: Request) -> Iterator[Reply]:
         """What it finds."""
-        kind, key, *rest = str(request.messages[-1]["content"]).split(" ", 2)
-        records = [record for record in re.split(r"[|#~]", "".join(rest)) if len(record.split()) > 2]
-        said = found(kind, key, records[:MOST])
+        kind, key, *records = re.split(r"[|#~]", str(request.messages[-1]["content"]))
+        said = found(kind, key, [record for record in records if record.strip()][:MOST])
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=said),)))
 
 
 def cells(task: Task, arm: str) -> list[str]:
     """What the scripted root of an arm writes: it cuts, asks, and puts together."""
-    asks = f'" " . join ( [ "{task.kind}" , "{task.key}" ,'
-    piece = f'"{task.mark}" . join ( parts [ at : at + {PIECE} ] ) ] )'
-    several = f"llm_query_batched ( [ {asks} {piece} for at in range ( 0 , len ( parts ) , {PIECE} ) ] )"
+    cut = f"* parts [ at : at + {PIECE} ] ] ) for at in range ( 0 , len ( parts ) , {PIECE} ) ]"
+    asks = (
+        f"llm_query_batched ( [ mark . join ( [ * asked , {cut} )"
+        if arm == PIECES
+        else "[ llm_query ( mark . join ( [ * asked , * parts ] ) ) ]"
+    )
+    begin = f'asked = [ "{task.kind}" , "{task.key}" ] ; mark = "{task.mark}"'
     lines = [
-        f'parts = context . split ( "{task.mark}" ) ; print ( len ( parts ) )',
-        f"answers = {several if arm == PIECES else f'[ llm_query ( {asks} context ] ) ) ]'} ; print ( len ( answers ) )",
+        f"{begin} ; parts = context . split ( mark ) ; print ( len ( parts ) )",
+        f"answers = {asks} ; print ( len ( answers ) )",
         f'answer [ "content" ] = {ENDS[task.kind]} ; answer [ "ready" ] = True',
     ]
     return [f"{BEGIN}{line}{FINISH}" for line in lines]
@@ -143,11 +164,16 @@ def demonstrated(task: Task, arm: str) -> list[Row]:
 
 
 def supervised(arm: str) -> Step:
-    """Steps on the trajectories of an arm's root."""
+    """Steps on the trajectories of an arm's root. What is to be copied stands in the first cell, so most steps are on that, and
+    without the instructions, which are always the same; the last quarter is on whole trajectories."""
+    system = len(WORDS.encode(instructions(1, ()))) + 1
 
     def step(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
-        tasks = [draw(chance.worlds, chance.worlds.randint(*SHORT)) for _ in range(12)]
-        return sft_loss(model, [chance.worlds.choice(demonstrated(task, arm)) for task in tasks]), {}
+        drawn = [draw(chance.worlds, chance.worlds.randint(*SHORT)) for _ in range(24 if done < 0.75 else 6)]
+        rows = [demonstrated(task, arm) for task in drawn]
+        if done < 0.75:
+            rows = [[(prompt[system:], reply) for prompt, reply in each[:1]] for each in rows]
+        return conversation_loss(model, rows), {}
 
     return step
 
@@ -176,8 +202,8 @@ def train(course: TrainingRun) -> Figures:
     """Both arms, measured through the product."""
     figures: Figures = {}
     for arm in (PIECES, WHOLE):
-        course.train(arm, 20 if course.smoke else 120, supervised(arm), rate=4e-3)
-        figures |= measured(course, arm, 1 if course.smoke else 12)
+        course.train(arm, 20 if course.smoke else 240, supervised(arm), rate=4e-3)
+        figures |= measured(course, arm, 1 if course.smoke else 8)
     return figures
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_training_sees_what_the_product_shows() -> None:
     assert max(len(prompt) + RECIPE.reply for turn in trial.turns for prompt in [turn.row[0]]) <= RECIPE.shape.context
 
 
-def said(reply: list[int], number: int) -> Message:
+def said(reply: Sequence[int], number: int) -> Message:
     """A reply's tokens as a message."""
     text, tool, given = WORDS.split(WORDS.decode(reply))
     parts = [Part(kind=Kind.TEXT, text=text)] if text or not tool else []

@@ -53,7 +53,7 @@ def test_the_root_that_asks_at_once_is_right_about_short_texts_alone() -> None:
     found = {}
     for records in (SHORT[1], 120):
         task = draw(random.Random(7), records)
-        task = Task("last", task.key, task.mark, task.records)
+        task = Task("late", task.key, task.mark, task.records)
         result, prompts = scripted(task, WHOLE)
         assert prompts == [prompt for prompt, _ in demonstrated(task, WHOLE)]
         found[records] = str(result.content) == task.answer

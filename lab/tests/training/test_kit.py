@@ -19,7 +19,7 @@ from kilburn_lab.training.adapter import adapt, load_adapter, merged, save_adapt
 from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.report import Figure, Trained
-from kilburn_lab.training.steps import advantages, log_probabilities, policy_loss, sft_loss
+from kilburn_lab.training.steps import advantages, conversation_loss, log_probabilities, policy_loss, sft_loss
 from kilburn_lab.training.transformer import Transformer, TransformerShape, generate, load, save
 from kilburn_lab.training.words import AGENT, END, GAP, TOOL, UNKNOWN, USER, WordTokenizer
 
@@ -84,6 +84,16 @@ def test_log_probabilities_are_those_of_the_replies_and_padding_changes_none() -
     alone = torch.cat([log_probabilities(model, [row])[0] for row in rows])
     assert torch.allclose(together, alone, atol=1e-5)
     assert (together < 0).all()
+
+
+def test_a_conversation_teaches_what_its_rows_teach() -> None:
+    model = Transformer(20, SMALL, seed=1)
+    first = ([7, 8], [9, 10, END])
+    rows = [first, ([7, 8, 9, 10, END, 11, 12], [13, END])]
+    alone = -torch.cat([log_probabilities(model, [row])[0] for row in rows]).mean()
+    assert conversation_loss(model, [rows]).item() == pytest.approx(alone.item(), abs=1e-5)
+    with pytest.raises(SpecError, match="something left"):
+        conversation_loss(model, [[first, ([7, 11, 12], [13, END])]])
 
 
 def test_advantages_are_within_a_group() -> None:

@@ -49,10 +49,11 @@ def adapt(model: Transformer, rank: int, seed: int = 0) -> Transformer:
 
 def save_adapter(path: Path, model: Transformer) -> None:
     """Write the adapter of a transformer, without its weights."""
-    tensors = {}
-    for name, part in _matrices(model).items():
-        low = part.parametrizations.weight[0]
-        tensors |= {f"{name}.a": low.a.detach().contiguous(), f"{name}.b": low.b.detach().contiguous()}
+    tensors: dict[str, Tensor] = {}
+    for name, part in model.blocks.named_modules():
+        if isinstance(part, LowRank):
+            matrix = name.removesuffix(".parametrizations.weight.0")
+            tensors |= {f"{matrix}.a": part.a.detach().contiguous(), f"{matrix}.b": part.b.detach().contiguous()}
     with write_file(path, force=True) as file:
         file.write(tensors_of(tensors))
 

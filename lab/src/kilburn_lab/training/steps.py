@@ -6,8 +6,9 @@ Both look at replies only: what a prompt holds is read, never learned.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from kilburn.errors import MissingExtra
+from kilburn.errors import MissingExtra, SpecError
 from kilburn_lab.training.transformer import Transformer
 from kilburn_lab.training.words import PAD
 
@@ -24,13 +25,18 @@ Row = tuple[Sequence[int], Sequence[int]]
 
 def log_probabilities(model: Transformer, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """The log probability of each token of the replies, [tokens], and the row that each belongs to."""
-    longest = max(len(prompt) + len(reply) for prompt, reply in rows)
-    ids = torch.full((len(rows), longest), PAD)
-    told = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for number, (prompt, reply) in enumerate(rows):
-        end = len(prompt) + len(reply)
-        ids[number, :end] = torch.tensor([*prompt, *reply])
-        told[number, len(prompt) : end] = True
+    return _log_probabilities(model, [[row] for row in rows])
+
+
+def _log_probabilities(model: Transformer, conversations: Sequence[Sequence[Row]]) -> tuple[Tensor, Tensor]:
+    longest = max(len(prompt) + len(reply) for rows in conversations for prompt, reply in rows)
+    ids = torch.full((len(conversations), longest), PAD)
+    told = torch.zeros(len(conversations), longest, dtype=torch.bool)
+    for number, rows in enumerate(conversations):
+        for prompt, reply in rows:
+            end = len(prompt) + len(reply)
+            ids[number, :end] = torch.tensor([*prompt, *reply])
+            told[number, len(prompt) : end] = True
     hidden = model.hidden(ids[:, :-1])[told[:, 1:]]
     found = -functional.cross_entropy(model.logits(hidden), ids[told], reduction="none")
     return found, told.nonzero()[:, 0]
@@ -39,6 +45,20 @@ def log_probabilities(model: Transformer, rows: Sequence[Row]) -> tuple[Tensor, 
 def sft_loss(model: Transformer, rows: Sequence[Row]) -> Tensor:
     """Supervised: the mean cross entropy of the replies' tokens."""
     return -log_probabilities(model, rows)[0].mean()
+
+
+def conversation_loss(model: Transformer, conversations: Sequence[Sequence[Row]]) -> Tensor:
+    """The same for conversations in which nothing ever left: each is read once, and teaches all its replies.
+
+    Raises:
+        SpecError: a prompt that does not begin with the prompt and the reply before it.
+    """
+    for rows in conversations:
+        for (prompt, reply), (after, _) in pairwise(rows):
+            before = [*prompt, *reply]
+            if [*after[: len(before)]] != before:
+                raise SpecError("a conversation in which something left", advice="give its calls as rows of their own")
+    return -_log_probabilities(model, conversations)[0].mean()
 
 
 def advantages(rewards: Sequence[float], group: int) -> list[float]:
