@@ -56,7 +56,7 @@ class OwnServer:
         self.folder = Path(folder).absolute()
         self._package = Path(spec.origin).parent
         copied = self.folder / "programs" / self._package.name
-        self._programs = (copied if copied.exists() else self._package) / PROGRAMS
+        self.programs = (copied if copied.exists() else self._package) / PROGRAMS
         self.data = self.folder / "data"
         self._options = options
         # PostgreSQL refuses to run as root.
@@ -82,14 +82,14 @@ class OwnServer:
         new = not (self.data / "PG_VERSION").exists()
         if new:
             shutil.rmtree(self.data, ignore_errors=True)
-            self._do("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "-D", str(self.data))
+            self.do("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "-D", str(self.data))
             with (self.data / "postgresql.conf").open("a", encoding="utf-8") as settings:
                 settings.write(SETTINGS)
         if not self.runs():
             options = [f"-c {option}" for option in (f"unix_socket_directories='{self.folder}'", *self._options)]
-            self._do("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-o", " ".join(options), "start")
+            self.do("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-o", " ".join(options), "start")
         if new:
-            self._do("createdb", "-h", str(self.folder), "-U", "postgres", DATABASE)
+            self.do("createdb", "-h", str(self.folder), "-U", "postgres", DATABASE)
         return self.url
 
     def _bring_programs(self) -> None:
@@ -104,7 +104,7 @@ class OwnServer:
             for part in (self._package.with_name(f"{self._package.name}.libs"), self._package):
                 if part.exists():
                     shutil.copytree(part, to / part.name, symlinks=True, dirs_exist_ok=True)
-            self._programs = to / self._package.name / PROGRAMS
+            self.programs = to / self._package.name / PROGRAMS
 
     def runs(self) -> bool:
         """Whether it runs."""
@@ -113,7 +113,7 @@ class OwnServer:
     def stop(self, how: str = "fast") -> None:
         """Stop it, if it runs; with "immediate" as a power cut does."""
         if self.runs():
-            self._do("pg_ctl", "-D", str(self.data), "-w", "-m", how, "stop")
+            self.do("pg_ctl", "-D", str(self.data), "-w", "-m", how, "stop")
 
     def delete(self) -> None:
         """Remove its folder.
@@ -128,7 +128,12 @@ class OwnServer:
     def _run(self, program: str, *arguments: str) -> int:
         return self._output(program, *arguments)[0]
 
-    def _do(self, program: str, *arguments: str) -> None:
+    def do(self, program: str, *arguments: str) -> None:
+        """Run a program of PostgreSQL as who runs the server.
+
+        Raises:
+            StoreUnavailable: it fails.
+        """
         code, said = self._output(program, *arguments)
         if code:
             raise StoreUnavailable(f"{program} failed: {said.strip()[-500:]}", advice=f"see {self.folder / 'log'}")
@@ -137,7 +142,7 @@ class OwnServer:
         # A server that is started keeps what its parent had open: a pipe would never end.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(
-                [str(self._programs / program), *arguments],
+                [str(self.programs / program), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
