@@ -56,6 +56,8 @@ def _over_postgres() -> Iterator[None]:
         server = OwnServer(
             Path(folder) / "s", ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "max_connections=90")
         )
+        if programs := os.environ.get("KILBURN_TEST_PROGRAMS"):
+            server.programs = Path(programs)
         os.environ[URL] = server.start()
         places.OPENERS[""] = _open
         try:

