@@ -527,7 +527,9 @@ class _Turn:
         elif self._shown:
             message = work.form.led(message, self._shown)
         if not ours:
-            self._keep(reply, [work.heard(message)])
+            # It is the last that is written of this request.
+            with self._relay.histories.store.backend.lasting():
+                self._keep(reply, [work.heard(message)])
             if work.key.learn and not reply.calls:
                 self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False

@@ -74,11 +74,14 @@ class BoundedConnection(psycopg.Connection[Row]):
             return cast(T, end.value)
 
 
+MOST = 1000
+"""That many a URL may say."""
+
 ROLE = "kilburn_rows"
 """Owns nothing, and sees the rows of the tenant that a transaction says and no others."""
 
 CONNECTIONS = 8
-"""Connections of a process to a database, at most."""
+"""Connections of a process to a database, at most, where the URL does not say `connections=N`."""
 
 REACH = 5
 """Seconds to connect."""
@@ -101,6 +104,23 @@ AGAIN = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKey
 that this one found."""
 
 GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.IdleInTransactionSessionTimeout)
+
+
+def split_connections(url: str) -> tuple[str, int]:
+    """The URL without what is ours, and how many connections a process may have: `?connections=N`.
+
+    Raises:
+        SpecError: no number that is one.
+    """
+    address, mark, query = url.partition("?")
+    ours = [part for part in query.split("&") if part.startswith("connections=")]
+    if not mark or not ours:
+        return url, CONNECTIONS
+    number = ours[-1].partition("=")[2]
+    if not number.isdecimal() or not 1 <= int(number) <= MOST:
+        raise SpecError(f"connections={number[:20]!r}", advice=f"give a number from 1 to {MOST}")
+    rest = "&".join(part for part in query.split("&") if not part.startswith("connections="))
+    return f"{address}?{rest}" if rest else address, int(number)
 
 
 def checked_url(url: str) -> str:
@@ -150,11 +170,11 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[tuple[int, str], tuple[ConnectionPool[Connection], int]] = {}
+        self._pools: dict[tuple[int, str, int], tuple[ConnectionPool[Connection], int]] = {}
 
-    def take(self, url: str) -> ConnectionPool[Connection]:
+    def take(self, url: str, connections: int) -> ConnectionPool[Connection]:
         # A child process has no part in its parent's connections.
-        key = os.getpid(), url
+        key = os.getpid(), url, connections
         with self._lock:
             if key in self._pools:
                 pool, users = self._pools[key]
@@ -162,7 +182,7 @@ class _Shared:
                 pool = ConnectionPool(
                     url,
                     min_size=0,
-                    max_size=CONNECTIONS,
+                    max_size=connections,
                     max_idle=60.0,
                     connection_class=BoundedConnection,
                     kwargs={"autocommit": True},
@@ -175,8 +195,8 @@ class _Shared:
             self._pools[key] = pool, users + 1
             return pool
 
-    def leave(self, url: str) -> None:
-        key = os.getpid(), url
+    def leave(self, url: str, connections: int) -> None:
+        key = os.getpid(), url, connections
         with self._lock:
             pool, users = self._pools.pop(key)
             if users > 1:
@@ -195,6 +215,13 @@ def configure(connection: Connection) -> None:
     connection.prepare_threshold = 2
 
 
+class _Lasting(threading.local):
+    """Whether a commit of this thread waits for the disk, and whether its last one did."""
+
+    on = False
+    done = False
+
+
 class Database:
     """One tenant's transactions in a database. Threads have a connection each while they are in one.
 
@@ -202,30 +229,38 @@ class Database:
         url: as `checked_url` gives it.
         patience: seconds to wait for another writer, and for a connection.
         durable: whether a commit waits for the disk.
+        connections: of this process, at most.
     """
 
-    def __init__(self, url: str, *, patience: float, durable: bool) -> None:
+    def __init__(self, url: str, *, patience: float, durable: bool, connections: int = CONNECTIONS) -> None:
         self.url, self.shown = url, shown_url(url)
-        self._patience, self._durable = patience, durable
+        self._patience, self._always = patience, durable
         # What a statement may take; a server that has nothing to say for longer is gone.
         self._longest = max(2.0, 5 * patience)
         self.tenant = 0
         # Whether erased bytes may still lie in the server's files.
         self.erased = False
-        self._pool: ConnectionPool[Connection] | None = _shared.take(url)
+        self._connections = connections
+        self._pool: ConnectionPool[Connection] | None = _shared.take(url, connections)
         # The connection of a thread whose writes are one transaction now.
         self._joined = threading.local()
+        self.lasting = _Lasting()
 
     def close(self) -> None:
         """Give the connections back; idempotent."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            _shared.leave(self.url)
+            _shared.leave(self.url, self._connections)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._pool is None
+
+    @property
+    def _durable(self) -> bool:
+        """Whether a commit waits for the disk."""
+        return self._always or self.lasting.on
 
     @property
     def joined(self) -> Connection | None:

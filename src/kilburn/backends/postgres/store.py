@@ -33,7 +33,7 @@ from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of
 from kilburn.backends.postgres import schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
-from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
+from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected, split_connections
 from kilburn.backends.postgres.erasing import wipe
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
@@ -76,7 +76,8 @@ class Postgres:
     """A store in a database of PostgreSQL.
 
     Args:
-        url: `postgresql://user:password@host:port/database`, with whatever libpq takes.
+        url: `postgresql://user:password@host:port/database`, with whatever libpq takes, and `connections=N`: what this process
+            may have at most, 8 unless it says so.
         tenant: the partition that this object serves.
         readonly: refuse every write; a replica is enough.
         busy_timeout: seconds to wait for another writer.
@@ -98,10 +99,11 @@ class Postgres:
     ) -> None:
         self.tenant = check_name(tenant, "tenant")
         self.readonly = readonly
+        url, connections = split_connections(url)
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
         self._erasing = threading.local()
-        self._db = Database(self._url, patience=busy_timeout, durable=durable)
+        self._db = Database(self._url, patience=busy_timeout, durable=durable, connections=connections)
         self.path = self._db.shown
         # How far the schema is; who only reads leaves it as it is.
         self._version = len(schema.MIGRATIONS)
@@ -167,6 +169,7 @@ class Postgres:
             assert found is not None
             return found
 
+        self._db.lasting.done = False
         return self._db.write("writing", do).whole().info
 
     def _segments(self, statements: Statements) -> list[SegmentRow]:
@@ -213,6 +216,7 @@ class Postgres:
             return statements.row(select, self._number, segment) == (mark,) or None
 
         self._db.write("writing", do, settled)
+        self._db.lasting.done = self._db.lasting.on
         if batch.erase:
             self._chilling.sweep()
         if batch.erase or batch.inherited or self._db.erased:
@@ -752,10 +756,20 @@ class Postgres:
         self._check_writes()
         return wipe(self._db, self._patience, largest=1 << 62)
 
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """See `Backend`."""
+        self._db.lasting.on = True
+        try:
+            yield
+        finally:
+            self._db.lasting.on = False
+
     def sync(self) -> None:
         """See `Backend`."""
-        if not self._durable and not self.readonly:
+        if not self._durable and not self.readonly and not self._db.lasting.done:
             self._db.flush()
+        self._db.lasting.done = False
 
     def close(self) -> None:
         """Give the connections back; idempotent."""
