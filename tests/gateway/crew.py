@@ -13,8 +13,11 @@ from typing import Any
 
 import httpx2
 
+import kilburn
 from gateway.talk import said, user
 from waiting import until
+
+REQUESTS = 'kilburn_requests_total{route="/v1/chat/completions",status="200",tenant="default"}'
 
 PAUSE = 0.05
 """Seconds that a client thinks."""
@@ -120,3 +123,28 @@ class Talker(threading.Thread):
     def end(self) -> None:
         self._over.set()
         self.join(600)
+
+
+def reply(sent: Any) -> str:
+    return f"{sent.body['messages'][-1]['content']}, and hears of it"
+
+
+def texts_of(db: str) -> dict[str, list[str]]:
+    """What each session says."""
+    with kilburn.open(db, readonly=True, embedder=None, tokenizer="chars/4") as store:
+        return {
+            info.name: ["".join(part.text for part in message.parts) for message in store.session(info.name).originals()]
+            for info in store.sessions()
+        }
+
+
+def check_talks(crew: Crew, db: str, talkers: list[Talker]) -> None:
+    """Each client talked, nothing failed, and the store has each message once and in order."""
+    for talker in talkers:
+        talker.end()
+    assert [talker.failed for talker in talkers] == [[]] * len(talkers), crew.told
+    found = texts_of(db)
+    for talker in talkers:
+        assert len(talker.talk) > 4
+        assert found[talker.named] == [message["content"] for message in talker.talk]
+    assert not [name for name in found if "~" in name], "nothing was taken for a branch"

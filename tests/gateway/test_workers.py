@@ -15,20 +15,13 @@ from typing import Any
 import httpx2
 import pytest
 
-import kilburn
 from cli.terminal import kilburn as command
-from gateway.crew import Crew, Talker
+from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply, texts_of
 from gateway.talk import user
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.workers import AT_ONCE, LONGEST_PAUSE, MINUTE, Pace, together
 from kilburn.testing.upstream import Upstream, serving
 from waiting import until
-
-REQUESTS = 'kilburn_requests_total{route="/v1/chat/completions",status="200",tenant="default"}'
-
-
-def reply(sent: Any) -> str:
-    return f"{sent.body['messages'][-1]['content']}, and hears of it"
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +36,6 @@ def crew(far: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     made = Crew(folder, far, str(folder / "a.db"))
     yield made
     made.close()
-
-
-def texts_of(db: str) -> dict[str, list[str]]:
-    """What each session says."""
-    with kilburn.open(db, readonly=True, embedder=None, tokenizer="chars/4") as store:
-        return {
-            info.name: ["".join(part.text for part in message.parts) for message in store.session(info.name).originals()]
-            for info in store.sessions()
-        }
-
-
-def check_talks(crew: Crew, db: str, talkers: list[Talker]) -> None:
-    """Each client talked, nothing failed, and the store has each message once and in order."""
-    for talker in talkers:
-        talker.end()
-    assert [talker.failed for talker in talkers] == [[]] * len(talkers), crew.told
-    found = texts_of(db)
-    for talker in talkers:
-        assert len(talker.talk) > 4
-        assert found[talker.named] == [message["content"] for message in talker.talk]
-    assert not [name for name in found if "~" in name], "nothing was taken for a branch"
 
 
 def test_a_rolling_restart_loses_no_request_and_no_count(crew: Crew) -> None:

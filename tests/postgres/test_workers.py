@@ -1,19 +1,99 @@
-"""Workers over one database: killed at any step, two and three at once, each for its tenant; none lost, none twice in effect."""
+"""Several workers over one database: what they serve, how many connections they have, and how often they ask it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
+import threading
 from pathlib import Path
 
+import httpx2
+import psycopg
 import pytest
 
-KILLING = Path(__file__).parent.parent / "jobs" / "killing.py"
+import kilburn
+from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply
+from gateway.talk import said, user
+from kilburn.backends.postgres.connection import CONNECTIONS, split_connections
+from kilburn.backends.postgres.server import OwnServer
+from kilburn.errors import SpecError
+from kilburn.gateway.app import Settings, build
+from kilburn.testing.upstream import Upstream, serving
+from waiting import until
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_that_are_killed_do_everything_once(url: str, tmp_path: Path, workers: int) -> None:
-    given = [sys.executable, str(KILLING), "together", url, str(tmp_path / "receipts"), str(workers), str(workers)]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) > workers, "some were killed"
+def test_a_rolling_restart_of_three_workers_loses_no_request(url: str, tmp_path: Path) -> None:
+    place = f"{url}&connections=2"
+    with serving(Upstream(otherwise=reply)) as far:
+        crew = Crew(tmp_path, far, place, workers=3)
+        try:
+            talkers = [Talker(crew.url, f"talk{number}", keeps=number == 0) for number in range(3)]
+            for talker in talkers:
+                talker.start()
+            until(lambda: all(len(talker.talk) > 4 or talker.failed for talker in talkers))
+            crew.restart()
+            check_talks(crew, url, talkers)
+            asked = sum(len(talker.talk) // 2 for talker in talkers)
+            assert crew.series()[REQUESTS] == asked
+            workers = crew.workers
+            crew.process.kill()
+            # They end by themselves: nobody else would end them.
+            until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+        finally:
+            crew.close()
+
+
+def test_a_process_has_as_many_connections_as_its_url_says(url: str) -> None:
+    with kilburn.open(f"{url}&connections=2", embedder=None, tokenizer="chars/4") as store, psycopg.connect(url) as watching:
+        store.session("s").append(user("one"))
+        many: list[int] = []
+        threads = [threading.Thread(target=lambda: [store.sessions() for _ in range(20)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            many += [count for (count,) in watching.execute(asked).fetchall()]
+            watching.rollback()
+        assert 1 <= max(many) <= 2
+    with pytest.raises(SpecError, match="connections"):
+        kilburn.open(f"{url}&connections=many")
+
+
+def test_connections_are_ours_and_the_rest_is_libpqs() -> None:
+    for given, kept, number in (
+        ("postgresql://h/d", "postgresql://h/d", CONNECTIONS),
+        ("postgresql://h/d?connections=3", "postgresql://h/d", 3),
+        ("postgresql://h/d?a=1&connections=3&b=2", "postgresql://h/d?a=1&b=2", 3),
+        ("postgresql://h/d?a=1", "postgresql://h/d?a=1", CONNECTIONS),
+    ):
+        assert split_connections(given) == (kept, number)
+    for wrong in ("0", "-1", "x", "", "1e9", "100000"):
+        with pytest.raises(SpecError):
+            split_connections(f"postgresql://h/d?connections={wrong}")
+
+
+def test_a_request_is_two_transactions_and_the_last_one_is_on_the_disk(url: str, server: OwnServer) -> None:
+    name = re.findall(r"/(\w+)\?", url)[0]
+    with psycopg.connect(url, autocommit=True) as connection:
+        for told in ("log_statement = 'all'", "log_min_messages = 'log'"):
+            connection.execute(f"ALTER DATABASE {name} SET {told}")  # type: ignore[arg-type]
+    log = server.folder / "log"
+
+    def asked() -> list[str]:
+        return [line for line in log.read_text().splitlines() if re.search(r"(execute \S+|statement): |Parameters: ", line)]
+
+    with serving(Upstream(otherwise="Noted.")) as far:
+        settings = Settings(db=url, upstream=f"{far}/v1", tokenizer="chars/4", embedder=None)
+        with serving(build(settings)) as near, httpx2.Client(timeout=600) as client:
+            talk = []
+            for number in range(6):
+                talk.append(user(f"question {number}"))
+                before = len(asked())
+                answer = client.post(f"{near}/v1/chat/completions", json={"model": "m", "messages": talk})
+                talk.append(said(answer.json()["choices"][0]["message"]["content"]))
+            lines = asked()[before:]
+    told = "\n".join(lines)
+    assert len(re.findall(r"(?:execute \S+|statement): BEGIN", told)) == 2, told
+    assert len(re.findall(r"(?:execute \S+|statement): ", told)) <= 30, told
+    # Only the second one waits for the disk, and there is no third that does nothing else.
+    waits = ["'on'" in line for line in lines if "Parameters: " in line and "'kilburn_rows'" in line]
+    assert waits == [False, True], told

@@ -535,7 +535,9 @@ class _Turn:
             learns = work.key.learn and not reply.calls
             if learns:
                 self._relay.learners.mark(conversation.session)
-            self._keep(reply, [work.heard(message)])
+            # It is the last that is written of this request.
+            with self._relay.histories.store.backend.lasting():
+                self._keep(reply, [work.heard(message)])
             if learns:
                 self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False

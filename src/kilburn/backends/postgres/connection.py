@@ -91,11 +91,14 @@ class Connection(psycopg.Connection[Row]):
             return cast(T, end.value)
 
 
+MOST = 1000
+"""That many a URL may say."""
+
 ROLE = "kilburn_rows"
 """Owns nothing, and sees the rows of the tenant that a transaction says and no others."""
 
 CONNECTIONS = 8
-"""Connections of a process to a database, at most."""
+"""Connections of a process to a database, at most, where the URL does not say `connections=N`."""
 
 LONG = 3600.0
 """Seconds for which a server may say nothing that does something long."""
@@ -141,6 +144,23 @@ GONE = (
     errors.IdleSessionTimeout,
     errors.TransactionTimeout,
 )
+
+
+def split_connections(url: str) -> tuple[str, int]:
+    """The URL without what is ours, and how many connections a process may have: `?connections=N`.
+
+    Raises:
+        SpecError: no number that is one.
+    """
+    address, mark, query = url.partition("?")
+    ours = [part for part in query.split("&") if part.startswith("connections=")]
+    if not mark or not ours:
+        return url, CONNECTIONS
+    number = ours[-1].partition("=")[2]
+    if not number.isdecimal() or not 1 <= int(number) <= MOST:
+        raise SpecError(f"connections={number[:20]!r}", advice=f"give a number from 1 to {MOST}")
+    rest = "&".join(part for part in query.split("&") if not part.startswith("connections="))
+    return f"{address}?{rest}" if rest else address, int(number)
 
 
 def checked_url(url: str) -> str:
@@ -196,11 +216,11 @@ class Statements:
 class _Pool:
     """The connections of this process to one database. Who needs one makes it, and so knows why it cannot be made."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections: int) -> None:
         self.users = 0
         self._url = url
         self._lock = threading.Lock()
-        self._room = threading.Semaphore(CONNECTIONS)
+        self._most, self._room = connections, threading.Semaphore(connections)
         self._free: list[Connection] = []
         self._lost = 0
 
@@ -212,7 +232,7 @@ class _Pool:
             patience: seconds to wait for one that others use, and for a server that lets nobody in.
         """
         if not self._room.acquire(timeout=patience):
-            what = f"all {CONNECTIONS} connections of this program to it are in use"
+            what = f"all {self._most} connections of this program to it are in use"
             raise StoreBusy(what, advice="try again, or use fewer threads")
         try:
             taken = self._take(patience)
@@ -289,17 +309,17 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[tuple[int, str], _Pool] = {}
+        self._pools: dict[tuple[int, str, int], _Pool] = {}
 
-    def take(self, url: str) -> _Pool:
+    def take(self, url: str, connections: int) -> _Pool:
         # A child process has no part in its parent's connections.
         with self._lock:
-            pool = self._pools.setdefault((os.getpid(), url), _Pool(url))
+            pool = self._pools.setdefault((os.getpid(), url, connections), _Pool(url, connections))
             pool.users += 1
             return pool
 
-    def leave(self, url: str) -> None:
-        key = os.getpid(), url
+    def leave(self, url: str, connections: int) -> None:
+        key = os.getpid(), url, connections
         with self._lock:
             pool = self._pools[key]
             pool.users -= 1
@@ -336,6 +356,13 @@ def is_pooled(connection: Connection) -> bool:
     return bool(server != connection.info.backend_pid)
 
 
+class _Lasting(threading.local):
+    """Whether a commit of this thread waits for the disk, and whether its last one did."""
+
+    on = False
+    done = False
+
+
 class Database:
     """One tenant's transactions in a database. Threads have a connection each while they are in one.
 
@@ -343,11 +370,12 @@ class Database:
         url: as `checked_url` gives it.
         patience: seconds to wait for another writer, and for a connection.
         durable: whether a commit waits for the disk.
+        connections: of this process, at most.
     """
 
-    def __init__(self, url: str, *, patience: float, durable: bool) -> None:
+    def __init__(self, url: str, *, patience: float, durable: bool, connections: int = CONNECTIONS) -> None:
         self.url, self.shown = url, shown_url(url)
-        self._patience, self._durable = patience, durable
+        self._patience, self._always = patience, durable
         # What a statement may take; a server that has nothing to say for longer is gone.
         self._longest = max(2.0, 5 * patience)
         # And a transaction: who is not heard of for longer does not keep what it has locked.
@@ -355,20 +383,27 @@ class Database:
         self.tenant = 0
         # Whether erased bytes may still lie in the server's files.
         self.erased = False
-        self._pool: _Pool | None = _shared.take(url)
+        self._connections = connections
+        self._pool: _Pool | None = _shared.take(url, connections)
         # The connection of a thread whose writes are one transaction now.
         self._joined = threading.local()
+        self.lasting = _Lasting()
 
     def close(self) -> None:
         """Give the connections back; idempotent."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            _shared.leave(self.url)
+            _shared.leave(self.url, self._connections)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._pool is None
+
+    @property
+    def _durable(self) -> bool:
+        """Whether a commit waits for the disk."""
+        return self._always or self.lasting.on
 
     @property
     def joined(self) -> Connection | None:

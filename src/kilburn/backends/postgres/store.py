@@ -34,7 +34,7 @@ from kilburn.backends.codec import inflate, key_of
 from kilburn.backends.findings import Finding
 from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
-from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected
+from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected, split_connections
 from kilburn.backends.postgres.erasing import held, wipe
 from kilburn.backends.postgres.inspection import Inspection, orphans
 from kilburn.backends.postgres.postings import Postings
@@ -82,7 +82,8 @@ class Postgres:
     """A store in a database of PostgreSQL.
 
     Args:
-        url: `postgresql://user:password@host:port/database`, with whatever libpq takes.
+        url: `postgresql://user:password@host:port/database`, with whatever libpq takes, and `connections=N`: what this process
+            may have at most, 8 unless it says so.
         tenant: the partition that this object serves.
         readonly: refuse every write; a replica is enough.
         busy_timeout: seconds to wait for another writer.
@@ -104,12 +105,13 @@ class Postgres:
     ) -> None:
         self.tenant = check_name(tenant, "tenant")
         self.readonly = readonly
+        url, connections = split_connections(url)
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
         self._erasing = threading.local()
         # Of segments that were written to and not yet synced: the number and the seal of the last event.
         self._unsynced: dict[int, tuple[int, bytes]] = {}
-        self._db = Database(self._url, patience=busy_timeout, durable=durable)
+        self._db = Database(self._url, patience=busy_timeout, durable=durable, connections=connections)
         self.path = self._db.shown
         # How far the schema is; who only reads leaves it as it is.
         self._version = len(schema.MIGRATIONS)
@@ -179,6 +181,7 @@ class Postgres:
             assert found is not None
             return found
 
+        self._db.lasting.done = False
         return self._db.write("writing", do).whole().info
 
     def _segments(self, statements: Statements) -> list[SegmentRow]:
@@ -228,7 +231,10 @@ class Postgres:
             return statements.row(select, self._number, segment) == (mark,) or None
 
         self._db.write("writing", do, settled)
-        if last is not None and not self._durable:
+        self._db.lasting.done = self._db.lasting.on
+        if self._db.lasting.on:
+            self._unsynced.pop(segment, None)
+        elif last is not None and not self._durable:
             self._unsynced[segment] = last
         if batch.erase:
             self._chilling.sweep()
@@ -862,13 +868,24 @@ class Postgres:
         """Where the server and the cold place, by their own account, may still hold what is erased."""
         return self._db.read("reading", lambda statements: held(statements, self._number)) + self._chilling.unreached()
 
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """See `Backend`."""
+        self._db.lasting.on = True
+        try:
+            yield
+        finally:
+            self._db.lasting.on = False
+
     def sync(self, segment: int | None = None) -> None:
         """See `Backend`."""
         if self._durable or self.readonly:
             return
+        done, self._db.lasting.done = self._db.lasting.done, False
         written = self._unsynced.get(segment) if segment is not None else None
         if segment is None or written is None:
-            self._db.flush()
+            if not done:
+                self._db.flush()
             return
         # The server that is asked may be another one than the one that was written to: killed, and begun again without what it
         # had not yet on its disk.
