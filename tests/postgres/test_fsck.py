@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,55 +70,48 @@ def said(url: str, *more: str) -> list[tuple[str, str]]:
     return [(finding["kind"], finding["what"]) for finding in checked(url, *more)["findings"]]
 
 
-def contents(connection: psycopg.Connection[Any]) -> list[object]:
-    """All rows of all tables."""
-    return [
-        connection.execute(
-            sql.SQL("SELECT md5(string_agg(md5(one::text), '' ORDER BY one::text)) FROM {} AS one").format(
-                sql.Identifier("kilburn", name)
-            )
-        ).fetchone()
-        for name in TABLES
-    ]
+def contents(connection: psycopg.Connection[Any], tables: Sequence[str]) -> list[object]:
+    """All rows of these tables."""
+    select = sql.SQL("SELECT md5(string_agg(md5(one::text), '' ORDER BY one::text)) FROM {} AS one")
+    return [connection.execute(select.format(sql.Identifier("kilburn", name))).fetchone() for name in tables]
 
 
 @contextmanager
-def damaged(url: str, *statements: str | Callable[[psycopg.Connection[Any]], object], undo: str = "") -> Iterator[None]:
+def damaged(url: str, *statements: str, undo: str = "") -> Iterator[None]:
     """Do this to the database as its owner, whatever watches over it, and put all rows back afterwards."""
+    tables = sorted({name for statement in statements for name in re.findall(r"kilburn\.(\w+)", statement) if name in TABLES})
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET session_replication_role = replica")
-        before = contents(connection)
-        for name in TABLES:
+        before = contents(connection, tables)
+        for name in tables:
             table = sql.Identifier("kilburn", name)
             connection.execute(sql.SQL("CREATE TEMPORARY TABLE {} AS TABLE {}").format(sql.Identifier(name), table))
         for statement in statements:
-            if isinstance(statement, str):
-                assert connection.execute(statement).rowcount != 0
-            else:
-                statement(connection)
-        after = contents(connection)
+            assert connection.execute(statement).rowcount != 0
+        after = contents(connection, tables)
         try:
             yield
-            assert contents(connection) == after, "it was not repaired"
+            assert contents(connection, tables) == after, "it was not repaired"
         finally:
             if undo:
                 connection.execute(undo)
-            for name in TABLES:
-                table = sql.Identifier("kilburn", name)
-                connection.execute(sql.SQL("DELETE FROM {}").format(table))
-                columns = connection.execute(
-                    "SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute"
-                    " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''",
-                    (f"kilburn.{name}",),
-                ).fetchone()
-                assert columns is not None
-                named = sql.SQL(columns[0])
-                connection.execute(
-                    sql.SQL("INSERT INTO {}({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}").format(
-                        table, named, named, sql.Identifier("pg_temp", name)
-                    )
-                )
-            assert contents(connection) == before
+            for name in tables if before != after else ():
+                put_back(connection, name)
+            assert contents(connection, tables) == before
+
+
+def put_back(connection: psycopg.Connection[Any], name: str) -> None:
+    """Give a table the rows that it had."""
+    table = sql.Identifier("kilburn", name)
+    columns = connection.execute(
+        "SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute"
+        " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''",
+        (f"kilburn.{name}",),
+    ).fetchone()
+    assert columns is not None
+    connection.execute(sql.SQL("DELETE FROM {}").format(table))
+    insert = sql.SQL("INSERT INTO {}({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}")
+    connection.execute(insert.format(table, sql.SQL(columns[0]), sql.SQL(columns[0]), sql.Identifier("pg_temp", name)))
 
 
 def test_a_store_that_is_well(place: str) -> None:
@@ -310,12 +304,13 @@ def test_the_other_tenant_sees_what_it_did_not_write(place: str) -> None:
 
 
 def test_a_state_that_was_altered_with_its_seal_is_not_what_the_ledger_says(place: str) -> None:
-    def forge(connection: psycopg.Connection[Any]) -> None:
+    with psycopg.connect(place) as connection:
         ((segment,),) = connection.execute("SELECT id FROM kilburn.process WHERE tenant = 1 AND name = 's'").fetchall()
-        seal = seal_of_state(segment, 5, b"retired", 0, 0.0, None)
-        update = "UPDATE kilburn.page SET at = 'retired', pinned = 0, mark = 0, until = NULL, stand = %s"
-        connection.execute(f"{update} WHERE tenant = 1 AND process = %s AND id = 5", (seal, segment))
-
+    seal = seal_of_state(segment, 5, b"retired", 0, 0.0, None).hex()
+    forge = (
+        f"UPDATE kilburn.page SET at = 'retired', pinned = 0, mark = 0, until = NULL, stand = decode('{seal}', 'hex')"
+        f" WHERE tenant = 1 AND process = {segment} AND id = 5"
+    )
     with damaged(place, forge):
         assert any(kind == "state" and "stored as retired, the ledger says" in what for kind, what in said(place))
 
@@ -359,7 +354,7 @@ WALLS = {
 @pytest.mark.parametrize("statement", WALLS)
 def test_walls_that_somebody_took_down(place: str, statement: str) -> None:
     undo, what = WALLS[statement]
-    with damaged(place, lambda connection: connection.execute(statement), undo=undo):
+    with damaged(place, statement, undo=undo):
         assert any(kind == "schema" and words.startswith(what) for kind, words in said(place)), said(place)
 
 
