@@ -327,7 +327,7 @@ def test_the_verbs_move_texts_and_a_copy_reads_them(tmp_path: Path, url: str) ->
 def test_a_backup_forgets_again_what_has_no_object_any_more(tmp_path: Path, url: str) -> None:
     with kilburn.open(url, **PROMPT) as store:
         for number, text in TEXTS.items():
-            store.session(f"s{number}").append(user(text))
+            store.session(f"s{number}").append(user(text), user("That is all."))
     assert command("cold", "set", tmp_path / "cold", "--db", url).status == 0
     assert command("forget", "--list", tmp_path / "list", "--db", url).status == 0
     assert command("cold", "move", "--older-than", "0s", "--least", 10, "--db", url).status == 0
