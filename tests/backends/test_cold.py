@@ -222,6 +222,20 @@ def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> No
         assert not stray.exists()
 
 
+def test_a_receipt_says_what_is_late_and_what_cannot_be_looked_at(tmp_path: Path) -> None:
+    with filled(tmp_path / "a.db", tmp_path / "cold") as backend:
+        backend.chill(DIGESTS.values())
+        assert backend.unreached() == ()
+        kept = backend.settings()["cold"]
+        backend.keep_setting("cold", "no place")
+        (said,) = backend.unreached()
+        assert "cannot be opened" in said
+        backend.keep_setting("cold", kept.replace("}", ',"versions":true}').replace('"versions":false,', ""))
+    with Sqlite(tmp_path / "a.db") as backend:
+        (said,) = backend.unreached()
+        assert "older versions" in said
+
+
 def test_a_short_text_stays(tmp_path: Path) -> None:
     with filled(tmp_path / "a.db", tmp_path / "cold") as backend:
         backend.commit(2, batch_of(1, {2: "short", 3: "the same again and again " * 100}))

@@ -21,7 +21,8 @@ from backends.test_cold import DIGESTS, TEXTS, altered, cut, emptied, lost, obje
 from cli.terminal import kilburn as command
 from kernel.talk import user
 from kilburn.backend import Batch, Moved
-from kilburn.backends.cold import new_place
+from kilburn.backends.codec import parted, unpack
+from kilburn.backends.cold import MARK, new_place
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import SpecError, StoreCorrupt, StoreError
@@ -321,3 +322,32 @@ def test_the_verbs_move_texts_and_a_copy_reads_them(tmp_path: Path, url: str) ->
     assert len(objects(tmp_path / "cold")) == 5
     assert command("cold", "back", "--db", url).status == 0
     assert objects(tmp_path / "cold") == []
+
+
+def test_a_backup_forgets_again_what_has_no_object_any_more(tmp_path: Path, url: str) -> None:
+    with kilburn.open(url, **PROMPT) as store:
+        for number, text in TEXTS.items():
+            store.session(f"s{number}").append(user(text), user("That is all."))
+    assert command("cold", "set", tmp_path / "cold", "--db", url).status == 0
+    assert command("forget", "--list", tmp_path / "list", "--db", url).status == 0
+    assert command("cold", "move", "--older-than", "0s", "--least", 10, "--db", url).status == 0
+    # As it is in a backup from before p1 of s3 was forgotten.
+    (gone,) = (path for path in objects(tmp_path / "cold") if b"canaryword3" in unpacked(path))
+    gone.unlink()
+    text = (tmp_path / "list").read_text()
+    (tmp_path / "list").write_text(text.replace('"gone":[\n', '"gone":[\n{"segment":3}'))
+    done = command("forget", "--again", tmp_path / "list", "--yes", "--db", url)
+    assert done.status == 0, done.err
+    assert "forgotten: all of s3" in done.out
+    assert command("cold", "scrub", "--db", url).status == 0
+
+
+def unpacked(path: Path) -> bytes:
+    """The text of an object that is not encrypted."""
+    body = path.read_bytes()[len(MARK) + 1 :]
+    for number, digest in DIGESTS.items():
+        try:
+            return unpack(*parted(body), len(TEXTS[number]), bytes.fromhex(digest)).encode()
+        except StoreCorrupt:
+            continue
+    raise AssertionError(path)

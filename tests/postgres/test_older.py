@@ -31,6 +31,7 @@ def test_a_database_without_settings_gets_them(url: str) -> None:
         assert reader.settings() == {}
         assert reader.cold() == {}
         assert reader.scrub() == []
+        assert reader.unreached() == ()
         assert [hit.page for hit in reader.search("before")] == [1]
     with Postgres(url) as backend:
         backend.keep_setting("one", "1")

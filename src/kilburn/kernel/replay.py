@@ -210,13 +210,28 @@ def _foreign(events: Sequence[Event], counter: Counter, tokenizer: str) -> set[i
     return found
 
 
+def _readable(backend: Backend, digests: Set[str]) -> dict[str, str]:
+    """The texts that are what was written."""
+    try:
+        return dict(backend.texts(digests))
+    except StoreCorrupt:
+        if len(digests) == 1:
+            return {}
+        ordered = sorted(digests)
+        middle = len(ordered) // 2
+        return _readable(backend, set(ordered[:middle])) | _readable(backend, set(ordered[middle:]))
+
+
 def _costs(backend: Backend, pages: Mapping[int, Page], foreign: Set[int], counter: Counter) -> dict[int, int]:
-    """What pages cost by another counter than the one under which they were made; forgotten pages have no text."""
+    """What pages cost by another counter than the one under which they were made. Forgotten pages have no text, and one whose
+    text is damaged keeps its cost: whoever reads it is told."""
     costs: dict[int, int] = {}
     kept = [pages[number] for number in sorted(foreign) if number in pages and pages[number].digest]
     for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
-        texts = {"": ""} | backend.texts({digest for page in some for digest in (page.digest, page.extra) if digest})
+        texts = {"": ""} | _readable(backend, {digest for page in some for digest in (page.digest, page.extra) if digest})
         for page in some:
+            if page.digest not in texts or page.extra not in texts:
+                continue
             part, leftovers = part_of(page, texts[page.digest], texts[page.extra])
             if page.depth:
                 part = shown_part(page, part.text, pages)

@@ -81,31 +81,6 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
     return False
 
 
-_HELD = """
-SELECT (SELECT count(*) FROM kilburn.erasure WHERE tenant = %s),
-    current_setting('archive_mode') <> 'off',
-    (SELECT count(*) FROM pg_stat_replication),
-    (SELECT count(*) FROM pg_replication_slots),
-    current_setting('wal_recycle')::bool,
-    current_setting('log_parameter_max_length') <> '0'
-        AND (current_setting('log_statement') IN ('mod', 'all') OR current_setting('log_min_duration_statement') <> '-1')
-"""
-
-
-def held(statements: Statements, tenant: int) -> tuple[str, ...]:
-    """Where the server, by its own account, may still hold what is erased."""
-    ((waits, archived, replicas, slots, recycled, logged),) = statements.rows(_HELD, tenant)
-    places = (
-        (waits, "files of the server, until `kilburn postgres wipe` has written the tables anew"),
-        (archived, "the archive of the write-ahead log (archive_mode is on), as long as it is kept"),
-        (replicas, f"{replicas} connected for replication, until what they keep is written over"),
-        (slots, f"older write-ahead log that is kept for {slots} replication slots"),
-        (recycled, "older files of the write-ahead log until they are written over (wal_recycle is on)"),
-        (logged, "the server's log, which has statements with their parameters"),
-    )
-    return tuple(what for there, what in places if there)
-
-
 def _rewrite(connection: Connection, at: str, patience: float, largest: int, graphs: Sequence[sql.Identifier]) -> str:
     """Write the tables anew, without what was erased up to a transaction; returns what hinders it."""
     ((size,),) = connection.execute(
@@ -169,3 +144,28 @@ def _new_log(connection: Connection) -> None:
     except (errors.InsufficientPrivilege, psycopg.errors.ObjectNotInPrerequisiteState):
         # The server does so by itself in its time: docs/howto/postgres.md.
         return
+
+
+_HELD = """
+SELECT (SELECT count(*) FROM kilburn.erasure WHERE tenant = %s),
+    current_setting('archive_mode') <> 'off',
+    (SELECT count(*) FROM pg_stat_replication),
+    (SELECT count(*) FROM pg_replication_slots),
+    current_setting('wal_recycle')::bool,
+    current_setting('log_parameter_max_length') <> '0'
+        AND (current_setting('log_statement') IN ('mod', 'all') OR current_setting('log_min_duration_statement') <> '-1')
+"""
+
+
+def held(statements: Statements, tenant: int) -> tuple[str, ...]:
+    """Where the server, by its own account, may still hold what is erased."""
+    ((waits, archived, replicas, slots, recycled, logged),) = statements.rows(_HELD, tenant)
+    places = (
+        (waits, "files of the server, until `kilburn postgres wipe` has written the tables anew"),
+        (archived, "the archive of the write-ahead log (archive_mode is on), as long as it is kept"),
+        (replicas, f"{replicas} connected for replication, until what they keep is written over"),
+        (slots, f"older write-ahead log that is kept for {slots} replication slots"),
+        (recycled, "older files of the write-ahead log until they are written over (wal_recycle is on)"),
+        (logged, "the server's log, which has statements with their parameters"),
+    )
+    return tuple(what for there, what in places if there)

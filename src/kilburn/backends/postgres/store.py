@@ -802,6 +802,11 @@ class Postgres:
                 found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
         return found
 
+    def unreached(self) -> tuple[str, ...]:
+        """Where the server and the cold place, by their own account, may still hold what is erased."""
+        places = self._db.read("reading", lambda statements: held(statements, self._number))
+        return places + (self._chilling.unreached() if self._version >= schema.KEEPS else ())
+
     def cold(self) -> dict[str, int]:
         """See `Backend`."""
         return self._chilling.cold() if self._version >= schema.KEEPS else {}
@@ -863,10 +868,6 @@ class Postgres:
         """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
         self._check_writes()
         return wipe(self._db, self._patience, largest=1 << 62)
-
-    def unreached(self) -> tuple[str, ...]:
-        """Where the server and the cold place, by their own account, may still hold what is erased."""
-        return self._db.read("reading", lambda statements: held(statements, self._number)) + self._chilling.unreached()
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
