@@ -168,7 +168,7 @@ def main() -> None:
                         rows.append(built | {"seconds": time.perf_counter() - before})
                         some = rows_of(database, "PostgreSQL, index", len(vectors), queries, asked.searches, counted)
                         there += some[1:]
-                    for row in there:
+                    for row in (*own, *there):
                         base = next(one for one in own if one["search"] == row["search"])
                         row["x"] = float(row["processor ms"]) / float(base["processor ms"])
                     rows += there

@@ -14,7 +14,7 @@ from psycopg import Cursor
 
 from kilburn.backends.passages import passages
 from kilburn.backends.postgres.connection import Row, Statements
-from kilburn.backends.ranked import DEPTH, RankedIndex, entry_of, length_class
+from kilburn.backends.ranked import DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
 LONGEST = 64
@@ -128,6 +128,9 @@ class Postings(RankedIndex):
         self._statements, self._tenant = statements, tenant
         self._whole: dict[str, list[int]] = {}
         """Words of which all entries are known, with these."""
+        self._looked: set[str] = set()
+        """Those, and words that have too many."""
+        self._span: Sequence[tuple[int, int]] = ()
 
     def _key(self, word: str) -> bytes:
         """A word of a query as it is stored."""
@@ -138,6 +141,7 @@ class Postings(RankedIndex):
         if not among:
             return [entry for (entry,) in self._ask(word, ranges, depth).fetchall()]
         # Entries of a rarer word are known most often: it is much quicker to look for these than for all of a common one.
+        self._learn([other for other in among if other not in self._looked])
         known = {entry for other in among for entry in self._whole.get(other, ())}
         unknown = [other for other in among if other not in self._whole]
         these = sorted(entry for entry in known if any(low <= entry <= high for low, high in ranges))
@@ -154,10 +158,22 @@ class Postings(RankedIndex):
         answers = [self._ask(word, ranges, depth) for word in words]
         found = [[entry for (entry,) in answer.fetchall()] for answer in answers]
         if len(ranges) == 1:
-            self._whole = {
-                word: entries for word, entries in zip(words, found, strict=True) if len(entries) < _each(ranges, depth)
-            }
+            self._span, self._looked = ranges, set()
+            self._note(words, found, depth)
         return found
+
+    def _learn(self, words: Sequence[str]) -> None:
+        """Look up all entries of words of which more are there than were looked at, if they are not very many."""
+        if words and self._span:
+            answers = [self._ask(word, self._span, ROWS) for word in words]
+            self._looked.update(words)
+            self._note(words, [[entry for (entry,) in answer.fetchall()] for answer in answers], ROWS)
+
+    def _note(self, words: Sequence[str], found: Sequence[list[int]], depth: int) -> None:
+        for word, entries in zip(words, found, strict=True):
+            if len(entries) < _each(self._span, depth):
+                self._whole[word] = entries
+                self._looked.add(word)
 
     def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> Cursor[Row]:
         each = _each(ranges, depth)
