@@ -229,8 +229,8 @@ def answered(reply: str) -> list[str]:
 
 def train(course: TrainingRun) -> Figures:
     """The base, then both adapters; measured through the product."""
-    base = course.train("base", 60 if course.smoke else 320, grounded, rate=4e-3)
-    episodes = 2 if course.smoke else 16
+    base = course.train("base", 40 if course.smoke else 320, grounded, rate=4e-3)
+    episodes = 2 if course.smoke else 8
     found = measured(course, "all pages", episodes, None, cleans=False) | measured(course, "base cleans", episodes, None)
     for arm, tried in (("kept", True), ("all", False)):
         course.train(arm, 5 if course.smoke else 100, adapted(base, tried), rate=4e-3, begin="base", rank=8)

@@ -311,8 +311,9 @@ def played(model: Toy, task: Task, blind: bool = False) -> tuple[dict[str, str],
 
 
 def measured(course: TrainingRun, arm: str, episodes: int, blind: bool = False) -> Figures:
-    """Right and stale answers, and reads, greedily."""
-    model, chance = Toy(str(course.checkpoint(arm))), course.chance("measure").worlds
+    """Right and stale answers, and reads. Replies are drawn, as in training: what a model does most often is right long before it
+    does it often."""
+    model, chance = Toy(str(course.checkpoint(arm)), temperature=1.0, seed=course.seed), course.chance("measure").worlds
     right, stale, reads = [], [], []
     for task in (draw(chance) for _ in range(episodes)):
         answers, many = played(model, task, blind)
@@ -326,7 +327,7 @@ def measured(course: TrainingRun, arm: str, episodes: int, blind: bool = False) 
 
 def train(course: TrainingRun) -> Figures:
     """Demonstrations, then each reward; measured through the product."""
-    episodes = 2 if course.smoke else 12
+    episodes = 1 if course.smoke else 8
     course.train("sft", 40 if course.smoke else 150, supervised, rate=6e-3)
     found = measured(course, "sft", episodes)
     for arm in ARMS:
