@@ -16,6 +16,7 @@ from typing import IO, Annotated, Any
 import msgspec
 from typer import Exit, Option
 
+from kilburn.backends.places import is_url, name_of
 from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError
@@ -272,7 +273,8 @@ def _config(served: Any, settings: Any, asked: _Asked) -> Any:
 def _tell(settings: Any, asked: _Asked, listener: socket.socket) -> None:
     host = asked.host
     place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")
+    store = name_of(settings.db) if is_url(settings.db) else settings.db  # a URL may have a password
+    say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {store}")
     if asked.dashboard:
         say(f"{place}/dashboard shows its sessions{'' if settings.keys is None else ' to whoever has a key'}")
     if settings.model is not None and not takes_tools(settings.model):

@@ -129,6 +129,7 @@ def checked_url(url: str) -> str:
     Raises:
         SpecError: it is none.
     """
+    url, _ = split_connections(url)
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
