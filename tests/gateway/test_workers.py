@@ -213,12 +213,16 @@ def test_what_is_so_now_is_added_where_each_has_its_own() -> None:
 
 
 def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) -> None:
-    parents = [Parent(socket.socketpair()[0], str(tmp_path)) for _ in range(2)]
-    assert [parent.turn("a") for parent in parents] == [True, False]
-    assert [parent.turn("b") for parent in reversed(parents)] == [True, False]
-    assert [parent.turn("a") for parent in parents] == [True, False], "it stays so"
-    parents[0].leave_turns()
-    assert parents[1].turn("a")
+    one, other = socket.socketpair()
+    with one, other:
+        parents = [Parent(line, str(tmp_path)) for line in (one, other)]
+        assert [parent.turn("a") for parent in parents] == [True, False]
+        assert [parent.turn("b") for parent in reversed(parents)] == [True, False]
+        assert [parent.turn("a") for parent in parents] == [True, False], "it stays so"
+        parents[0].leave_turns()
+        assert parents[1].turn("a")
+        for parent in parents:
+            parent.leave_turns()
 
 
 class Letters:
@@ -232,10 +236,8 @@ class Letters:
 
 def test_who_has_not_the_turn_embeds_nothing_and_sees_what_the_other_has_embedded(tmp_path: Path) -> None:
     path, turn = str(tmp_path / "a.db"), threading.Event()
-    with (
-        kilburn.open(path, tokenizer="chars/4", embedder=None) as one,
-        kilburn.open(path, tokenizer="chars/4", embedder=None) as other,
-    ):
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(kilburn.open(path, tokenizer="chars/4", embedder=None)) for _ in range(2))
         one.session("s").append(user("The river ends in the sea."))
         idle, busy = Vectors(one.backend, Letters()), Vectors(other.backend, Letters())
         asked = threading.Semaphore(0)
