@@ -6,20 +6,26 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
+import kilburn
 from cli.terminal import kilburn as command
 from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply, texts_of
 from gateway.talk import user
+from kilburn.gateway.app import Gateway, Settings
 from kilburn.gateway.keys import Key, add_key
+from kilburn.gateway.worker import Parent
 from kilburn.gateway.workers import AT_ONCE, LONGEST_PAUSE, MINUTE, Pace, together
+from kilburn.search.vectors import Vectors
 from kilburn.testing.upstream import Upstream, serving
 from waiting import until
 
@@ -204,3 +210,59 @@ def test_what_is_so_now_is_added_where_each_has_its_own() -> None:
         ("embedding_behind", "a"): 1.0,
         ("spans_waiting", ""): 1.0,
     }
+
+
+def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        parents = [Parent(line, str(tmp_path)) for line in (one, other)]
+        assert [parent.turn("a") for parent in parents] == [True, False]
+        assert [parent.turn("b") for parent in reversed(parents)] == [True, False]
+        assert [parent.turn("a") for parent in parents] == [True, False], "it stays so"
+        parents[0].leave_turns()
+        assert parents[1].turn("a")
+        for parent in parents:
+            parent.leave_turns()
+
+
+class Letters:
+    """Makes vectors of nothing but a text's first letters."""
+
+    name, dimensions = "letters", 4
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        return np.asarray([[ord(letter) for letter in f"{text:4}"[:4]] for text in texts], np.float32)
+
+
+def test_who_has_not_the_turn_embeds_nothing_and_sees_what_the_other_has_embedded(tmp_path: Path) -> None:
+    path, turn = str(tmp_path / "a.db"), threading.Event()
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(kilburn.open(path, tokenizer="chars/4", embedder=None)) for _ in range(2))
+        one.session("s").append(user("The river ends in the sea."))
+        idle, busy = Vectors(one.backend, Letters()), Vectors(other.backend, Letters())
+        asked = threading.Semaphore(0)
+        idle.start(0.0, busy=lambda: False, turn=lambda: bool(asked.release()))
+        for _ in range(2):
+            asked.acquire()
+        assert one.backend.unembedded("letters", 9), "it was asked whether it may, and did not"
+        turn.set()
+        busy.start(0.0, busy=lambda: False, turn=turn.is_set)
+        until(lambda: not one.backend.unembedded("letters", 9))
+        found = until(lambda: idle.nearest("The river", None, 1))
+        assert found[0][0].page == 1
+        idle.close()
+        busy.close()
+
+
+def test_sessions_are_ended_by_whose_turn_it_is(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def turn(tenant: str) -> bool:
+        asked.append(tenant)
+        return False
+
+    gateway = Gateway(Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None), turn)
+    gateway.check()
+    gateway.end_sessions()
+    asyncio.run(gateway.close())
+    assert asked == ["default"]

@@ -153,6 +153,11 @@ class Parent:
             self._turns[tenant] = file
         return True
 
+    def leave_turns(self) -> None:
+        """Let others do it; the end of the process does the same."""
+        while self._turns:
+            os.close(self._turns.popitem()[1])
+
 
 class WorkerServer(uvicorn.Server):
     """uvicorn's server, which takes connections from a socket that it shares.
@@ -251,3 +256,4 @@ class WorkerServer(uvicorn.Server):
         if self._coming:
             await asyncio.wait(list(self._coming))
         await super().shutdown(sockets=[])
+        self._parent.leave_turns()

@@ -234,7 +234,11 @@ class Workers:
         say(f"restarting {self._count} workers, one after the other")
         for place in range(1, self._count + 1):
             old = self._places[place]
-            new = await self._started(place)
+            try:
+                new = await self._started(place)
+            except OSError as error:
+                say(f"worker {place} cannot be started: {error}; the old ones go on")
+                return
             if not await new.ready:
                 say(f"worker {place}: the new one ended before it served; the old ones go on")
                 return
@@ -305,9 +309,13 @@ class Workers:
             await asyncio.sleep(pause)
             if self._ending.is_set() or self._places[worker.place] is not worker:
                 return
-            new = await self._started(worker.place)
+            try:
+                new = await self._started(worker.place)
+            except OSError as error:
+                say(f"worker {worker.place} cannot be started: {error}")
+                continue
             if not await new.ready:
-                status = new.ended.result() if new.ended.done() else 1
+                status = await new.ended
             elif self._places[worker.place] is worker:
                 self._places[worker.place] = new
             else:

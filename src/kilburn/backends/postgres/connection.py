@@ -169,6 +169,7 @@ def checked_url(url: str) -> str:
     Raises:
         SpecError: it is none.
     """
+    url, _ = split_connections(url)
     given: Mapping[str, Any] | None
     try:
         given = conninfo_to_dict(url)

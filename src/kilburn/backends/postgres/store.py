@@ -105,7 +105,7 @@ class Postgres:
     ) -> None:
         self.tenant = check_name(tenant, "tenant")
         self.readonly = readonly
-        url, connections = split_connections(url)
+        _, connections = split_connections(url)
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
         self._erasing = threading.local()
