@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -156,6 +157,10 @@ class _Told:
         self.failed += bool(did.error)
         if again:
             return  # the store is still out of reach
+        self._say(did)
+        sys.stdout.flush()  # who reads a pipe sees each at once
+
+    def _say(self, did: Did) -> None:
         if self._json:
             emit(msgspec.to_builtins(did))
             return

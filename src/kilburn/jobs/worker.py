@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
@@ -26,7 +26,7 @@ from kilburn.effect import Answer, Ask
 from kilburn.errors import KilburnError
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
-from kilburn.kernel.claims import FAILED, KILLED, LEASE, Claim, Entry, Job, kept, named, renewing, take
+from kilburn.kernel.claims import FAILED, KILLED, LEASE, Claim, Entry, Job, kept, named, renewing, settle, take
 from kilburn.kernel.drive import run
 from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
 from kilburn.kernel.resolve import resolve
@@ -312,15 +312,16 @@ class _Office:
     # The kinds
 
     def _erase(self) -> int:
-        if awake := self._awake(MEMORY, *Kind, FORGET):
+        every = kept(self._backend)
+        if every:
             numbers = {info.number for info in self._backend.segments() if info.kind is not SegmentKind.FORGOTTEN}
-            self._settle(job for job in awake if job.kind == MEMORY or (job.segment and job.segment not in numbers))
+            settle(self._backend, {job for job in every if job.kind == MEMORY or (job.segment and job.segment not in numbers)})
 
         def work(claim: Claim) -> Did | None:
             with self._backend.erasing():
                 return None  # at its end, what was left is done
 
-        begun = Job(Kind.ERASE) in awake
+        begun = Job(Kind.ERASE) in every
         return self._do(Job(Kind.ERASE), work) if self._is_time(Kind.ERASE) or begun else 0
 
     def _expire(self) -> int:
@@ -330,7 +331,7 @@ class _Office:
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
         # What was archived is due as long as it is there, and every page is looked at for it.
         if not (found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(Kind.EXPIRE))):
-            self._settle(awake)
+            settle(self._backend, awake)
             return 0
 
         def tell(receipt: Erasure) -> None:
@@ -363,7 +364,7 @@ class _Office:
         resting = {job.segment for job in kept(self._backend) if job.kind == Kind.EMBED} - {job.segment for job in again}
         self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
         if not vectors.behind(self._left):
-            self._settle(again)
+            settle(self._backend, again)
             return 0
 
         def work(claim: Claim) -> Did | None:
@@ -387,7 +388,7 @@ class _Office:
         why = {entry >> 32: error for entry, error in more.items()}
         for segment, error in sorted(why.items()):
             self._do(Job(Kind.EMBED, segment), partial(self._failed, error=error))
-        self._settle([job for job in again if job.segment and job.segment not in why])
+        settle(self._backend, [job for job in again if job.segment and job.segment not in why])
 
     def _failed(self, claim: Claim, error: str) -> Did:
         return self._did(claim.job.kind, 0, segment=claim.job.segment, error=error)
@@ -397,13 +398,6 @@ class _Office:
         found = kept(self._backend)
         now = self._backend.now() if found else 0.0
         return [job for job, entry in found.items() if job.kind in kinds and now >= entry.until]
-
-    def _settle(self, jobs: Iterable[Job]) -> None:
-        """Remove what is kept of jobs that are not to be done any more."""
-        for job in jobs:
-            claim = take(self._backend, job, lease=self._ways.lease)
-            if claim is not None:
-                claim.done()
 
     def _learn(self) -> int:
         count, again = 0, self._awake(Kind.LEARN)
@@ -436,7 +430,7 @@ class _Office:
         unread = [each.waiting()[0] for each in jobs]
         if not any(unread):
             self._learned[info.number] = info.head
-            self._settle([job] if job in again else [])
+            settle(self._backend, [job] if job in again else [])
             return 0
         quiet = self._store.clock() - info.used >= self._ways.idle
         if not quiet and (max(unread) < self._ways.turns or not _is_answered(session)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -190,6 +190,19 @@ def renewing(claim: Claim) -> Iterator[Claim]:
     finally:
         over.set()
         thread.join()
+
+
+def settle(backend: Backend, jobs: Collection[Job]) -> None:
+    """Keep nothing more of jobs that are not to be done any more; what somebody is at stays.
+
+    Raises:
+        StoreBusy, StoreFull, StoreReadOnly.
+    """
+    now = backend.now() if jobs else 0.0
+    for name, value in backend.settings().items() if jobs else ():
+        entry = _entry(value)
+        if _job(name) in jobs and not (entry.holder and now < entry.until):
+            backend.replace_setting(name, value, None)
 
 
 def try_again(backend: Backend) -> int:
