@@ -10,9 +10,9 @@ import pytest
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreReadOnly, Unavailable
-from kilburn.kernel.claims import FAILED, LONGEST, Job, kept, named, pause_after, renewing, take, try_again
+from kilburn.kernel.claims import FAILED, LONGEST, JobName, kept, named, pause_after, renewing, take, try_again
 
-JOB = Job("learn", 7)
+JOB = JobName("learn", 7)
 
 
 class Timed(Sqlite):
@@ -35,7 +35,7 @@ def test_one_has_it_until_it_is_done(backend: Timed) -> None:
     first = take(backend, JOB)
     assert first is not None
     assert take(backend, JOB) is None
-    assert take(backend, Job("learn", 8)) is not None
+    assert take(backend, JobName("learn", 8)) is not None
     first.done()
     assert JOB not in kept(backend)
     assert take(backend, JOB) is not None
@@ -113,7 +113,7 @@ def test_what_is_given_back_is_as_it_was(backend: Timed) -> None:
 
 
 def test_what_failed_may_be_tried_at_once(backend: Timed) -> None:
-    at_work, failed = take(backend, Job("embed")), take(backend, JOB)
+    at_work, failed = take(backend, JobName("embed")), take(backend, JOB)
     assert at_work is not None
     assert failed is not None
     failed.failed("Unavailable")
@@ -121,7 +121,7 @@ def test_what_failed_may_be_tried_at_once(backend: Timed) -> None:
     again = take(backend, JOB)
     assert again is not None
     assert again.tries == 2
-    assert take(backend, Job("embed")) is None
+    assert take(backend, JobName("embed")) is None
 
 
 def test_what_another_version_wrote_is_taken_over(backend: Timed) -> None:

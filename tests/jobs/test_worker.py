@@ -22,8 +22,8 @@ from kilburn.budget import Budget
 from kilburn.cli import main
 from kilburn.errors import SpecError, Unavailable
 from kilburn.event import Act
-from kilburn.jobs.worker import Did, Kind, Ways, Worker, standing
-from kilburn.kernel.claims import FAILED, Job, kept, take, try_again
+from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
+from kilburn.kernel.claims import FAILED, JobName, kept, take, try_again
 from kilburn.kernel.store import Store
 from kilburn.model import Request
 from kilburn.search.embedders.hashing import Hashing
@@ -67,11 +67,10 @@ def test_all_kinds_are_done_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_at_any_step_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
-    killing = Path(__file__).parent / "killing.py"
     # Every step where KILBURN_EVERY_STEP is set; else some of them.
     every = "1" if os.environ.get("KILBURN_EVERY_STEP") else "9"
-    given = [sys.executable, str(killing), "each", str(tmp_path), "1", every]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=3000)
+    given = [sys.executable, "-m", "jobs.killing", "each", str(tmp_path), "1", every]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=3000, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > 50, "there are as many steps"
 
@@ -119,7 +118,7 @@ def test_a_lying_model_holds_up_nobody_and_leaves_none_of_its_words(tmp_path: Pa
     assert [one.kind for one in did if not one.error] == ["embed"]
     with Sqlite(place) as backend:
         (job,) = kept(backend)
-        assert job.kind == Kind.LEARN
+        assert job.kind == JobKind.LEARN
         assert CANARY not in repr(backend.settings())
         assert worked(place, ways) == [], "it rests"
         assert try_again(backend) == 1
@@ -146,7 +145,7 @@ def test_a_passage_that_cannot_be_embedded_rests_and_the_others_go_on(tmp_path: 
     place = tmp_path / "a.db"
     said(place, "good", "I live in Porto.")
     said(place, "bad", "This is poison.", "I drink tea.")
-    ways = Ways(kinds=(Kind.ERASE, Kind.EMBED), embedder=Choosy(64))
+    ways = Ways(kinds=(JobKind.ERASE, JobKind.EMBED), embedder=Choosy(64))
     did = worked(place, ways)
     assert [(one.count, one.error) for one in did if not one.segment] == [(5, "")]
     assert [(one.segment > 0, one.error) for one in did if one.segment] == [(True, "RuntimeError")]
@@ -155,7 +154,7 @@ def test_a_passage_that_cannot_be_embedded_rests_and_the_others_go_on(tmp_path: 
     with Sqlite(place) as backend:
         assert len(backend.unembedded(EMBEDDER, 10)) == 1
         assert try_again(backend) == 1
-        worked(place, Ways(kinds=(Kind.ERASE, Kind.EMBED), embedder=EMBEDDER))
+        worked(place, Ways(kinds=(JobKind.ERASE, JobKind.EMBED), embedder=EMBEDDER))
         assert backend.unembedded(EMBEDDER, 10) == []
         assert kept(backend) == {}
 
@@ -171,12 +170,12 @@ class Broken(Hashing):
 def test_an_embedder_that_is_away_is_tried_again_later(tmp_path: Path) -> None:
     place = tmp_path / "a.db"
     said(place, "s", "I live in Porto.")
-    (did,) = worked(place, Ways(kinds=(Kind.EMBED,), embedder=Broken(64)))
+    (did,) = worked(place, Ways(kinds=(JobKind.EMBED,), embedder=Broken(64)))
     assert (did.error, did.tries, did.count) == ("Unavailable: start it", 1, 0)
-    assert worked(place, Ways(kinds=(Kind.EMBED,), embedder=EMBEDDER)) == []
+    assert worked(place, Ways(kinds=(JobKind.EMBED,), embedder=EMBEDDER)) == []
     with Sqlite(place) as backend:
         try_again(backend)
-    assert [one.count for one in worked(place, Ways(kinds=(Kind.EMBED,), embedder=EMBEDDER))] == [2]
+    assert [one.count for one in worked(place, Ways(kinds=(JobKind.EMBED,), embedder=EMBEDDER))] == [2]
 
 
 def test_each_tenant_has_its_own(tmp_path: Path) -> None:
@@ -210,7 +209,7 @@ def test_who_stops_within_a_job_gives_it_back(tmp_path: Path) -> None:
             over[0] = True
             return super().stream(request)
 
-    ways = Ways(kinds=(Kind.LEARN,), learn=("consolidate('core/human', messages=2)",), model=Stopping(), embedder=None)
+    ways = Ways(kinds=(JobKind.LEARN,), learn=("consolidate('core/human', messages=2)",), model=Stopping(), embedder=None)
     with Worker(str(place), ways=ways, stopped=lambda: over[0]) as worker:
         worker.once()
     with Sqlite(place) as backend:
@@ -233,7 +232,7 @@ def test_cold_texts_move(tmp_path: Path) -> None:
     with Store(Sqlite(place), Budget(4000), "fifo", tokenizer="chars/4", clock=lambda: old) as store:
         store.session("s").append(*exchange(" ".join(f"word{number * number}" for number in range(300))))
     assert main(["cold", "set", str(tmp_path / "cold"), "--db", str(place)]) == 0
-    assert [one.count for one in worked(place, Ways(kinds=(Kind.COOL,), embedder=None, cold_after=DAY))] == [1]
+    assert [one.count for one in worked(place, Ways(kinds=(JobKind.COOL,), embedder=None, cold_after=DAY))] == [1]
     with Sqlite(place) as backend:
         assert len(backend.cold()) == 1
 
@@ -243,7 +242,7 @@ def test_what_a_person_holds_is_not_forgotten_nor_tried_for_ever(tmp_path: Path)
     fill(str(place))
     with Store(Sqlite(place), Budget(4000), "fifo", tokenizer="chars/4", clock=lambda: time.time() - 9 * DAY) as store:
         store.session("old 1").pin("p1")
-    worked(place, Ways(kinds=(Kind.EXPIRE,), embedder=None))
+    worked(place, Ways(kinds=(JobKind.EXPIRE,), embedder=None))
     with Sqlite(place) as backend:
         assert "old 1" in [info.name for info in backend.segments()]
         assert kept(backend) == {}
@@ -299,17 +298,20 @@ def test_a_signal_ends_it_after_the_step_in_hand(tmp_path: Path, how: signal.Sig
     run = "from kilburn.cli import main; raise SystemExit(main())"
     given = [sys.executable, "-c", run, "worker", str(place), "--learn", "plain", "--embedder", "none", "--json"]
     with subprocess.Popen(given, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
-        assert json.loads(program.stdout.readline())["kind"] == "learn"
-        program.send_signal(how)
-        assert program.wait(600) == 0
+        try:
+            assert program.stdout is not None
+            assert json.loads(program.stdout.readline())["kind"] == "learn"
+            program.send_signal(how)
+            assert program.wait(600) == 0
+        finally:
+            program.kill()
 
 
 def test_what_is_in_hand_is_shown(tmp_path: Path) -> None:
     said(tmp_path / "a.db", "s", "I live in Porto.")
     with Store(Sqlite(tmp_path / "a.db"), Budget(4000), "fifo") as store:
         number = store.sessions()[0].number
-        assert take(store.backend, Job(Kind.LEARN, number)) is not None
+        assert take(store.backend, JobName(JobKind.LEARN, number)) is not None
         (shown,) = standing(store)
         assert (shown.session, shown.state, shown.tries, shown.error) == ("s", "working", 1, "")
 
