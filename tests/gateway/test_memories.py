@@ -15,8 +15,10 @@ import pytest
 
 import kilburn
 from kilburn.errors import ModelError
+from kilburn.event import Act
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.memories import Learners
+from kilburn.jobs.worker import Ways, Worker
 from kilburn.memory.documents import ingest
 from kilburn.message import Kind, Trust
 from kilburn.page import Place
@@ -245,6 +247,28 @@ def test_learning_that_fails_is_logged_and_the_next_one_goes_on(tmp_path: Path, 
         until(lambda: list(store.memory("ana").pages()))
         learners.close()
     assert "Porto" not in caplog.text
+
+
+def test_a_gateway_may_leave_learning_and_embedding_to_workers(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, background=False, embedder="hashing(64)")
+    setup.chat([user(SAID)])
+    setup.chat([user("I like boats.")])
+    assert facts(setup) == []
+    did = []
+    with Worker(str(setup.db), ways=Ways(embedder="hashing(64)"), told=did.append) as worker:
+        while worker.once():
+            pass
+    assert {one.kind for one in did} == {"learn", "embed"}
+    assert any("locker" in fact for fact in facts(setup))
+    with setup.store() as store:
+        assert store.backend.unembedded("hashing(64)", 1) == []
+        sessions = [info for info in store.sessions() if not info.name.startswith("@")]
+        marks = [
+            event for info in sessions for event in store.backend.events(info.number, act=Act.NOTE) if "learns" in event.data
+        ]
+        assert len(marks) == len(sessions) == 2
+    setup.chat([user(ASKED)])
+    assert "locker is number 12" in said(setup)
 
 
 def test_a_failing_upstream_teaches_nothing(gateway: Any) -> None:

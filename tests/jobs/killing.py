@@ -1,7 +1,7 @@
 """Workers that kill themselves, before or after a verb of their backend that writes.
 
-python killing.py each FOLDER FIRST EVERY
-python killing.py together PLACE RECEIPTS WORKERS SEED
+python -m jobs.killing each FOLDER FIRST EVERY
+python -m jobs.killing together PLACE RECEIPTS WORKERS SEED
 """
 
 from __future__ import annotations

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-KILLING = Path(__file__).parent.parent / "jobs" / "killing.py"
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_that_are_killed_do_everything_once(url: str, tmp_path: Path, workers: int) -> None:
-    given = [sys.executable, str(KILLING), "together", url, str(tmp_path / "receipts"), str(workers), str(workers)]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=600)
+    given = [sys.executable, "-m", "jobs.killing", "together", url, str(tmp_path / "receipts"), str(workers), str(workers)]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > workers, "some were killed"

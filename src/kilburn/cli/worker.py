@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,9 +19,9 @@ from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
 from kilburn.cli.shell import Json, app
 from kilburn.errors import SpecError
-from kilburn.jobs.worker import Did, Kind, Ways, Worker, standing
+from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
 from kilburn.kernel.claims import FAILED, try_again
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import emit, line, say, spelled, tell
 
 SOON = 0.5
 """Seconds until what is to be done is looked for again at first; twice as long each time that nothing was."""
@@ -28,10 +29,10 @@ SOON = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 WHAT = {
-    Kind.EXPIRE: "session and text ended",
-    Kind.LEARN: "fact",
-    Kind.EMBED: "passage embedded",
-    Kind.COOL: "text moved to the cold place",
+    JobKind.EXPIRE: ("session", "forgotten"),
+    JobKind.LEARN: ("fact", "learned"),
+    JobKind.EMBED: ("passage", "embedded"),
+    JobKind.COOL: ("text", "moved to the cold place"),
 }
 
 
@@ -110,13 +111,13 @@ def worker(
         raise typer.Exit(1)
 
 
-def _kinds(given: str | None) -> tuple[Kind, ...]:
+def _kinds(given: str | None) -> tuple[JobKind, ...]:
     if given is None:
-        return tuple(Kind)
+        return tuple(JobKind)
     words = [word.strip() for word in given.split(",")]
-    if unknown := [word for word in words if word not in [*Kind]]:
-        raise SpecError(f"no kind of work {unknown[0][:40]!r}", advice=f"there are {', '.join(Kind)}")
-    return tuple(Kind(word) for word in words)
+    if unknown := [word for word in words if word not in [*JobKind]]:
+        raise SpecError(f"no kind of work {unknown[0][:40]!r}", advice=f"there are {', '.join(JobKind)}")
+    return tuple(JobKind(word) for word in words)
 
 
 def _work(where: str, whose: Sequence[str], ways: Ways, *, once: bool, poll: float, json: bool) -> int:
@@ -156,8 +157,12 @@ class _Told:
         self.failed += bool(did.error)
         if again:
             return  # the store is still out of reach
+        self._say(did)
+        sys.stdout.flush()  # who reads a pipe sees each at once
+
+    def _say(self, did: Did) -> None:
         if self._json:
-            emit(msgspec.to_builtins(did))
+            tell(spelled(msgspec.json.encode(did).decode()))
             return
         about = f"session {did.session}: " if did.session else f"segment {did.segment}: " if did.segment else ""
         whose = f"{did.tenant}: {about}"
@@ -168,7 +173,8 @@ class _Told:
             tries = f", {many(did.tries, 'time')} by now" if did.tries else ""
             say(line(f"{whose}{did.kind} failed{tries}: {did.error}"))
         else:
-            tell(line(f"{whose}{many(did.count, WHAT.get(Kind(did.kind), did.kind))} in {did.seconds:.1f} s"))
+            what, done = WHAT[JobKind(did.kind)]
+            tell(line(f"{whose}{many(did.count, what)} {done} in {did.seconds:.1f} s"))
 
 
 def _show(where: str, whose: Sequence[str], *, json: bool) -> None:

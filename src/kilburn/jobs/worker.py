@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
@@ -26,7 +26,7 @@ from kilburn.effect import Answer, Ask
 from kilburn.errors import KilburnError
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
-from kilburn.kernel.claims import FAILED, KILLED, LEASE, Claim, Entry, Job, kept, named, renewing, take
+from kilburn.kernel.claims import FAILED, KILLED, LEASE, JobClaim, JobName, JobState, kept, named, renewing, settle, take
 from kilburn.kernel.drive import run
 from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
 from kilburn.kernel.resolve import resolve
@@ -34,8 +34,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.learning import LearningJob, answering
 from kilburn.memory.secrets import Secrets
-from kilburn.message import Kind as Part
-from kilburn.message import Role
+from kilburn.message import Kind, Role
 from kilburn.native import ending
 from kilburn.search.choice import vectors_for
 
@@ -51,7 +50,7 @@ UPKEEP = 600.0
 """Seconds between two looks at whether erased bytes lie about, or texts are to go to the cold place: each costs something."""
 
 
-class Kind(StrEnum):
+class JobKind(StrEnum):
     """What is done in the background."""
 
     ERASE = "erase"
@@ -81,7 +80,7 @@ class Ways(msgspec.Struct, kw_only=True, frozen=True):
         lease: seconds for which a claim holds.
     """
 
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[JobKind, ...] = tuple(JobKind)
     learn: tuple[Any, ...] = ()
     model: Any = None
     secrets: Secrets = None
@@ -114,7 +113,7 @@ class Did(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     receipt: Erasure | None = None
 
 
-class Standing(msgspec.Struct, kw_only=True, frozen=True):
+class StandingJob(msgspec.Struct, kw_only=True, frozen=True):
     """A job that somebody is at, or that failed, as the store has it.
 
     Args:
@@ -131,11 +130,11 @@ class Standing(msgspec.Struct, kw_only=True, frozen=True):
     error: str
 
 
-def standing(store: Store) -> list[Standing]:
+def standing(store: Store) -> list[StandingJob]:
     """The jobs of a tenant that somebody is at, or that failed."""
     now, names = store.backend.now(), {info.number: info.name for info in store.backend.segments()}
     return [
-        Standing(
+        StandingJob(
             kind=job.kind,
             segment=job.segment,
             session=names.get(job.segment, ""),
@@ -149,7 +148,7 @@ def standing(store: Store) -> list[Standing]:
     ]
 
 
-def _state(entry: Entry, now: float) -> str:
+def _state(entry: JobState, now: float) -> str:
     if entry.tries >= FAILED:
         return "failed"
     return "working" if entry.holder and now < entry.until else "pausing"
@@ -240,7 +239,7 @@ class _Office:
             self._opened = opened.pop_all()
         # How far a session's ledger was when nothing was left to learn from it.
         self._learned: dict[int, int] = {}
-        self._tended: dict[Kind, float] = {}
+        self._tended: dict[JobKind, float] = {}
         # Passages at which the embedder failed: why.
         self._left: dict[int, str] = {}
         # Whether the store has prepared what searches by vectors need.
@@ -254,21 +253,21 @@ class _Office:
 
     @property
     def _needs_vectors(self) -> bool:
-        return Kind.EMBED in self._ways.kinds or bool(self._ways.learn)
+        return JobKind.EMBED in self._ways.kinds or bool(self._ways.learn)
 
-    def work(self, kind: Kind) -> int:
+    def work(self, kind: JobKind) -> int:
         """Do what is to be done of a kind; returns how many jobs were done or tried."""
         if self._backend.settings().get(COPYING) is not None:
             return 0  # half a store; whoever copies goes on
         return {
-            Kind.ERASE: self._erase,
-            Kind.EXPIRE: self._expire,
-            Kind.LEARN: self._learn,
-            Kind.EMBED: self._embed,
-            Kind.COOL: self._cool,
+            JobKind.ERASE: self._erase,
+            JobKind.EXPIRE: self._expire,
+            JobKind.LEARN: self._learn,
+            JobKind.EMBED: self._embed,
+            JobKind.COOL: self._cool,
         }[kind]()
 
-    def _do(self, job: Job, work: Callable[[Claim], Did | None]) -> int:
+    def _do(self, job: JobName, work: Callable[[JobClaim], Did | None]) -> int:
         """Do a job under a claim, if it can be had; returns whether it was tried. `work` says what it did; None for nothing."""
         claim = take(self._backend, job, lease=self._ways.lease)
         if claim is None:
@@ -298,7 +297,7 @@ class _Office:
             self._worker.tell(msgspec.structs.replace(did, seconds=round(time.monotonic() - began, 3)))
         return 1 if did is not None else 0
 
-    def _is_time(self, kind: Kind) -> bool:
+    def _is_time(self, kind: JobKind) -> bool:
         last, now = self._tended.get(kind), time.monotonic()
         if last is not None and now - last < UPKEEP:
             return False
@@ -308,54 +307,57 @@ class _Office:
     def _did(self, kind: str, count: int, **more: Any) -> Did:
         return Did(tenant=self.tenant, kind=kind, count=count, **more)
 
-    def _is_over(self, claim: Claim) -> bool:
+    def _is_over(self, claim: JobClaim) -> bool:
         return claim.lost or self._worker.is_over()
 
     # The kinds
 
     def _erase(self) -> int:
-        if awake := self._awake(MEMORY, *Kind, FORGET):
+        every = kept(self._backend)
+        if every:
             numbers = {info.number for info in self._backend.segments() if info.kind is not SegmentKind.FORGOTTEN}
-            self._settle(job for job in awake if job.kind == MEMORY or (job.segment and job.segment not in numbers))
+            settle(self._backend, {job for job in every if job.kind == MEMORY or (job.segment and job.segment not in numbers)})
 
-        def work(claim: Claim) -> Did | None:
+        def work(claim: JobClaim) -> Did | None:
             with self._backend.erasing():
                 return None  # at its end, what was left is done
 
-        begun = Job(Kind.ERASE) in awake
-        return self._do(Job(Kind.ERASE), work) if self._is_time(Kind.ERASE) or begun else 0
+        begun = JobName(JobKind.ERASE) in every
+        return self._do(JobName(JobKind.ERASE), work) if self._is_time(JobKind.ERASE) or begun else 0
 
     def _expire(self) -> int:
         rule = rule_of(self._backend)
         found = due(self._backend, rule, self._store.clock()) if rule is not None else {}
-        awake = self._awake(Kind.EXPIRE, FORGET)
+        awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
         # What was archived is due as long as it is there, and every page is looked at for it.
-        begun = found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(Kind.EXPIRE))
+        begun = found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))
         if rule is None or not begun:
-            self._settle(awake)
+            settle(self._backend, awake)
             return 0
 
         def tell(receipt: Erasure) -> None:
             self._worker.tell(self._did(FORGET, 1, receipt=receipt))
 
-        def work(claim: Claim) -> Did | None:
+        def work(claim: JobClaim) -> Did | None:
             over = partial(self._is_over, claim)
             done = expire(self._store, rule, told=tell, stopped=over, lease=self._ways.lease)
-            return self._did(Kind.EXPIRE, len(done.forgotten) + done.moved.texts) if done.forgotten or done.moved.texts else None
+            if done.moved.texts:
+                self._worker.tell(self._did(JobKind.COOL, done.moved.texts))
+            return self._did(JobKind.EXPIRE, len(done.forgotten)) if done.forgotten else None
 
-        return self._do(Job(Kind.EXPIRE), work)
+        return self._do(JobName(JobKind.EXPIRE), work)
 
     def _cool(self) -> int:
         after = self._ways.cold_after
-        if after is None or not self._is_time(Kind.COOL):
+        if after is None or not self._is_time(JobKind.COOL):
             return 0
 
-        def work(claim: Claim) -> Did | None:
+        def work(claim: JobClaim) -> Did | None:
             moved = cool(self._store, Coolness(after=after))
-            return self._did(Kind.COOL, moved.texts) if moved.texts else None
+            return self._did(JobKind.COOL, moved.texts) if moved.texts else None
 
-        return self._do(Job(Kind.COOL), work)
+        return self._do(JobName(JobKind.COOL), work)
 
     def _embed(self) -> int:
         vectors = self._vectors
@@ -365,16 +367,16 @@ class _Office:
         from kilburn.search.vectors import Nearby
 
         # A passage at which the embedder fails rests, and the others go on.
-        again = self._awake(Kind.EMBED)
-        resting = {job.segment for job in kept(self._backend) if job.kind == Kind.EMBED} - {job.segment for job in again}
+        again = self._awake(JobKind.EMBED)
+        resting = {job.segment for job in kept(self._backend) if job.kind == JobKind.EMBED} - {job.segment for job in again}
         self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
         asked = self._backend if isinstance(self._backend, Nearby) else None
         untended = asked is not None and not self._prepared
         if not vectors.behind(self._left) and not untended:
-            self._settle(again)
+            settle(self._backend, again)
             return 0
 
-        def work(claim: Claim) -> Did | None:
+        def work(claim: JobClaim) -> Did | None:
             count, left = 0, dict(self._left)
             for _ in range(BATCHES):
                 if self._is_over(claim):
@@ -387,45 +389,38 @@ class _Office:
             if asked is not None and (count or untended):
                 self._prepared = True
                 asked.tend()
-            return self._did(Kind.EMBED, count) if count else None
+            return self._did(JobKind.EMBED, count) if count else None
 
-        return self._do(Job(Kind.EMBED), work)
+        return self._do(JobName(JobKind.EMBED), work)
 
-    def _leave(self, more: Mapping[int, str], again: Sequence[Job]) -> None:
+    def _leave(self, more: Mapping[int, str], again: Sequence[JobName]) -> None:
         """Let passages rest at which the embedder failed, and say so of each segment once; those that were tried again and are
         not among them need no rest any more."""
         self._left |= more
         why = {entry >> 32: error for entry, error in more.items()}
         for segment, error in sorted(why.items()):
-            self._do(Job(Kind.EMBED, segment), partial(self._failed, error=error))
-        self._settle([job for job in again if job.segment and job.segment not in why])
+            self._do(JobName(JobKind.EMBED, segment), partial(self._failed, error=error))
+        settle(self._backend, [job for job in again if job.segment and job.segment not in why])
 
-    def _failed(self, claim: Claim, error: str) -> Did:
+    def _failed(self, claim: JobClaim, error: str) -> Did:
         return self._did(claim.job.kind, 0, segment=claim.job.segment, error=error)
 
-    def _awake(self, *kinds: str) -> list[Job]:
+    def _awake(self, *kinds: str) -> list[JobName]:
         """The jobs of some kinds of which something is kept, and which may be tried now."""
         found = kept(self._backend)
         now = self._backend.now() if found else 0.0
         return [job for job, entry in found.items() if job.kind in kinds and now >= entry.until]
 
-    def _settle(self, jobs: Iterable[Job]) -> None:
-        """Remove what is kept of jobs that are not to be done any more."""
-        for job in jobs:
-            claim = take(self._backend, job, lease=self._ways.lease)
-            if claim is not None:
-                claim.done()
-
     def _learn(self) -> int:
-        count, again = 0, self._awake(Kind.LEARN)
-        resting = {job for job in kept(self._backend) if job.kind == Kind.LEARN}.difference(again)
+        count, again = 0, self._awake(JobKind.LEARN)
+        resting = {job for job in kept(self._backend) if job.kind == JobKind.LEARN}.difference(again)
         rule = rule_of(self._backend)
         # What is learned from what is to be forgotten would go with it.
         going = set[int]() if rule is None else due(self._backend, rule, self._store.clock())[Ending.FORGET]
         for info in self._reading.sessions():
             if self._worker.is_over():
                 break
-            job = Job(Kind.LEARN, info.number)
+            job = JobName(JobKind.LEARN, info.number)
             known = self._learned.get(info.number) == info.head and job not in again
             if known or job in resting or info.number in going or info.damaged or info.name.startswith("@"):
                 continue
@@ -438,7 +433,7 @@ class _Office:
                 self._reading.release(info.name)
         return count
 
-    def _learn_from(self, info: SegmentInfo, job: Job, again: Sequence[Job]) -> int:
+    def _learn_from(self, info: SegmentInfo, job: JobName, again: Sequence[JobName]) -> int:
         if not self._ways.learn and not self._is_wanted(info):
             self._learned[info.number] = info.head
             return 0
@@ -447,7 +442,7 @@ class _Office:
         unread = [each.waiting()[0] for each in jobs]
         if not any(unread):
             self._learned[info.number] = info.head
-            self._settle([job] if job in again else [])
+            settle(self._backend, [job] if job in again else [])
             return 0
         quiet = self._store.clock() - info.used >= self._ways.idle
         if not quiet and (max(unread) < self._ways.turns or not _is_answered(session)):
@@ -455,14 +450,14 @@ class _Office:
         # One worker at a time learns into a collection.
         with ExitStack() as held:
             for number in sorted({each.memory.number for each in jobs}):
-                claim = take(self._backend, Job(MEMORY, number), lease=self._ways.lease)
+                claim = take(self._backend, JobName(MEMORY, number), lease=self._ways.lease)
                 if claim is None:
                     return 0
                 held.callback(claim.done)
                 held.enter_context(renewing(claim))
             return self._do(job, lambda claim: self._learn_now(claim, info, session))
 
-    def _learn_now(self, claim: Claim, info: SegmentInfo, session: Session) -> Did | None:
+    def _learn_now(self, claim: JobClaim, info: SegmentInfo, session: Session) -> Did | None:
         count, why, over = 0, "", partial(self._is_over, claim)
         for spec, _ in self._policies:
             if over():
@@ -481,7 +476,7 @@ class _Office:
             self._learned[info.number] = info.head
         elif not why and not count:
             return None
-        return self._did(Kind.LEARN, count, segment=info.number, session=info.name, error=why)
+        return self._did(JobKind.LEARN, count, segment=info.number, session=info.name, error=why)
 
     def _answered(self, ask: Ask) -> Answer:
         return self._answer(ask)
@@ -499,4 +494,4 @@ def _is_answered(session: Session) -> bool:
     with session.lock:
         pages = session.window.pages.originals()
         last = pages[-1] if pages else None
-    return last is not None and last.role is Role.ASSISTANT and last.kind is Part.TEXT
+    return last is not None and last.role is Role.ASSISTANT and last.kind is Kind.TEXT

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -37,7 +37,7 @@ PAUSE, LONGEST = 10.0, 86_400.0
 """Seconds until a job is tried again; four times as long each time, up to the second."""
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is kept of a job while somebody is at it, or where it failed.
 
     Args:
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-class Job(msgspec.Struct, frozen=True, order=True):
+class JobName(msgspec.Struct, frozen=True, order=True):
     """A work in the background: its kind, and the number of the segment that it is about; 0 for the tenant as a whole."""
 
     kind: str
@@ -65,14 +65,14 @@ class Job(msgspec.Struct, frozen=True, order=True):
         return f"{PREFIX}{self.kind} {self.segment}"
 
 
-class Claim:
+class JobClaim:
     """A job that is this worker's for a while.
 
     Args:
         before: what was kept of it before.
     """
 
-    def __init__(self, backend: Backend, job: Job, mine: Entry, before: Entry | None, lease: float) -> None:
+    def __init__(self, backend: Backend, job: JobName, mine: JobState, before: JobState | None, lease: float) -> None:
         self.job = job
         self._backend, self._mine, self._before, self._lease = backend, mine, before, lease
         self.lost = False
@@ -83,7 +83,7 @@ class Claim:
         """How often it was begun in a row, this time included."""
         return self._mine.tries
 
-    def _replace(self, new: Entry | None) -> bool:
+    def _replace(self, new: JobState | None) -> bool:
         fits = self._backend.replace_setting(self.job.name, _encoded(self._mine), None if new is None else _encoded(new))
         self.lost = self.lost or not fits
         return fits
@@ -108,7 +108,7 @@ class Claim:
     def failed(self, error: str) -> None:
         """It failed: it is tried again after a pause."""
         mine, now = self._mine, self._backend.now()
-        self._replace(Entry(mine.tries, now + pause_after(mine.tries), error=error))
+        self._replace(JobState(mine.tries, now + pause_after(mine.tries), error=error))
 
 
 def pause_after(tries: int) -> float:
@@ -122,11 +122,11 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {advice}" if advice else type(error).__name__
 
 
-def _encoded(entry: Entry) -> str:
+def _encoded(entry: JobState) -> str:
     return msgspec.json.encode(entry).decode()
 
 
-def kept(backend: Backend) -> dict[Job, Entry]:
+def kept(backend: Backend) -> dict[JobName, JobState]:
     """The jobs of a tenant that somebody is at, or that failed, each as it was last kept."""
     found = {}
     for name, value in backend.settings().items():
@@ -136,20 +136,20 @@ def kept(backend: Backend) -> dict[Job, Entry]:
     return found
 
 
-def _job(name: str) -> Job | None:
+def _job(name: str) -> JobName | None:
     kind, _, segment = name.removeprefix(PREFIX).partition(" ")
-    return Job(kind, int(segment)) if name.startswith(PREFIX) and segment.isdecimal() else None
+    return JobName(kind, int(segment)) if name.startswith(PREFIX) and segment.isdecimal() else None
 
 
-def _entry(value: str) -> Entry:
+def _entry(value: str) -> JobState:
     try:
-        return msgspec.json.decode(value, type=Entry)
+        return msgspec.json.decode(value, type=JobState)
     except msgspec.MsgspecError:
         # Whoever wrote that: it is tried, and then replaced.
-        return Entry(0, 0.0)
+        return JobState(0, 0.0)
 
 
-def take(backend: Backend, job: Job, *, lease: float = LEASE) -> Claim | None:
+def take(backend: Backend, job: JobName, *, lease: float = LEASE) -> JobClaim | None:
     """Have a job for a while; None if another has it, or it rests because it failed.
 
     Raises:
@@ -160,18 +160,18 @@ def take(backend: Backend, job: Job, *, lease: float = LEASE) -> Claim | None:
     if before is not None and now < before.until:
         return None
     error = "" if before is None else KILLED if before.holder else before.error
-    mine = Entry(1 if before is None else before.tries + 1, now + lease, secrets.token_hex(8), error)
+    mine = JobState(1 if before is None else before.tries + 1, now + lease, secrets.token_hex(8), error)
     if before is not None and before.holder and mine.tries > 2:
         # It may be what kills them.
         pause = before.until + pause_after(before.tries - 1)
         if now < pause:
-            backend.replace_setting(job.name, value, _encoded(Entry(before.tries, pause, error=error)))
+            backend.replace_setting(job.name, value, _encoded(JobState(before.tries, pause, error=error)))
             return None
-    return Claim(backend, job, mine, before, lease) if backend.replace_setting(job.name, value, _encoded(mine)) else None
+    return JobClaim(backend, job, mine, before, lease) if backend.replace_setting(job.name, value, _encoded(mine)) else None
 
 
 @contextmanager
-def renewing(claim: Claim) -> Iterator[Claim]:
+def renewing(claim: JobClaim) -> Iterator[JobClaim]:
     """Have a claim for as long as this takes. Where it cannot be renewed in time, it is lost, and nothing else happens."""
     over = threading.Event()
 
@@ -190,6 +190,19 @@ def renewing(claim: Claim) -> Iterator[Claim]:
     finally:
         over.set()
         thread.join()
+
+
+def settle(backend: Backend, jobs: Collection[JobName]) -> None:
+    """Keep nothing more of jobs that are not to be done any more; what somebody is at stays.
+
+    Raises:
+        StoreBusy, StoreFull, StoreReadOnly.
+    """
+    now = backend.now() if jobs else 0.0
+    for name, value in backend.settings().items() if jobs else ():
+        entry = _entry(value)
+        if _job(name) in jobs and not (entry.holder and now < entry.until):
+            backend.replace_setting(name, value, None)
 
 
 def try_again(backend: Backend) -> int:

@@ -19,7 +19,7 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt
 from kilburn.event import Act, Event
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.branches import Fork, above_of, branches_in
-from kilburn.kernel.claims import LEASE, Job, kept, named, renewing, take
+from kilburn.kernel.claims import LEASE, JobName, kept, named, renewing, take
 from kilburn.kernel.store import Store
 from kilburn.page import Place
 
@@ -217,7 +217,7 @@ def _forget(
 ) -> tuple[Erasure | None, str]:
     """Forget a session: its receipt, or why it is left alone; "" where it is not due any more."""
     backend = store.backend
-    claim = take(backend, Job(FORGET, info.number), lease=lease)
+    claim = take(backend, JobName(FORGET, info.number), lease=lease)
     if claim is None:
         return None, "another program forgets it, or it could not be forgotten a moment ago"
     receipt, error = None, ""
