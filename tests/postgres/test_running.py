@@ -248,10 +248,11 @@ def test_what_to_watch_can_be_asked(url: str) -> None:
 def test_a_server_is_upgraded_in_its_place(folder: Path) -> None:
     old, new = OwnServer(folder / "old", ["fsync=off"]), OwnServer(folder / "new", ["fsync=off", "wal_recycle=off"])
     old.programs = DEBIAN[0].parent
-    with kilburn.open(old.start(), **PROMPT) as store:
-        session = store.session("a")
-        session.append(said("the codeword is heliotrope4711"), said("it stays"))
-    old.stop()
+    try:
+        with kilburn.open(old.start(), **PROMPT) as store:
+            store.session("a").append(said("the codeword is heliotrope4711"), said("it stays"))
+    finally:
+        old.stop()
     new.folder.mkdir(mode=0o700)
     if os.geteuid() == 0:
         shutil.chown(new.folder, "nobody", "nogroup")
