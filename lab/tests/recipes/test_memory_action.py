@@ -148,5 +148,5 @@ def test_a_short_training_plays_through_the_product(tmp_path: Path) -> None:
     losses = [line["loss"] for line in course.lines("sft")]
     assert losses[-1] < losses[0] / 2
     assert {row.arm for row in report.rows} == {"sft", *ARMS, "writes, reads blanked"}
-    answers, _ = played(Toy(str(course.checkpoint("writes"))), draw(random.Random(1)))
+    answers = played(Toy(str(course.checkpoint("writes"))), draw(random.Random(1)))
     assert len(answers) == ASKED
