@@ -22,8 +22,10 @@ from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.errors import OrphanResult
+from kilburn.event import Act
 from kilburn.gateway.conversations import turn_before_reply
 from kilburn.gateway.history import Histories
+from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.digests import HIDDEN
@@ -208,29 +210,58 @@ def test_who_looks_at_a_session_here_takes_nothing_in_for_its_requests(pairs: Pa
     assert pair.said() == [texts(talk, "r")]
 
 
+class Change:
+    """Another thread that is in the middle of a change, which is undone at last."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self.inside, self._over = session, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OrphanResult), self._session.batch() as kernel:
+            kernel.take_in(parse(user("half")))
+            self.inside.set()
+            self._over.wait(20)
+            raise OrphanResult("it is undone")
+
+    def end(self) -> None:
+        """Undo it."""
+        self._over.set()
+        self._thread.join(600)
+
+
 def test_what_another_request_is_changing_is_not_seen_half(pairs: Pairs) -> None:
     pair = pairs()
     begun(pair, "both do")
     session = pair.one.store.session("work")
-    inside, done, found = threading.Event(), threading.Event(), list[int]()
-
-    def change() -> None:
-        with suppress(OrphanResult), session.batch() as kernel:
-            kernel.take_in(parse(user("half")))
-            inside.set()
-            done.wait(600)
-            raise OrphanResult("it is undone")
-
-    threads = [threading.Thread(target=change), threading.Thread(target=lambda: found.append(turn_before_reply(session)))]
-    threads[0].start()
-    inside.wait(600)
-    threads[1].start()
-    # Who sees it at once sees what never is.
-    threads[1].join(0.3)
-    done.set()
-    for thread in threads:
-        thread.join(600)
+    change, found = Change(session), list[int]()
+    change.inside.wait(600)
+    reader = threading.Thread(target=lambda: found.append(turn_before_reply(session)))
+    reader.start()
+    # Who does not wait for the other is done by now.
+    reader.join(0.3)
+    change.end()
+    reader.join(600)
     assert found == [1]
+
+
+def test_what_another_request_is_changing_is_not_written_half(pairs: Pairs) -> None:
+    pair = pairs()
+    begun(pair, "both do")
+    session = pair.one.store.session("work")
+    session.record(Act.NOTE, policy="test", why="there is something to write")
+    changes: list[Change] = []
+
+    def begin() -> None:
+        changes.append(Change(session))
+        # Who does not wait for the writer is in the middle by now.
+        changes[0].inside.wait(0.3)
+
+    pair.stepped.made, pair.stepped.due = 0, [(0, begin)]
+    pair.one.store.release("work")
+    changes[0].end()
+    assert pair.said() == [texts(FIRST, "b")]
 
 
 def test_what_cannot_be_taken_in_takes_no_session_from_the_other(pairs: Pairs) -> None:

@@ -29,7 +29,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
     """Options of `uvicorn.Config` that hold the limits which no application can hold. Clients' addresses are those of their
     connections: a forwarded header proves nothing."""
 
-    class Connection(HttpToolsProtocol):
+    class BoundedProtocol(HttpToolsProtocol):
         """A connection that is cut when its client neither asks nor reads, or sends what never becomes anything."""
 
         _waiting: asyncio.TimerHandle | None = None
@@ -139,7 +139,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             self._waiting = self.loop.call_later(limits.patience, self.transport.abort)
 
     return {
-        "http": Connection,
+        "http": BoundedProtocol,
         "ws": "none",
         "access_log": False,
         "server_header": False,

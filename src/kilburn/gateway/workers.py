@@ -110,7 +110,7 @@ class Pace:
         return 0.0 if more < 0 else min(LONGEST_PAUSE, 2.0**more)
 
 
-class Worker:
+class ServingProcess:
     """One of the processes.
 
     Args:
@@ -170,8 +170,8 @@ class Workers:
         self._own = _Processes(self._alive)
         self._metrics = Metrics(prices, lambda: self._figures, own=[self._own])
         self._pace = Pace()
-        self._places: dict[int, Worker] = {}
-        self._all: set[Worker] = set()
+        self._places: dict[int, ServingProcess] = {}
+        self._all: set[ServingProcess] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rolling: asyncio.Task[None] | None = None
         self._again = self._force = False
@@ -250,7 +250,7 @@ class Workers:
             self._again = False
             await self._roll()
 
-    async def _over(self, worker: Worker) -> None:
+    async def _over(self, worker: ServingProcess) -> None:
         """Wait until a worker that was told to end has ended; not for ever."""
         await asyncio.wait([worker.ended], timeout=self._drain + CLOSING)
         if not worker.ended.done():
@@ -267,19 +267,19 @@ class Workers:
 
     # Workers begin and end
 
-    async def _started(self, place: int) -> Worker:
+    async def _started(self, place: int) -> ServingProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             numbers = self._listener.fileno(), theirs.fileno()
             process = await asyncio.create_subprocess_exec(*self._command, *map(str, numbers), pass_fds=numbers)
         reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST)
-        worker = Worker(place, process, writer)
+        worker = ServingProcess(place, process, writer)
         self._all.add(worker)
         worker.tell("begin", self._begin)
         self._do(self._hear(worker, reader))
         return worker
 
-    async def _hear(self, worker: Worker, reader: asyncio.StreamReader) -> None:
+    async def _hear(self, worker: ServingProcess, reader: asyncio.StreamReader) -> None:
         """What a worker says, until it ends."""
         with suppress(OSError):
             while line := await reader.readline():
@@ -298,7 +298,7 @@ class Workers:
         if self._places.get(worker.place) is worker and not self._ending.is_set():
             await self._replace(worker, status)
 
-    async def _replace(self, worker: Worker, status: int) -> None:
+    async def _replace(self, worker: ServingProcess, status: int) -> None:
         """A worker that serves is gone: begin another one in its place, until one serves."""
         self._own.ended += 1
         while self._places[worker.place] is worker:
@@ -336,7 +336,7 @@ class Workers:
 
     # What a worker says and asks
 
-    def _heard(self, worker: Worker, line: Saying) -> None:
+    def _heard(self, worker: ServingProcess, line: Saying) -> None:
         match line.kind:
             case "seen":
                 self._metrics.observe(_read_exchange(line.body))
@@ -349,7 +349,7 @@ class Workers:
             case _:
                 self._do(self._answer(worker, line))
 
-    async def _answer(self, worker: Worker, line: Saying) -> None:
+    async def _answer(self, worker: ServingProcess, line: Saying) -> None:
         given = msgspec.json.decode(line.body)
         try:
             if line.kind in SIGNING and self._signing is not None:

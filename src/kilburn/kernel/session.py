@@ -402,19 +402,21 @@ class Session(Segment):
         releases the session."""
         if self.readonly:
             return
+        # Another thread may be in the middle of a change, which is its own to write.
         with self.lock:
             self._planner.abandon()
-        if self._kernel.stale:
-            return
-        try:
-            self._kernel.flush(closing=True)
-        except StoreStale:
-            # Another writer continued this session; only observations are left here.
-            self._kernel.undo()
-        except StoreError as error:
-            # Reading a session must not fail because the reading cannot be recorded.
-            if count := len(self._waiting()):
-                warnings.warn(f"{count} observations of session {self.name!r} are not in its ledger: {error.what}", stacklevel=4)
+            if self._kernel.stale:
+                return
+            try:
+                self._kernel.flush(closing=True)
+            except StoreStale:
+                # Another writer continued this session; only observations are left here.
+                self._kernel.undo()
+            except StoreError as error:
+                # Reading a session must not fail because the reading cannot be recorded.
+                if count := len(self._waiting()):
+                    what = f"{count} observations of session {self.name!r} are not in its ledger: {error.what}"
+                    warnings.warn(what, stacklevel=4)
 
     def resize(self, budget: Budget) -> None:
         """Give this session another budget from now on; pages that no longer fit leave.
