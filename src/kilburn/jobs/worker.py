@@ -329,7 +329,9 @@ class _Office:
         awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
         # What was archived is due as long as it is there, and every page is looked at for it.
-        if not (found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))):
+        if rule is None or not (
+            found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))
+        ):
             settle(self._backend, awake)
             return 0
 
