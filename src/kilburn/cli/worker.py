@@ -40,7 +40,7 @@ WHAT = {
 def worker(
     ctx: typer.Context,
     place: Annotated[
-        str | None, Argument(metavar="[STORE]", help="A file, or the URL of a database; else --db.", show_default=False)
+        str | None, Argument(metavar="STORE", help="A file, or the URL of a database; else --db.", show_default=False)
     ] = None,
     once: Annotated[bool, Option("--once", help="Do what waits now, and end.")] = False,
     kinds: Annotated[
@@ -82,9 +82,9 @@ def worker(
 
         kilburn worker agent.db --once
 
-        kilburn worker "$KILBURN_DB" --tenant acme --learn plain --learn "consolidate('core/human')" --model "chat('gpt-5')"
+        kilburn worker agent.db --once --learn plain --kinds learn,embed
 
-        kilburn worker "$KILBURN_DB" --status
+        kilburn worker agent.db --status
     """
     given = ctx.find_root().params
     where = existing(place or db or given.get("db"), advice="give its file or URL; `kilburn chat` and `kilburn serve` make one")
