@@ -53,7 +53,7 @@ LOOK = 0.1
 """Seconds of that while."""
 
 
-class Connection(psycopg.Connection[Row]):
+class BoundedConnection(psycopg.Connection[Row]):
     """A connection that is given up when nothing comes from the server for too long, whatever the network says."""
 
     silence = 30.0
@@ -89,6 +89,8 @@ class Connection(psycopg.Connection[Row]):
         except StopIteration as end:
             return cast(T, end.value)
 
+
+Connection = BoundedConnection
 
 ROLE = "kilburn_rows"
 """Owns nothing, and sees the rows of the tenant that a transaction says and no others."""
