@@ -168,7 +168,7 @@ def act_name(act: object) -> str:
     return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
 
 
-class WordChecks:
+class IndexedWords:
     """Compares the words in the index with those of the pages, by a checksum over each entry's words.
 
     Args:

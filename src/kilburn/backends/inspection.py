@@ -17,7 +17,7 @@ from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused, thawed
 from kilburn.backends.findings import (
     Finding,
-    WordChecks,
+    IndexedWords,
     act_name,
     call_of,
     cited_by,
@@ -156,7 +156,7 @@ def _is_fork(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
 def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
     owners = {one.number for one in segments}
     known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
-    words = WordChecks(index.stems)
+    words = IndexedWords(index.stems)
     select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
     for segment, number, first, last in [found for one in segments for found in rows(db, select, one.number)]:
         entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)

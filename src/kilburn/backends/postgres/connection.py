@@ -54,7 +54,7 @@ LOOK = 0.1
 """Seconds of that while."""
 
 
-class Connection(psycopg.Connection[Row]):
+class BoundedConnection(psycopg.Connection[Row]):
     """A connection that is given up when nothing comes from the server for too long, whatever the network says."""
 
     silence = 30.0
@@ -90,6 +90,8 @@ class Connection(psycopg.Connection[Row]):
         except StopIteration as end:
             return cast(T, end.value)
 
+
+Connection = BoundedConnection
 
 MOST = 1000
 """That many a URL may say."""

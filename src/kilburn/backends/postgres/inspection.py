@@ -13,8 +13,8 @@ from kilburn.backend import SegmentKind, State
 from kilburn.backends import citations, mentions
 from kilburn.backends.findings import (
     Finding,
+    IndexedWords,
     Pages,
-    WordChecks,
     cited_by,
     gather,
     wrong_calls,
@@ -93,7 +93,7 @@ class Inspection:
 
     def __init__(self, statements: Statements, tenant: int, cold: PostgresColdRows, version: int) -> None:
         self._statements, self._tenant, self._cold, self._version = statements, tenant, cold, version
-        self._words = WordChecks(words_of)
+        self._words = IndexedWords(words_of)
         self._cited: set[citations.Citation] = set()
 
     def findings(self) -> list[Finding]:
