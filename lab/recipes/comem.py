@@ -178,10 +178,11 @@ def measured(course: TrainingRun, arms: Sequence[str], episodes: int) -> Figures
     figures["whole log", "right action"] = fmean(act == log.action for log, act in zip(logs, whole, strict=True))
     for arm in arms:
         summariser = Toy(str(course.checkpoint(arm)))
-        runs = [played(agent, summariser, log) for log in logs]
-        figures[arm, "same action"] = fmean(act == action for (action, _), act in zip(runs, whole, strict=True))
-        figures[arm, "same parts"] = fmean(same(act, action) for (action, _), act in zip(runs, whole, strict=True))
-        figures[arm, "memory, words"] = fmean(len(memory.split()) for _, memory in runs)
+        # Where the policy rejects a memory, the whole log stays, and the same action says nothing.
+        pairs = list(zip([played(agent, summariser, log) for log in logs], whole, strict=True))
+        figures[arm, "same action"] = fmean(act == action and memory != "" for (action, memory), act in pairs)
+        figures[arm, "same parts"] = fmean(same(act, action) * (memory != "") for (action, memory), act in pairs)
+        figures[arm, "memory, words"] = fmean(len(memory.split()) for (_, memory), _ in pairs)
     return figures
 
 
