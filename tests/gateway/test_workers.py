@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -266,3 +267,20 @@ def test_sessions_are_ended_by_whose_turn_it_is(tmp_path: Path) -> None:
     gateway.end_sessions()
     asyncio.run(gateway.close())
     assert asked == ["default"]
+
+
+def test_workers_let_in_what_one_would(far: str, tmp_path: Path) -> None:
+    rate = 20
+    _, secret = add_key(str(tmp_path / "keys.json"), Key(rate=rate))
+    crew = Crew(tmp_path, far, str(tmp_path / "a.db"), keys=tmp_path / "keys.json")
+    try:
+        began, answered = time.monotonic(), []
+        for number in range(14):
+            body = {"model": "m", "messages": [user(f"question {number}")]}
+            headers = {"authorization": f"Bearer {secret}"}
+            answered.append(httpx2.post(f"{crew.url}/v1/chat/completions", json=body, headers=headers, timeout=600).status_code)
+        assert set(answered) == {200, 429}
+        # A quarter of a minute's at once, and what has come since.
+        assert rate // 4 <= answered.count(200) <= rate // 4 + (time.monotonic() - began) * rate / 60
+    finally:
+        crew.close()

@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any
 import msgspec
 from typer import Exit, Option
 
-from kilburn.backends.places import shown
+from kilburn.backends.places import is_url, shown
 from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError
@@ -211,7 +211,7 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     word: str
 
 
-def _settings(gateway: Any, asked: _Asked) -> Any:
+def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
     upstream, speaker = asked.upstream, _speaker(asked.upstream, asked.model)
     usual = "local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted"
     return gateway.Settings(
@@ -222,6 +222,7 @@ def _settings(gateway: Any, asked: _Asked) -> Any:
         window=asked.window if speaker is None else min(asked.window, speaker.context or asked.window),
         policy=asked.policy,
         keys=asked.keys,
+        counted=counted,
         memory=asked.memory,
         memory_tools=asked.memory_tools,
         link=asked.link,
@@ -337,7 +338,9 @@ def work(listening: int, line: int) -> int:
 
         parent_socket = socket.socket(fileno=line)
         begin = msgspec.json.decode(first_line(parent_socket), type=_Begin)
-        settings, parent = _settings(gateway, begin.asked), Parent(parent_socket, begin.folder)
+        # Gateways over one database count there what clients take.
+        counted = None if is_url(begin.asked.db) else os.path.join(begin.folder, "limits")
+        settings, parent = _settings(gateway, begin.asked, counted), Parent(parent_socket, begin.folder)
         people = None
         if begin.asked.dashboard:
             from kilburn.dashboard.behind_keys import mounted
