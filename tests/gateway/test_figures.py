@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
@@ -24,6 +25,7 @@ from kilburn.gateway.keys import Key, Keys, add_key
 from kilburn.gateway.logs import Log, line_of
 from kilburn.gateway.metrics import SESSIONS, Metrics, OwnCounts, saved
 from kilburn.gateway.status import routes
+from kilburn.kernel.claims import FAILED, JobName, JobState, try_again
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 from kilburn.prices import PRICES
@@ -434,3 +436,22 @@ def test_nothing_that_is_said_is_seen_by_who_watches(
         *(str(vars(record)) for record in caplog.records if "kilburn" in record.name),
     ]
     assert not [text for text in seen if CANARY in text]
+
+
+def test_jobs_that_failed_again_and_again_are_counted(gateway: Any) -> None:
+    setup = gateway("Fine.")
+    setup.chat([{"role": "user", "content": "a"}])
+
+    def failed() -> float:
+        lines = httpx2.get(f"{setup.url}/metrics", timeout=600).text.splitlines()
+        (line,) = [line for line in lines if line.startswith("kilburn_jobs_failed{")]
+        return float(line.split()[-1])
+
+    assert failed() == 0
+    with setup.store() as store:
+        for segment, tries in ((1, FAILED - 1), (2, FAILED), (3, FAILED + 9)):
+            kept = msgspec.json.encode(JobState(tries, 0.0, error="Unavailable")).decode()
+            store.backend.keep_setting(JobName("learn", segment).name, kept)
+        assert failed() == 2
+        assert try_again(store.backend) == 3
+    assert failed() == 0

@@ -44,6 +44,7 @@ from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
+from kilburn.kernel.claims import FAILED, kept
 from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
@@ -241,6 +242,8 @@ class Gateway:
         for tenant, relay in list(self._open.items()):
             store = relay.histories.store
             yield "sessions_open", tenant, relay.histories.held
+            with suppress(KilburnError):
+                yield "jobs_failed", tenant, sum(job.tries >= FAILED for job in kept(store.backend).values())
             if store.vectors is not None and self._embedder is not None:
                 yield "embedding_failing", tenant, bool(store.vectors.trouble)
                 with suppress(KilburnError):

@@ -135,6 +135,7 @@ PANELS = (
             "spans": "kilburn_spans_waiting",
             "embedding is behind": f"max(kilburn_embedding_behind{OF})",
             "embedding fails": f"max(kilburn_embedding_failing{OF})",
+            "jobs that failed": f"max(kilburn_jobs_failed{OF})",
         },
     ),
 )

@@ -42,10 +42,11 @@ NOW = {
     "embedding_behind": "Whether passages wait for a vector.",
     "embedding_failing": "Whether embedding in the background fails.",
     "spans_waiting": "Spans that wait to be exported.",
+    "jobs_failed": "Jobs in the background that failed again and again; `kilburn worker --status` names them.",
 }
 """What is looked up when it is asked for."""
 
-OWNED = ("sessions_open", "embedding_behind", "embedding_failing")
+OWNED = ("sessions_open", "embedding_behind", "embedding_failing", "jobs_failed")
 """Of these, what each tenant has of its own."""
 
 SUMMED = ("sessions_open", "learning_waiting", "spans_waiting")
