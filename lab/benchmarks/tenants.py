@@ -6,8 +6,8 @@
 First some messages are appended to a server of its own, which gives bytes, log and processor time a message, and what it takes to
 write tables anew after a forgetting. Then tenants are drawn: how much each says is heavy-tailed (lognormal), so that some say a
 thousand times as much as others, and the day has a peak. With workers, tenants are laid on shards by a hash, as Citus does, and
-the fullest worker counts. A wipe writes the tables of all tenants anew and takes away what one of them forgot; `together` is for
-how long they were locked if one wipe a day were for all. What is not measured is an option, and stands in the note: nobody has
+the fullest worker counts. A wipe writes the tables of all tenants anew and takes away what all of them have forgotten: up to
+1 GiB each forgetting is one, above that there is one a day. What is not measured is an option, and stands in the note: nobody has
 run a million tenants here.
 """
 
@@ -28,7 +28,7 @@ import kilburn
 from corpus import SIZE, fill, turns
 from figures import Row, emit, parser
 from kilburn.backends.postgres.connection import CONNECTIONS
-from kilburn.backends.postgres.erasing import WORDS
+from kilburn.backends.postgres.erasing import LARGEST, WORDS
 from kilburn.backends.postgres.server import OwnServer
 from storage import LOG, TABLES
 
@@ -136,8 +136,8 @@ def day(tenants: int, workers: int, asked: argparse.Namespace, known: Measured, 
     messages = tenants * asked.day
     appends = PEAK * messages / 86_400
     tables = messages * asked.keep * known.bytes / 1e9
-    together = share * tables * known.anew
-    lock = together * tenants * share * asked.forgets
+    size = share * tables
+    lock = size * known.anew * (1 if size * 1e9 > LARGEST else max(1, tenants * share * asked.forgets))
     gateways = max(1, math.ceil(appends * known.gateway / 1e3 / 0.7))
     takes = {
         "processor": appends * share * known.server / 1e3 / (0.7 * node.cores),
@@ -157,7 +157,6 @@ def day(tenants: int, workers: int, asked: argparse.Namespace, known: Measured, 
         "gateways": gateways,
         "connections": gateways * CONNECTIONS,
         "locked s/day": lock,
-        "together": together,
         "tables": known.tables,
         "fullest": share * workers,
         "first wall": first,

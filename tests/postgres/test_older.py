@@ -12,7 +12,7 @@ from kilburn.testing.stores import batch_of, start
 
 UNDONE = """
 DROP FUNCTION kilburn.take;
-DROP TABLE kilburn.key, kilburn.allowance, kilburn.running, kilburn.setting, kilburn.stray;
+DROP TABLE kilburn.wiped, kilburn.key, kilburn.allowance, kilburn.running, kilburn.setting, kilburn.stray;
 DROP TRIGGER content_gone ON kilburn.content;
 DROP TRIGGER content_warm ON kilburn.content;
 DROP FUNCTION kilburn.leave_object;

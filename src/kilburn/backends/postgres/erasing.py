@@ -4,7 +4,8 @@ A plain VACUUM takes dead rows off the pages of a table and leaves their bytes i
 hold words are written anew (`VACUUM FULL`), and the write-ahead log goes on in a new file, where the user may say so; the older
 files go with the next checkpoint. An index of vectors is not built anew, see `kilburn.backends.postgres.halves`. A row in
 `kilburn.erasure` says that this is still to be done, and goes last: a program that is killed, or a reader that still needs the
-old rows, only puts it off.
+old rows, only puts it off. The tables are those of all tenants, so what one tenant's program does is done for all that had erased
+by then: `kilburn.wiped` says up to which transaction.
 
 Out of reach are: an archive of the log, replicas that are behind, backups, and blocks that the disk has freed.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import psycopg
 from psycopg import errors, sql
@@ -35,10 +36,23 @@ PAUSE = 0.02
 
 _FLAG = "SELECT number, at::text FROM kilburn.erasure WHERE tenant = %s"
 
-_READERS = (
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    " AND backend_type = 'client backend' AND age(backend_xmin) >= age(%s::xid8::xid)"
-)
+_NOW = "SELECT pg_current_xact_id()::text"
+
+_WIPED = "SELECT before > %s::xid8 FROM kilburn.wiped"
+
+_BEFORE = "SELECT first::text, greatest(first, %s::xid8)::text FROM (SELECT pg_snapshot_xmin(pg_current_snapshot())) AS n(first)"
+"""The first transaction that may still go on, so that all before it have ended; and the later one of this and another."""
+
+# A transaction keeps rows that were deleted after it began, also where it only writes and reads nothing at the moment. Vacuuming
+# alone keeps none.
+_READERS = """
+SELECT EXISTS(SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+        AND backend_type IS DISTINCT FROM 'autovacuum worker' AND greatest(age(backend_xmin), age(backend_xid)) >= given.age)
+    OR EXISTS(SELECT FROM pg_prepared_xacts WHERE database = current_database() AND age(transaction) >= given.age)
+    OR EXISTS(SELECT FROM pg_replication_slots WHERE age(xmin) >= given.age)
+    OR EXISTS(SELECT FROM pg_stat_replication WHERE age(backend_xmin) >= given.age)
+    FROM (SELECT age(%s::xid8::xid)) AS given(age)
+"""
 
 
 def flag(statements: Statements, tenant: int) -> None:
@@ -56,21 +70,22 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
 
     Args:
         patience: seconds to wait for others that use the tables, or older rows.
-        largest: bytes of the tables that are written anew at most.
+        largest: bytes of the tables that are written anew at most. With more than `LARGEST` they are, whatever this tenant has
+            erased: nobody sees what others have.
 
     Returns:
         Whether nothing is left to do.
     """
     try:
         flagged = database.read("erasing", lambda statements: statements.row(_FLAG, database.tenant))
-        if flagged is None:
+        if flagged is None and largest <= LARGEST:
             return True
-        number, at = flagged
+        number, at = flagged or (0, database.write("erasing", lambda statements: statements.rows(_NOW))[0][0])
         graphs = database.read("erasing", lambda statements: halves.indexed(statements, database.tenant))
         if graphs:
             database.write("erasing", lambda statements: halves.leave(statements, database.tenant))
         with connected(database.url, "erasing", silence=LONG) as connection:
-            hindered = _rewrite(connection, at, patience, largest, [halves.near_table(*own) for own in graphs])
+            hindered = _rewrite(connection, at, patience, largest) or _mend(connection, patience, graphs)
         if not hindered:
             done = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
             database.write("erasing", lambda statements: statements.send(done, database.tenant, number))
@@ -81,28 +96,48 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool
     return False
 
 
-def _rewrite(connection: Connection, at: str, patience: float, largest: int, graphs: Sequence[sql.Identifier]) -> str:
-    """Write the tables anew, without what was erased up to a transaction; returns what hinders it."""
+def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> str:
+    """Write the tables anew, without what was erased up to a transaction, if nobody else does; returns what hinders it."""
     ((size,),) = connection.execute(
         "SELECT sum(pg_total_relation_size(to_regclass('kilburn.' || name))) FROM unnest(%s::text[]) AS own(name)", (list(WORDS),)
     ).fetchall()
     full = size <= largest
+    ((before, last),) = connection.execute(_BEFORE, (at,)).fetchall()
     deadline = time.monotonic() + patience
-    while full and connection.execute(_READERS, (at,)).fetchall() != [(0,)]:
+    while full and not _is_wiped(connection, at) and connection.execute(_READERS, (last,)).fetchall() != [(False,)]:
         if time.monotonic() >= deadline:
             return "a transaction that began before still reads it"
         time.sleep(PAUSE)
     pooled = is_pooled(connection)
-    kind = ["FULL"] if full else []
-    # A vector that left the graph is overwritten, and the graph around it mended; a few would otherwise be put off.
-    tables = [(sql.Identifier("kilburn", name), kind) for name in WORDS] + [(table, ["INDEX_CLEANUP ON"]) for table in graphs]
-    for table, options in tables:
-        while not _vacuum(connection, table, options, pooled=pooled, patience=patience):
+    for name in WORDS:
+        table = sql.Identifier("kilburn", name)
+        while not _is_wiped(connection, at) and not _vacuum(connection, table, ["FULL"] * full, pooled=pooled, patience=patience):
             if time.monotonic() >= deadline:
                 return "others use the tables"
             time.sleep(PAUSE)
     _new_log(connection)
-    return "" if full else f"the tables have {size:,} bytes; run `kilburn postgres wipe` when few use them"
+    if full and not _is_wiped(connection, at):
+        connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (before,))
+    elif not full and not _is_wiped(connection, at):
+        return f"the tables have {size:,} bytes; run `kilburn postgres wipe` when few use them"
+    return ""
+
+
+def _is_wiped(connection: Connection, at: str) -> bool:
+    """Whether the tables were written anew without what was erased up to a transaction."""
+    return connection.execute(_WIPED, (at,)).fetchall() == [(True,)]
+
+
+def _mend(connection: Connection, patience: float, graphs: Iterable[tuple[int, int]]) -> str:
+    """Overwrite the vectors that have left the graphs of a tenant, and mend the graphs around them; returns what hinders it."""
+    pooled, deadline = is_pooled(connection), time.monotonic() + patience
+    for own in graphs:
+        # A few would otherwise be put off.
+        while not _vacuum(connection, halves.near_table(*own), ["INDEX_CLEANUP ON"], pooled=pooled, patience=patience):
+            if time.monotonic() >= deadline:
+                return "others use the tables"
+            time.sleep(PAUSE)
+    return ""
 
 
 def _vacuum(connection: Connection, table: sql.Identifier, options: Sequence[str], *, pooled: bool, patience: float) -> bool:

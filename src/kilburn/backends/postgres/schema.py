@@ -273,6 +273,14 @@ ALTER TABLE kilburn.setting ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN val
 ALTER TABLE kilburn.stray ALTER COLUMN name SET STATISTICS 0;
 """
 
+WIPING = """
+-- One row: what was erased by transactions before this one is in no table any more.
+CREATE TABLE kilburn.wiped(
+    before xid8 NOT NULL
+);
+INSERT INTO kilburn.wiped(before) VALUES('0');
+"""
+
 OF_TENANTS = (
     "counter",
     "process",
@@ -349,7 +357,13 @@ def _sharing(connection: Connection) -> None:
         connection.execute(sql.SQL(grant).format(table=sql.Identifier("kilburn", name), role=sql.Identifier(ROLE)))
 
 
-MIGRATIONS = (_first, _keeping, _sharing)
+def _wiping(connection: Connection) -> None:
+    """Add what says up to which transaction the erased bytes of all tenants are gone."""
+    connection.execute(WIPING)
+    connection.execute(sql.SQL("GRANT SELECT, UPDATE ON kilburn.wiped TO {role}").format(role=sql.Identifier(ROLE)))
+
+
+MIGRATIONS = (_first, _keeping, _sharing, _wiping)
 
 _RACED = (
     errors.DuplicateSchema,
