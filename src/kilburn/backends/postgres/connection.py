@@ -559,6 +559,40 @@ def connected(url: str, doing: str, *, silence: float = 30.0) -> Iterator[Connec
         yield connection
 
 
+# What an owner of the database has set holds in no transaction of ours; it is one message, as there may be no time between two.
+_OWN_SETTINGS = """;
+SET LOCAL idle_in_transaction_session_timeout = 0;
+SET LOCAL lock_timeout = '5s';
+SET LOCAL statement_timeout = 0;
+SET LOCAL row_security = on;
+"""
+_PATIENT = {
+    False: f"BEGIN ISOLATION LEVEL READ COMMITTED{_OWN_SETTINGS}",
+    True: f"BEGIN ISOLATION LEVEL REPEATABLE READ{_OWN_SETTINGS}",
+}
+
+
+@contextmanager
+def patient(connection: Connection, *, snapshot: bool = False, silence: float = LONG) -> Iterator[None]:
+    """A transaction that waits for a lock for some time, and works for as long as it takes.
+
+    Args:
+        snapshot: whether all statements see the database as the first one does.
+        silence: seconds for which the server may say nothing.
+    """
+    connection.execute(_PATIENT[snapshot])
+    before, connection.silence = connection.silence, silence
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if not connection.closed:
+            # Where it is done, or the connection lost, nothing happens.
+            with suppress(psycopg.Error):
+                connection.rollback()
+        connection.silence = before
+
+
 def translate_errors(place: str, doing: str) -> AbstractContextManager[None]:
     """Turn PostgreSQL's errors inside the block into `StoreError`s that say what to do."""
     return _translated(place, doing)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 
 from psycopg import errors, sql
 
-from kilburn.backends.postgres.connection import ROLE, Connection, Database, Statements, connected
+from kilburn.backends.postgres.connection import ROLE, Connection, Database, Statements, connected, patient
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.ranked import ranges_of
 from kilburn.retrieval import EXACT
@@ -173,8 +173,7 @@ def add_halves(connection: Connection) -> str:
     if there or tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         return schema if there else ""
     try:
-        with connection.transaction():
-            connection.execute("SELECT set_config('lock_timeout', '5s', true)")
+        with patient(connection):
             # Of two programs that do this, one waits here.
             connection.execute("SELECT number FROM kilburn.version FOR UPDATE")
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -390,8 +389,10 @@ def _build(database: Database, embedder: int, size: int, place: str, above: int)
     where it is not needed, or another builds it."""
     own = database.tenant, embedder
     name, role, schema = f"near_{own[0]}_{own[1]}", sql.Identifier(ROLE), sql.Identifier(place)
-    with connected(database.url, "building an index in", silence=BUILDING) as connection, connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    with (
+        connected(database.url, "building an index in", silence=BUILDING) as connection,
+        patient(connection, snapshot=True, silence=BUILDING),
+    ):
         connection.execute("SELECT set_config('kilburn.tenant', %s, true)", (str(own[0]),))
         # It only spares work: of two that build it, the second finds the table.
         ((free,),) = connection.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 27))", (name,)).fetchall()

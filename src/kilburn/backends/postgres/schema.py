@@ -10,14 +10,12 @@ Migrations are ordered scripts, forwards only; `kilburn.version` counts those do
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 
-import psycopg
 from psycopg import errors, sql
 
 from kilburn.backends.postgres import counting
-from kilburn.backends.postgres.connection import LONG, ROLE, Connection
+from kilburn.backends.postgres.connection import ROLE, Connection, patient
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable, StoreVersion
 
 OLDEST = 150000
@@ -25,14 +23,6 @@ OLDEST = 150000
 
 MAINTAINS = 170000
 """The first in which who does not own a table may be allowed to vacuum it."""
-
-_BEGIN = """
-BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL idle_in_transaction_session_timeout = 0;
-SET LOCAL lock_timeout = '5s';
-SET LOCAL statement_timeout = 0;
-SET LOCAL row_security = on;
-"""
 
 TABLES = """
 CREATE TABLE kilburn.tenant(
@@ -387,7 +377,7 @@ def migrate(connection: Connection, place: str) -> None:
         try:
             if version(connection, place) == len(MIGRATIONS):
                 return
-            with _patient(connection):
+            with patient(connection):
                 done = _locked_version(connection, place)
                 _make_role(connection)
                 for step in MIGRATIONS[done:]:
@@ -397,23 +387,6 @@ def migrate(connection: Connection, place: str) -> None:
         except _RACED:
             time.sleep(0.05)
     raise StoreUnavailable(f"opening {place}: others are changing its schema", advice="try again")
-
-
-@contextmanager
-def _patient(connection: Connection) -> Iterator[None]:
-    """A transaction that waits for a lock for some time, and works for as long as it takes."""
-    # In one message: what the owner has set may leave no time between two.
-    connection.execute(_BEGIN)
-    silence, connection.silence = connection.silence, LONG
-    try:
-        yield
-        connection.execute("COMMIT")
-    finally:
-        if not connection.closed:
-            # Where it is done, or the connection lost, nothing happens.
-            with suppress(psycopg.Error):
-                connection.rollback()
-        connection.silence = silence
 
 
 def check_server(connection: Connection, place: str) -> None:
@@ -488,7 +461,7 @@ def tenant_number(connection: Connection, name: str, *, create: bool) -> int:
     """The number of a tenant; 0 where it has none and none is made."""
     select = "SELECT id FROM kilburn.tenant WHERE name = %s"
     key = name.encode()
-    with _patient(connection):
+    with patient(connection):
         settings = (
             "SELECT set_config('role', %s, true), set_config('kilburn.name', %s, true), set_config('row_security', 'on', true)"
         )
