@@ -138,7 +138,7 @@ def serve(
 
         kilburn serve --upstream https://api.anthropic.com --window 60000
 
-        kilburn serve --upstream https://api.openai.com/v1 --workers 4 --db postgresql://kilburn@db.example/kilburn
+        kilburn serve --upstream https://api.openai.com/v1 --workers 4
     """
     asked = _Asked(
         host=host,
