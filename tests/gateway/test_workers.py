@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -191,6 +193,18 @@ def test_what_cannot_begin_says_why(far: str, tmp_path: Path) -> None:
         done = command(*given, *words)
         assert (done.status, said in done.err) == (status, True), done.err
         assert "Traceback" not in done.err
+
+
+def test_a_worker_that_is_killed_before_all_serve_ends_all_at_once(far: str, tmp_path: Path) -> None:
+    words = ("--port=0", "--upstream", far, "--workers=2", "--db", str(tmp_path / "a.db"))
+    process = subprocess.Popen([sys.executable, "-m", "kilburn", "serve", *words], stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: len(children.read_text().split()) == 2)
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    begun = time.monotonic()
+    _, told = process.communicate(timeout=600)
+    assert (process.returncode, told) == (1, "a worker ended before it served; what it said stands above\n")
+    assert time.monotonic() - begun < 60  # what --drain gives to requests: here are none
 
 
 def test_workers_that_end_again_and_again_are_started_more_slowly() -> None:

@@ -275,6 +275,8 @@ class Workers:
         reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST)
         worker = ServingProcess(place, process, writer)
         self._all.add(worker)
+        if self._ending.is_set():
+            worker.signal(signal.SIGTERM)  # all others were told before this one was there
         worker.tell("begin", self._begin)
         self._do(self._hear(worker, reader))
         return worker
@@ -295,7 +297,7 @@ class Workers:
         if worker.asked is not None and not worker.asked.done():
             worker.asked.set_result(None)
         worker.ended.set_result(status)
-        if self._places.get(worker.place) is worker and not self._ending.is_set():
+        if worker.ready.result() and self._places.get(worker.place) is worker and not self._ending.is_set():
             await self._replace(worker, status)
 
     async def _replace(self, worker: ServingProcess, status: int) -> None:
