@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import msgspec
 
 from kilburn.backend import Backend
-from kilburn.errors import KilburnError, ModelError
+from kilburn.errors import KilburnError, ModelError, SpecError
 
 log = logging.getLogger("kilburn")
 
@@ -117,8 +117,8 @@ def pause_after(tries: int) -> float:
 
 
 def named(error: BaseException) -> str:
-    """What is kept of an error: its name, and what to do about a model. Its words may quote what was said."""
-    advice = error.advice if isinstance(error, ModelError) else ""
+    """What is kept of an error: its name, and what to do about a model or an option. Its words may quote what was said."""
+    advice = error.advice if isinstance(error, ModelError | SpecError) else ""
     return f"{type(error).__name__}: {advice}" if advice else type(error).__name__
 
 
