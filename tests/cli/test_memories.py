@@ -118,7 +118,9 @@ def test_a_fact_is_forgotten_and_its_source_stays(db: Path) -> None:
 
 
 def test_a_user_is_forgotten(db: Path) -> None:
+    before = db.read_bytes()
     dry = run("forget", "--user", "ana", "--dry-run", db=db)
+    assert db.read_bytes() == before
     assert (dry["dry"], dry["whole"]) == (True, ["monday", "@memory/ana"])
     assert len(run("memories", "list", db=db)) == 1
     assert program("forget", "--user", "ana", "--db", db, folder=db.parent).status == 2

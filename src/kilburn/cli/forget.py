@@ -94,7 +94,7 @@ def forget(
     given = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
     chosen = {word: value for word, value in given.items() if value is not None}
     if name is None and not whole and address is None and len(chosen) == 1:
-        with writing(existing(db), tenant) as store:
+        with _opened(db, tenant, dry=dry) as store:
             carry_out(lambda only: store.forget(**chosen, why=why, dry=only), store, yes=yes, json=json, dry=dry)
         return
     if name is None or chosen or whole == (address is not None):
@@ -106,9 +106,14 @@ def forget(
     if address is None:
         _forget_quarantined(existing(db), tenant or "default", name, yes=yes, json=json)
         return
-    with writing(existing(db), tenant) as opened:
+    with _opened(db, tenant, dry=dry) as opened:
         store = counting(opened, name)
         carry_out(lambda only: store.forget(session=name, address=address, why=why, dry=only), store, yes=yes, json=json, dry=dry)
+
+
+def _opened(db: str | None, tenant: str | None, *, dry: bool) -> Store:
+    """The store; for reading where it is only said what would go."""
+    return writing(existing(db), tenant, readonly=dry)
 
 
 def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None:
@@ -129,7 +134,7 @@ def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None
 def _forget_again(file: Path, db: str | None, tenant: str | None, *, yes: bool, json: bool, dry: bool) -> None:
     """Forget what is in a list."""
     known = read_list(file.read_bytes())
-    with writing(existing(db), tenant) as store:
+    with _opened(db, tenant, dry=dry) as store:
         roots, whole = to_forget_again(store.backend, known)
         asked = {"again": file.name}
         carry_out(
