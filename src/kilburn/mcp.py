@@ -620,8 +620,8 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
-def run(served: Server[Any], token: str, listener: socket.socket) -> None:
-    """Serve over streamable HTTP until the session is told to end.
+def over_http(served: Server[Any], token: str, listener: socket.socket) -> uvicorn.Server:
+    """What serves over streamable HTTP; its `run` does, until it is told to end.
 
     Raises:
         SpecError: see `app`.
@@ -630,4 +630,4 @@ def run(served: Server[Any], token: str, listener: socket.socket) -> None:
     settings = uvicorn.Config(
         answering, log_config=None, access_log=False, lifespan="on", limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2
     )
-    uvicorn.Server(settings).run(sockets=[listener])
+    return uvicorn.Server(settings)

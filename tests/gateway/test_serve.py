@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from cli.terminal import kilburn, program
-from kilburn.cli.serve import BOUNDS
+from kilburn.cli.serve import BOUNDS, ended_by_signals
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RATE, RequestBounds, limits_of
@@ -81,3 +83,19 @@ def test_limits_are_read_and_checked() -> None:
     for wrong in ("body", "body=", "body=-1", "body=x", "patience=nan", "body=1.5", "=3"):
         with pytest.raises(SpecError):
             limits_of([wrong], keyed=False)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_that_comes_before_the_server_heeds_any_ends_it(number: int, raised: type[BaseException]) -> None:
+    def exits(*_: object) -> None:
+        raise SystemExit
+
+    before = signal.signal(signal.SIGTERM, exits)
+    server = uvicorn.Server(uvicorn.Config(lambda *_: None, lifespan="off", log_level="warning"))
+    try:
+        with socket.socket() as listener, pytest.raises(raised), ended_by_signals(server):
+            listener.bind(("127.0.0.1", 0))
+            signal.raise_signal(number)
+            server.run(sockets=[listener])  # ends at once
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from kilburn.backends.places import open_backend, shown
 from kilburn.cli.access import existing
-from kilburn.cli.serve import listener_at
+from kilburn.cli.serve import ended_by_signals, listener_at
 from kilburn.cli.shell import Db, Force, Tenant, app
 from kilburn.dashboard.changes import OwnHands, Visit, fresh_word
 from kilburn.errors import MissingExtra, SpecError
@@ -90,8 +90,9 @@ def dashboard(
         server = uvicorn.Server(config)
         place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         but = " but changes by hand" if write else ""
-        say(f"{place}/ shows {shown(path)}; nothing is written{but}; Ctrl-C ends it")
-        server.run(sockets=[listener])
+        with ended_by_signals(server):
+            say(f"{place}/ shows {shown(path)}; nothing is written{but}; Ctrl-C ends it")
+            server.run(sockets=[listener])
 
 
 def _loaded() -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from typer import Option
 from kilburn.backend import check_name
 from kilburn.cli.access import writing
 from kilburn.cli.memories import Look, User, secrets_of
+from kilburn.cli.serve import ended_by_signals
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.memory.retention import Quota
 from kilburn.terminal import say
@@ -52,9 +53,11 @@ def mcp(
             door.talk(served)
             return
         with door.listen(port) as listener:
-            token = os.environ.get("KILBURN_MCP_TOKEN", "")
-            say(f"http://127.0.0.1:{listener.getsockname()[1]}{door.PATH}")
-            if not token:
-                token = chance.token_urlsafe(24)
-                say(f"Authorization: Bearer {token}")
-            door.run(served, token, listener)
+            given = os.environ.get("KILBURN_MCP_TOKEN", "")
+            token = given or chance.token_urlsafe(24)
+            answering = door.over_http(served, token, listener)
+            with ended_by_signals(answering):
+                say(f"http://127.0.0.1:{listener.getsockname()[1]}{door.PATH}")
+                if not given:
+                    say(f"Authorization: Bearer {token}")
+                answering.run(sockets=[listener])

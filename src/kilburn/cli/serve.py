@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import IO, Annotated, Any
 
 import msgspec
@@ -270,7 +274,7 @@ def _listen(gateway: Any, settings: Any, asked: _Asked, port: int) -> None:
 
         people = mounted(lambda: server.should_exit)
     server = uvicorn.Server(_config(gateway.build(settings, people), settings, asked))
-    with listener_at(asked.host, port) as listener:
+    with listener_at(asked.host, port) as listener, ended_by_signals(server):
         _tell(settings, asked, listener)
         server.run(sockets=[listener])
 
@@ -353,6 +357,30 @@ def work(listening: int, line: int) -> int:
         say(str(error))
         return 1
     return 0
+
+
+@contextmanager
+def ended_by_signals(server: Any) -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM end a server of uvicorn that has told where it is, also before it heeds them itself. Until then
+    Python would raise KeyboardInterrupt wherever it is, and there are places from which that goes nowhere.
+
+    Raises:
+        KeyboardInterrupt: at the end, after Ctrl-C.
+    """
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def listener_at(host: str, port: int) -> socket.socket:
