@@ -22,6 +22,7 @@ from kilburn_lab.training.words import WordTokenizer
 
 try:
     import torch
+
     from kilburn_kv.weights import Weights, load
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "trl") from error

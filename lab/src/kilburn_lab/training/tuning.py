@@ -26,10 +26,11 @@ from kilburn_lab.training.small import ABOUT, About, ChatTokenizer, Small, about
 try:
     import torch
     from datasets import Dataset, disable_progress_bars
-    from kilburn_kv.weights import Weights, load
     from peft import LoraConfig
     from transformers import PrinterCallback, TrainerCallback, set_seed
     from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+    from kilburn_kv.weights import Weights, load
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "trl", "trl") from error
 
@@ -216,7 +217,7 @@ def _adapter() -> LoraConfig:
     return LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-class _Told(TrainerCallback):  # type: ignore[misc]
+class _Told(TrainerCallback):
     """Says how the training goes."""
 
     def __init__(self, what: str, heard: Callable[[str], None]) -> None:
