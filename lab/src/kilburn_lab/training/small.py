@@ -33,7 +33,7 @@ ABOUT = "kilburn.json"
 """The file in an exported folder that says what the folder is."""
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExportedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an export is.
 
     Args:
@@ -151,13 +151,13 @@ class Small:
         return tokens
 
 
-def about(folder: Path) -> About:
+def about(folder: Path) -> ExportedModel:
     """What an exported folder is.
 
     Raises:
         SpecError: it is none.
     """
     try:
-        return msgspec.json.decode((folder / ABOUT).read_bytes(), type=About)
+        return msgspec.json.decode((folder / ABOUT).read_bytes(), type=ExportedModel)
     except (OSError, msgspec.MsgspecError) as error:
         raise SpecError(f"no tuned model at {folder}: {error}", advice="give a folder that a recipe exported") from error

@@ -21,7 +21,7 @@ from kilburn.file import write_file
 from kilburn.models.weights import find
 from kilburn_lab.training.calls import ModelCall
 from kilburn_lab.training.course import Chance
-from kilburn_lab.training.small import ABOUT, About, ChatTokenizer, Small, about
+from kilburn_lab.training.small import ABOUT, ChatTokenizer, ExportedModel, Small, about
 
 try:
     import torch
@@ -204,7 +204,7 @@ class Tuning:
         merged = trainer.model.merge_and_unload()
         merged.to("cpu", torch.float32).save_pretrained(scratch)
         weights.words.save_pretrained(scratch)
-        told = About(recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply, tools=self.tools, setting=digest)
+        told = ExportedModel(recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply, tools=self.tools, setting=digest)
         (scratch / ABOUT).write_bytes(msgspec.json.encode(told))
         with write_file(self._ledger(arm), force=True) as file:
             for line in trainer.state.log_history:
