@@ -67,6 +67,7 @@ def test_a_checkout_is_named() -> None:
     error = MissingExtra("numpy", "embed")
     assert error.advice == extras.command("embed")
     assert plain(extras.command("kv")) == f'pip install -e "{ROOT}" -e "{ROOT}/kv"'
+    assert plain(extras.command("trl")) == f'pip install -e "{ROOT}" -e "{ROOT}/lab[trl]"'
     assert plain(extras.command("llama")) == f'pip install -e "{ROOT}" -e "{ROOT}/kv[llama]"'
 
 

@@ -41,6 +41,7 @@ LATE = {
     "kilburn_lab.evals.kv_traces",
     "kilburn_lab.evals.load",
     "kilburn_lab.evals.vectors",
+    "kilburn_lab.training.tuning",
 }
 """Modules that need an extra, or a distribution which may be absent: who uses them imports them there. And the verbs of the
 command line, each of which is loaded when it is used."""

@@ -6,28 +6,38 @@ A task asks for the values of 2 to 8 keys. Then notes come, one a turn, half of 
 is seen twice. The agent's state holds as many pairs as there are questions, and everything else leaves the prompt. So what to
 keep must be decided when it is seen. The demonstrator of the first stage is a poor one: when its state is full, it mostly drops
 any pair. Only the second stage's reward, the share of exact answers at the end, can teach what to drop.
+
+    python lab/recipes/mem1.py --model smollm2
+
+tunes a small language model on the same world in place of the toy, by TRL and PEFT: on the demonstrator's calls, as the kernel
+shows them, and then by reward on the last call of each task.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import msgspec
 from torch import Tensor
 
 from kilburn.cli.shell import main
 from kilburn.selection.directives import state_of, within
+from kilburn_lab.training.calls import ModelCall
 from kilburn_lab.training.course import Chance, TrainingRun
-from kilburn_lab.training.episode import Played, play
+from kilburn_lab.training.episode import Played, PromptCounter, TrainedModel, demonstrated_calls, play
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.recipe import Figures, Recipe, command
 from kilburn_lab.training.steps import Row, advantages, policy_loss, sft_loss
 from kilburn_lab.training.transformer import Transformer, TransformerShape, generate
 from kilburn_lab.training.words import AGENT, END, GAP, TOOL, USER, WordTokenizer
+
+if TYPE_CHECKING:
+    from kilburn_lab.training.tuning import Tuning
 
 KEYS = [f"k{number}" for number in range(16)]
 VALUES = [f"v{number}" for number in range(10)]
@@ -35,6 +45,8 @@ FILLERS = [f"w{number}" for number in range(8)]
 SAID = ["ask", "note", "end", "<IS>", "</IS>", "<answer>", "</answer>"]
 WORDS = WordTokenizer("mem1", [*SAID, *KEYS, *VALUES, *FILLERS], {"next": ()})
 GROUP = 8
+ROOM = 1000
+"""Tokens of the window for a language model: more than it ever needs, because the policy lets go of all but the state."""
 Pairs = list[tuple[str, str]]
 
 
@@ -153,24 +165,30 @@ def reinforced(model: Transformer, chance: Chance, done: float) -> tuple[Tensor,
     return loss, {"reward": fmean(rewards)}
 
 
-def played(model: Toy, task: Task, blank: bool = False) -> Played:
-    """The task through the product's agent, session and policy, in a window that the states need and no more.
-
-    Args:
-        blank: whether each state is emptied before it is kept.
-    """
+def tool_of(task: Task) -> Callable[[], str]:
+    """The agent's tool: each call brings the next note."""
     left = [note for _, _, note in task.notes]
 
     def next() -> str:
         return left.pop(0) if left else "end"
 
+    return next
+
+
+def played(model: TrainedModel, task: Task, blank: bool = False, window: int = 0) -> Played:
+    """The task through the product's agent, session and policy.
+
+    Args:
+        blank: whether each state is emptied before it is kept.
+        window: 0 for what the states need and no more.
+    """
+
     def emptied(reply: str) -> str:
         return "<IS> </IS>" if blank and reply.startswith("<IS>") else reply
 
     # Question, handle, the last state, and what is new; while a reply is admitted, the one before it is there too.
-    return play(
-        model, task.question, [next], policy="mem1", window=100 + 5 * len(task.asked), steps=len(task.notes) + 2, rewrite=emptied
-    )
+    room, steps = window or 100 + 5 * len(task.asked), len(task.notes) + 2
+    return play(model, task.question, [tool_of(task)], policy="mem1", window=room, steps=steps, rewrite=emptied)
 
 
 def measured(course: TrainingRun, arm: str, episodes: int, blank: bool = False) -> Figures:
@@ -194,6 +212,44 @@ def train(course: TrainingRun) -> Figures:
     return measured(course, "sft", episodes) | measured(course, "rl", episodes) | measured(course, "rl", episodes, blank=True)
 
 
+def spoken(task: Task, chance: random.Random, counter: PromptCounter) -> list[ModelCall]:
+    """The demonstrator's turns for a language model: as the kernel shows them, in words."""
+    replies = [WORDS.decode(reply) for _, reply in demonstrated(task, chance)]
+    return demonstrated_calls(replies, WORDS, task.question, [tool_of(task)], policy="mem1", window=ROOM, counter=counter)
+
+
+def tune(tuning: Tuning) -> Figures:
+    """The same with a small language model: demonstrations; then reward, which TRL pays for one reply, here the last of a task;
+    measured through the product."""
+    chance, many = tuning.chance("demonstrations").worlds, 4 if tuning.smoke else max(16, tuning.steps)
+    tasks = [draw(chance, chance.choice((2,) if tuning.smoke else (2, 3, 4))) for _ in range(many)]
+    calls = [spoken(task, chance, tuning.counter) for task in tasks]
+    tuning.sft("sft", [call for turns in calls for call in turns], tuning.steps, rate=5e-4, batch=2 if tuning.smoke else 8)
+    tuning.grpo(
+        "grpo",
+        [turns[-1].prompt for turns in calls],
+        lambda number, said: tasks[number].reward(said),
+        max(1, tuning.steps // 10),
+        rate=1e-4,
+        group=2 if tuning.smoke else GROUP,
+        begin="sft",
+    )
+    found: Figures = {}
+    for arm in ("sft", "grpo"):
+        model = tuning.model(arm)
+        for count in (2,) if tuning.smoke else (2, 4):
+            chance = tuning.chance(f"measure/{count}").worlds
+            runs = [
+                (task, played(model, task, window=ROOM))
+                for task in (draw(chance, count) for _ in range(1 if tuning.smoke else 4))
+            ]
+            found[arm, f"exact, {count} questions"] = fmean(task.reward(run.text) for task, run in runs)
+            found[arm, f"calls, {count} questions"] = fmean(len(run.sizes) for _, run in runs)
+            found[arm, f"peak prompt, {count} questions"] = fmean(run.peak for _, run in runs)
+            found[arm, f"transcript, {count} questions"] = fmean(run.whole for _, run in runs)
+    return found
+
+
 RECIPE = Recipe(
     name="mem1",
     doc=(__doc__ or "").partition("\n")[0],
@@ -203,6 +259,8 @@ RECIPE = Recipe(
     train=train,
     drawn={"reward": ("rl",)},
     note="exact: the share of answers that match, through the product's agent and session; chance is 0.1.",
+    tune=tune,
+    spoken=64,
 )
 app = command(RECIPE)
 

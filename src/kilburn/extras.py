@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-BESIDE = {"kv": ("kilburn-kv", "kv", ""), "llama": ("kilburn-kv[llama]", "kv", "[llama]"), "lab": ("kilburn-lab", "lab", "")}
+BESIDE = {
+    "kv": ("kilburn-kv", "kv", ""),
+    "llama": ("kilburn-kv[llama]", "kv", "[llama]"),
+    "lab": ("kilburn-lab", "lab", ""),
+    "train": ("kilburn-lab[train]", "lab", "[train]"),
+    "trl": ("kilburn-lab[trl]", "lab", "[trl]"),
+}
 """Extras that are distributions of their own: the requirement, its folder beside the product, and the extra in it."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,8 +14,55 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Part
 from kilburn.model import Delta, Reply, Request
+from kilburn.models.scripted import Scripted
 from kilburn.policy import Policy
-from kilburn_lab.training.model import Toy
+from kilburn_lab.training.calls import LedgerCalls, ModelCall
+from kilburn_lab.training.words import WordTokenizer
+
+
+class PromptCounter(Protocol):
+    """What counts a session's tokens, and makes a prompt of its messages."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def envelope(self) -> int:
+        """Tokens of a message beside its text."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+
+    def prompt(self, messages: Iterable[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a prompt in the chat form, up to where the reply begins."""
+
+
+class Exported(Protocol):
+    """What an export says of itself."""
+
+    @property
+    def reply(self) -> int:
+        """Tokens of a reply, at most."""
+
+
+class TrainedModel(Protocol):
+    """The export of a recipe, as a model of the product."""
+
+    form: str
+    name: str
+    context: int | None
+
+    @property
+    def tokenizer(self) -> PromptCounter:
+        """Its tokens."""
+
+    @property
+    def described(self) -> Exported:
+        """What it is."""
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply."""
 
 
 class Shown:
@@ -27,7 +74,7 @@ class Shown:
 
     form = "chat"
 
-    def __init__(self, model: Toy, rewrite: Callable[[str], str] = lambda text: text) -> None:
+    def __init__(self, model: TrainedModel, rewrite: Callable[[str], str] = lambda text: text) -> None:
         self.model, self.rewrite = model, rewrite
         self.name, self.context, self.tokenizer = model.name, model.context, model.tokenizer
         self.prompts: list[list[dict[str, Any]]] = []
@@ -74,7 +121,7 @@ class Played(msgspec.Struct, kw_only=True):
 
 
 def play(
-    model: Toy,
+    model: TrainedModel,
     task: str,
     tools: Sequence[Callable[..., Any]],
     *,
@@ -84,7 +131,7 @@ def play(
     rewrite: Callable[[str], str] = lambda text: text,
     store: Store | None = None,
     name: str = "episode",
-    second: Toy | None = None,
+    second: TrainedModel | None = None,
 ) -> Played:
     """Let a trained model work at a task as the product's agent, in a session with this policy and window.
 
@@ -115,3 +162,22 @@ def _played(shown: Shown, session: Session, task: str, tools: Sequence[Callable[
         replies=shown.replies,
         whole=len(shown.tokenizer.prompt(session.messages())) - 1,
     )
+
+
+def demonstrated_calls(
+    replies: Sequence[str],
+    words: WordTokenizer,
+    task: str,
+    tools: Sequence[Callable[..., Any]],
+    *,
+    policy: str | Policy,
+    window: int,
+    counter: PromptCounter,
+) -> list[ModelCall]:
+    """The calls of a demonstrator who gives these replies to a task, out of the ledger of a session: each prompt is what the
+    kernel shows, with what had left and what stood in its place."""
+    script = Scripted([words.message(reply, f"call_{number}") for number, reply in enumerate(replies)], tokenizer=counter)
+    with kilburn.open(":memory:", window=window, policy=policy, tokenizer=counter, embedder=None) as store:
+        session = store.session("demonstrated")
+        Agent(script, tools, session, limits=Limits(steps=len(replies)), memory=False).run(task)
+        return list(LedgerCalls(session))

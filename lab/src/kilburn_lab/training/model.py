@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
+
 from kilburn.errors import MissingExtra, Overlong, Refused
-from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens
 from kilburn_lab.training.adapter import load_adapter, merged
 from kilburn_lab.training.transformer import generate, load
@@ -74,16 +75,12 @@ class Toy:
         self._replies += 1
         with self._alone, merged(self._model, self._added) if self._added else nullcontext():
             [tokens] = generate(self._model, [prompt], most, temperature=warm, chance=chance)
-        text, tool, given = self.words.split(self.words.decode(tokens))
-        parts = [Part(kind=Kind.TEXT, text=text)] if text or not tool else []
-        if tool:
-            call = hashlib.sha256(f"{self.name}/{self._seed}/{self._replies}/{prompt}".encode()).hexdigest()[:12]
-            parts.append(Part(kind=Kind.CALL, text=given, name=tool, call=f"call_{call}"))
-        if text:
-            yield Delta(text)
-        finish = Finish.CALLS if tool else Finish.STOP if tokens[-1] == END else Finish.LENGTH
-        yield Reply(
-            message=Message(role=Role.ASSISTANT, parts=tuple(parts)),
-            finish=finish,
+        call = hashlib.sha256(f"{self.name}/{self._seed}/{self._replies}/{prompt}".encode()).hexdigest()[:12]
+        reply = Reply(
+            message=self.words.message(self.words.decode(tokens), f"call_{call}"),
+            finish=Finish.STOP if tokens[-1] == END else Finish.LENGTH,
             usage=Tokens(prompt=len(prompt), reply=len(tokens)),
         )
+        if reply.text:
+            yield Delta(reply.text)
+        yield msgspec.structs.replace(reply, finish=Finish.CALLS) if reply.calls else reply

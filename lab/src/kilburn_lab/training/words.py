@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import InvalidMessage, SpecError
+from kilburn.message import Kind, Message, Part, Role
 
 CONTROL = ("<pad>", "<unknown>", "<gap>", "<user>", "<agent>", "<tool>", "<end>")
 PAD, UNKNOWN, GAP, USER, AGENT, TOOL, END = range(len(CONTROL))
@@ -106,6 +107,19 @@ class WordTokenizer:
         if len(names) != len(values):
             return text, "", ""
         return " ".join(words[:at]), words[at], msgspec.json.encode(dict(zip(names, values, strict=True))).decode()
+
+    def message(self, text: str, call: str) -> Message:
+        """A reply as the product's message: its text, and the tool that it calls, under this name of the call."""
+        text, tool, given = self.split(text)
+        parts = [Part(kind=Kind.TEXT, text=text)] if text or not tool else []
+        if tool:
+            parts.append(Part(kind=Kind.CALL, text=given, name=tool, call=call))
+        return Message(role=Role.ASSISTANT, parts=tuple(parts))
+
+    def said(self, message: Mapping[str, Any]) -> str:
+        """A message of the chat form as text alone, with its calls behind it in the form that `split` reads."""
+        calls = (self._called(call["function"]) for call in message.get("tool_calls") or ())
+        return " ".join(filter(None, (_text(message), *calls)))
 
     def _called(self, function: Mapping[str, Any]) -> str:
         name, given = str(function.get("name")), function.get("arguments") or "{}"
