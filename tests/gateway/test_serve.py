@@ -92,10 +92,15 @@ def test_a_signal_that_comes_before_the_server_heeds_any_ends_it(number: int, ra
 
     before = signal.signal(signal.SIGTERM, exits)
     server = uvicorn.Server(uvicorn.Config(lambda *_: None, lifespan="off", log_level="warning"))
-    try:
-        with socket.socket() as listener, pytest.raises(raised), ended_by_signals(server):
+
+    def serve() -> None:
+        with socket.socket() as listener, ended_by_signals(server):
             listener.bind(("127.0.0.1", 0))
             signal.raise_signal(number)
             server.run(sockets=[listener])  # ends at once
+
+    try:
+        with pytest.raises(raised):
+            serve()
     finally:
         signal.signal(signal.SIGTERM, before)

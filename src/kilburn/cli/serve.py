@@ -379,8 +379,8 @@ def ended_by_signals(server: Any) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def listener_at(host: str, port: int) -> socket.socket:
