@@ -45,8 +45,8 @@ def test_every_public_name_is_there() -> None:
         try:
             module = importlib.import_module(name)
         except MissingExtra:
-            # An adapter's classes are made from the framework's.
-            assert name.startswith("kilburn.adapters.")
+            # An adapter's classes are made from the framework's; and what tunes a model is too large for the tests.
+            assert name.startswith("kilburn.adapters.") or name == "kilburn_lab.training.tuning", name
             continue
         names = getattr(module, "__all__", [])
         assert exports().get(name, []) == names
