@@ -120,3 +120,15 @@ def test_no_hint_names_an_index_that_may_not_have_it() -> None:
     wrong = [str(file) for file in files if file.name != "extras.py" and "install kilburn" in file.read_text(encoding="utf-8")]
     wrong += [str(file) for file in files if file.name != "extras.py" and "kilburn[" in file.read_text(encoding="utf-8")]
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "words", [("ps", "--db", "URL"), ("worker", "URL", "--once"), ("postgres", "tend", "URL"), ("fsck", "--db", "URL")]
+)
+def test_without_the_driver_of_postgresql_the_extra_is_named(words: tuple[str, ...]) -> None:
+    code = "import sys; sys.modules['psycopg'] = None\nfrom kilburn.cli import main\nsys.exit(main(sys.argv[1:]))"
+    given = [word.replace("URL", "postgresql://x@127.0.0.1:1/y") for word in words]
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode in (1, 2)
+    assert "psycopg is not installed" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -17,12 +17,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from psycopg import errors, sql
-
 from kilburn.backends.postgres.connection import ROLE, Connection, Database, Statements, connected, patient
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.ranked import ranges_of
+from kilburn.errors import MissingExtra
 from kilburn.retrieval import EXACT
+
+try:
+    from psycopg import errors, sql
+except ModuleNotFoundError as error:
+    raise MissingExtra("psycopg", "postgres") from error
 
 log = logging.getLogger("kilburn")
 
