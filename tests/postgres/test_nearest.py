@@ -20,9 +20,9 @@ from psycopg.sql import SQL, Composed, Identifier
 from backends.server_files import files_with_bytes
 from kilburn.backend import Backend, Batch
 from kilburn.backends.postgres import halves
-from kilburn.backends.postgres.connection import Row, Statements
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.server import OwnServer
+from kilburn.backends.postgres.statements import Answer, Statements
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import Extents
 from kilburn.errors import StoreError, StoreReadOnly
@@ -120,17 +120,18 @@ SHARES = (15_000, 6_500, 500, 40)
 class Explaining(Statements):
     """Also asks the server how it did what it was told."""
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
+    def __init__(self, asked: Statements) -> None:
+        super().__init__(asked.connection, prepares=False)
+        self._asked = asked
         self.plans: list[dict[str, Any]] = []
 
-    def send(self, sql: str | SQL | Composed, *values: object) -> psycopg.Cursor[Row]:
+    def send(self, sql: str | SQL | Composed, *values: object) -> Answer:
         """See `Statements`."""
         told = SQL(sql) if isinstance(sql, str) else sql  # type: ignore[arg-type]
         if "kilburn." in told.as_string():
-            ((found,),) = super().send(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + told, *values).fetchall()
+            ((found,),) = self._asked.rows(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + told, *values)
             self.plans += [one["Plan"] for one in found]
-        return super().send(sql, *values)
+        return self._asked.send(sql, *values)
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """All steps of all plans."""
@@ -153,7 +154,7 @@ def explained(backend: Postgres, do: Callable[[Explaining], object]) -> Explaini
     """What the server did for this, in a transaction of the tenant."""
 
     def ask(statements: Statements) -> Explaining:
-        explaining = Explaining(statements._connection)
+        explaining = Explaining(statements)
         do(explaining)
         return explaining
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, Returning, required
 from kilburn.backends.codec import COLD, PLAIN, ZSTD, parted, unpack
-from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.records import seal_of
 from kilburn.errors import StoreCorrupt
 

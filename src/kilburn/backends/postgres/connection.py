@@ -1,8 +1,7 @@
 """Access to PostgreSQL: the connections to each database, transactions of a tenant, and its errors as Kilburn's.
 
-Statements go out in pipeline mode: together, and an answer is waited for when somebody asks for it. Each transaction says
-itself for which role and which tenant it is and how long it waits, and nothing stays behind on the connection: so a pooler may
-stand between.
+Each transaction says itself for which role and which tenant it is and how long it waits, and nothing stays behind on the
+connection: so a pooler may stand between.
 """
 
 from __future__ import annotations
@@ -32,20 +31,16 @@ from kilburn.errors import (
 try:
     import psycopg
     from psycopg import errors
-    from psycopg.abc import Buffer
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
     from psycopg.pq import TransactionStatus
-    from psycopg.sql import SQL, Composed
-    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-    from psycopg.types.string import BytesBinaryDumper, BytesDumper
 except ModuleNotFoundError as error:
     raise MissingExtra("psycopg", "postgres") from error
+
+from kilburn.backends.postgres.statements import Row, Statements
 
 log = logging.getLogger("kilburn")
 
 T = TypeVar("T")
-
-Row = tuple[Any, ...]
 
 NOTHING = 0
 """What psycopg tells a generator that waits when nothing has come for a while."""
@@ -63,12 +58,17 @@ class BoundedConnection(psycopg.Connection[Row]):
     """When it was used last."""
     lost = 0
     """How many others were lost when it was made."""
+    statements: Statements
+    """Sends to it."""
 
     @property
     def told(self) -> bool:
         """Whether the server has said something that nobody asked for: it has ended the connection."""
+        # Not `select`, which knows no file with a number over 1023.
+        poll = select.poll()
         try:
-            return bool(select.select([self.fileno()], [], [], 0)[0])
+            poll.register(self.fileno(), select.POLLIN)
+            return bool(poll.poll(0))
         except (OSError, ValueError, psycopg.Error):
             return True
 
@@ -197,25 +197,6 @@ def shown_url(url: str) -> str:
     return f"postgresql://{host}{port}/{given.get('dbname') or given.get('user') or ''}"
 
 
-class Statements:
-    """Sends the statements of one transaction."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def send(self, sql: str | SQL | Composed, *values: object) -> psycopg.Cursor[Row]:
-        """Send one; its answer is read by whoever wants it."""
-        return self._connection.cursor(binary=True).execute(sql, values)
-
-    def rows(self, sql: str | SQL | Composed, *values: object) -> list[Row]:
-        """The rows of a query."""
-        return self.send(sql, *values).fetchall()
-
-    def row(self, sql: str | SQL | Composed, *values: object) -> Row | None:
-        """The first row of a query, or None."""
-        return self.send(sql, *values).fetchone()
-
-
 class _Pool:
     """The connections of this process to one database. Who needs one makes it, and so knows why it cannot be made."""
 
@@ -274,7 +255,8 @@ class _Pool:
                 pause = min(2 * pause, 0.5)
                 continue
             try:
-                configure(made)
+                # Nothing is prepared behind a pooler, which may send the next transaction to another connection.
+                made.statements = Statements(made, prepares=not is_pooled(made))
             except BaseException:
                 made.close()
                 raise
@@ -332,24 +314,6 @@ class _Shared:
 
 
 _shared = _Shared()
-
-
-class HexDumper(BytesDumper):
-    """Bytes as text, within an array. libpq's own form has its backslashes twice where `standard_conforming_strings` is off."""
-
-    def dump(self, obj: Buffer) -> Buffer | None:
-        """See psycopg."""
-        return b"\\x" + bytes(obj).hex().encode()
-
-
-def configure(connection: Connection) -> None:
-    """Numbers are always sent as the same type, so that a statement is planned once; but nothing is prepared behind a pooler,
-    which may send the next transaction to another connection."""
-    for dumper in (HexDumper, BytesBinaryDumper):
-        connection.adapters.register_dumper(bytes, dumper)
-    connection.adapters.register_dumper(int, Int8Dumper)
-    connection.adapters.register_dumper(int, Int8BinaryDumper)
-    connection.prepare_threshold = None if is_pooled(connection) else 2
 
 
 def is_pooled(connection: Connection) -> bool:
@@ -431,8 +395,8 @@ class Database:
         """
         joined = self.joined
         if joined is not None:
-            with translate_errors(self.shown, doing), joined.pipeline():
-                return do(Statements(joined))
+            with translate_errors(self.shown, doing), joined.statements as statements:
+                return do(statements)
         return self._transact(doing, do, _READ, long=long)
 
     def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
@@ -446,10 +410,10 @@ class Database:
             return self._transact(doing, do, _WRITE, settled)
         with translate_errors(self.shown, doing):
             try:
-                with joined.pipeline():
-                    joined.execute("SAVEPOINT part")
-                    made = do(Statements(joined))
-                    joined.execute("RELEASE part")
+                with joined.statements as statements:
+                    statements.send("SAVEPOINT part")
+                    made = do(statements)
+                    statements.send("RELEASE part")
             except BaseException:
                 if not joined.closed:
                     with suppress(psycopg.Error):
@@ -458,13 +422,13 @@ class Database:
                 raise
             return made
 
-    def _begin(self, connection: Connection, begin: str, *, steps: bool = False, long: bool = False) -> Statements:
+    def _begin(self, connection: Connection, begin: str, *, steps: bool = False, long: bool = False) -> None:
         """Begin a transaction.
 
         Args:
             steps: its caller does other things in between. long: its statements take as long as they take.
         """
-        statements = Statements(connection)
+        statements = connection.statements
         wait, longest, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
         values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
         if long:
@@ -474,7 +438,6 @@ class Database:
             statements.send(_BOUNDED, *values, silent)
         else:
             statements.send(_SETTINGS, *values)
-        return statements
 
     def _transact(
         self,
@@ -488,9 +451,9 @@ class Database:
         for attempt in range(TRIES):
             connected = sent = False
             try:
-                with self.connection(doing) as connection, connection.pipeline():
+                with self.connection(doing) as connection, connection.statements as statements:
                     connected = True
-                    statements = self._begin(connection, begin, long=long)
+                    self._begin(connection, begin, long=long)
                     made = do(statements)
                     sent = begin is _WRITE
                     statements.send("COMMIT")
@@ -531,7 +494,7 @@ class Database:
             yield
             return
         with self.connection("writing") as connection:
-            with connection.pipeline():
+            with connection.statements:
                 self._begin(connection, _WRITE, steps=True)
             self._joined.connection = connection
             try:
@@ -554,8 +517,7 @@ class Database:
 def connected(url: str, doing: str, *, silence: float = 30.0) -> Iterator[Connection]:
     """A connection of one's own, as the user of the URL; given up when the server says nothing for so many seconds."""
     with translate_errors(shown_url(url), doing), Connection.connect(url, autocommit=True) as connection:
-        connection.silence = silence
-        configure(connection)
+        connection.silence, connection.prepare_threshold = silence, None
         yield connection
 
 

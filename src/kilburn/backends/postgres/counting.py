@@ -10,10 +10,9 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from psycopg import Cursor
-
 from kilburn.backends.counting import IDLE, LEASE, Demand, Ruling
-from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url
+from kilburn.backends.postgres.connection import Database, checked_url
+from kilburn.backends.postgres.statements import Answer, Statements
 
 SHARED = """
 -- The keys of the gateways over this database. `changed` counts the changes: whoever knows some reads what came later.
@@ -134,7 +133,7 @@ class PostgresTurnstile:
         if tidies:
             self._tidied = time.monotonic()
 
-        def do(statements: Statements) -> Cursor[Row]:
+        def do(statements: Statements) -> Answer:
             if tidies:
                 for delete in _OLD:
                     statements.send(delete, IDLE)

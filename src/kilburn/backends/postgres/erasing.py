@@ -20,7 +20,8 @@ import psycopg
 from psycopg import errors, sql
 
 from kilburn.backends.postgres import halves
-from kilburn.backends.postgres.connection import LONG, Connection, Database, Statements, connected, is_pooled
+from kilburn.backends.postgres.connection import LONG, Connection, Database, connected, is_pooled
+from kilburn.backends.postgres.statements import Statements
 from kilburn.errors import StoreError
 
 log = logging.getLogger("kilburn")

@@ -17,8 +17,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from kilburn.backends.postgres.connection import ROLE, Connection, Database, Statements, connected, patient
+from kilburn.backends.postgres.connection import ROLE, Connection, Database, connected, patient
 from kilburn.backends.postgres.schema import MAINTAINS
+from kilburn.backends.postgres.statements import Statements
 from kilburn.backends.ranked import ranges_of
 from kilburn.errors import MissingExtra
 from kilburn.retrieval import EXACT

@@ -29,8 +29,9 @@ from kilburn.backends.findings import (
 )
 from kilburn.backends.postgres import schema
 from kilburn.backends.postgres.coldrows import PostgresColdRows
-from kilburn.backends.postgres.connection import Connection, Row, Statements
+from kilburn.backends.postgres.connection import Connection
 from kilburn.backends.postgres.postings import words_of
+from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT
 from kilburn.backends.ranked import PLACES
 from kilburn.backends.records import UNREADABLE, event_of, seal_of

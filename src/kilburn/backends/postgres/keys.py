@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kilburn.backends.postgres import schema
-from kilburn.backends.postgres.connection import Database, Statements, checked_url, connected
+from kilburn.backends.postgres.connection import Database, checked_url, connected
+from kilburn.backends.postgres.statements import Statements
 
 _INSERT = (
     "INSERT INTO kilburn.key(name, changed, body) VALUES(%s, %s, %s)"

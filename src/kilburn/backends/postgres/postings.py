@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import apsw
-from psycopg import Cursor
 
 from kilburn.backends.passages import passages
-from kilburn.backends.postgres.connection import Row, Statements
+from kilburn.backends.postgres.statements import Answer, Statements
 from kilburn.backends.ranked import DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
@@ -175,7 +174,7 @@ class Postings(RankedIndex):
                 self._whole[word] = entries
                 self._looked.add(word)
 
-    def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> Cursor[Row]:
+    def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> Answer:
         each = _each(ranges, depth)
         place = [low for low, _ in ranges], [high for _, high in ranges], self._tenant, self._key(word)
         if among:

@@ -34,10 +34,11 @@ from kilburn.backends.codec import inflate, key_of
 from kilburn.backends.findings import Finding
 from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
-from kilburn.backends.postgres.connection import Database, Row, Statements, checked_url, connected, split_connections
+from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
 from kilburn.backends.postgres.erasing import held, wipe
 from kilburn.backends.postgres.inspection import Inspection, orphans
 from kilburn.backends.postgres.postings import Postings
+from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
 from kilburn.backends.ranked import PLACES, Extents, number_of
 from kilburn.backends.records import UNREADABLE, page_of, seal_of

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from psycopg import Cursor
-
 from kilburn.backend import Batch, Digests, SegmentKind, State
 from kilburn.backends import citations, mentions
 from kilburn.backends.chilling import OpenPlace
 from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows
-from kilburn.backends.postgres.connection import Row, Statements
 from kilburn.backends.postgres.erasing import flag
+from kilburn.backends.postgres.statements import Answer, Row, Statements
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -95,12 +93,12 @@ _END = (
 )
 
 
-def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> Cursor[Row]:
+def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> Answer:
     """Lock the rows of segments, in order; the answer has them."""
     return statements.send(_LOCK if wait else f"{_LOCK} NOWAIT", tenant, sorted(set(segments)))
 
 
-def locked(answer: Cursor[Row]) -> tuple[dict[int, SegmentRow], dict[int, int]]:
+def locked(answer: Answer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
     """The segments of such an answer, and their epochs."""
     found = answer.fetchall()
     return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
@@ -229,7 +227,7 @@ class Writing:
     def _new(self) -> list[int]:
         return [page.id for page in self._batch.pages if page.id > 0]
 
-    def _ask_said(self, said: Digests) -> Cursor[Row] | None:
+    def _ask_said(self, said: Digests) -> Answer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
         if not new or (not said.after and min(new) == 1):
