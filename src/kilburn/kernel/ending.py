@@ -9,6 +9,7 @@ or that has an open branch, is left alone, and so are its branches.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -252,8 +253,12 @@ def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[Segme
         # A branch may have been used later, and never makes it due earlier.
         if info.number not in broken and rule.decide(SessionUse(info.name, info.used), now) is None:
             continue
-        below = branches_in(backend, info, forks)
-        use = _use(backend, info, below, begun=info.number in broken)
+        try:
+            below = branches_in(backend, info, forks)
+            use = _use(backend, info, below, begun=info.number in broken)
+        except StoreCorrupt:
+            # It ends when somebody has looked at it, and holds up no other.
+            below, use = [], SessionUse(info.name, info.used, "it is damaged: see `kilburn fsck`")
         stage = rule.decide(use._replace(held=""), now)
         if stage is not None:
             yield info, [each for each, _ in below], use, stage
@@ -305,9 +310,10 @@ def _only_in(backend: Backend, numbers: Collection[int]) -> set[str]:
     """The texts of segments that no other segment has, too."""
     own, others = set[str](), set[str]()
     for info in backend.segments():
-        if not info.damaged:
-            found = own if info.number in numbers else others
-            for page, _ in backend.pages(info.number):
+        found = own if info.number in numbers else others
+        # A damaged one may hide that it has a text, too: then that is read from the cold place.
+        with suppress(StoreCorrupt):
+            for page, _ in backend.pages(info.number) if not info.damaged else ():
                 found.update(filter(None, (page.digest, page.extra)))
     return own - others
 
@@ -328,18 +334,23 @@ def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
 
 
 def _texts(backend: Backend, rule: Coolness, now: float) -> Iterator[TextUse]:
-    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay."""
+    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay. Of a damaged segment,
+    what can be read."""
     for info in backend.segments():
-        if info.damaged:
-            continue
-        read: dict[int, float] = {}
-        for act in READ if info.kind is SegmentKind.SESSION else ():
-            for event in backend.events(info.number, act=act):
-                read.update(dict.fromkeys(event.pages, event.time))
-        small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
-        in_use = now - info.used < rule.after
-        for page, state in backend.pages(info.number):
-            held = small or (in_use and (state.at is Place.IN or state.pinned))
-            used = max(page.time, read.get(page.id, 0.0))
-            for digest in filter(None, (page.digest, page.extra)):
-                yield TextUse(digest, used, page.tokens, held)
+        if not info.damaged:
+            with suppress(StoreCorrupt):
+                yield from _texts_of(backend, rule, now, info)
+
+
+def _texts_of(backend: Backend, rule: Coolness, now: float, info: SegmentInfo) -> Iterator[TextUse]:
+    read: dict[int, float] = {}
+    for act in READ if info.kind is SegmentKind.SESSION else ():
+        for event in backend.events(info.number, act=act):
+            read.update(dict.fromkeys(event.pages, event.time))
+    small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
+    in_use = now - info.used < rule.after
+    for page, state in backend.pages(info.number):
+        held = small or (in_use and (state.at is Place.IN or state.pinned))
+        used = max(page.time, read.get(page.id, 0.0))
+        for digest in filter(None, (page.digest, page.extra)):
+            yield TextUse(digest, used, page.tokens, held)
