@@ -89,6 +89,13 @@ def test_what_makes_no_sense_is_refused(db: Path, words: tuple[str, ...]) -> Non
     assert kilburn("export", "--db", db, "--no-note").raw == before
 
 
+def test_a_cold_place_of_no_store_is_refused(tmp_path: Path) -> None:
+    done = kilburn("cold", "set", tmp_path / "place", "--db", tmp_path / "none.db")
+    assert done.status == 2
+    assert "there is no store" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_move_that_moves_nothing_says_what_stays(db: Path, tmp_path: Path) -> None:
     assert kilburn("cold", "set", tmp_path / "place", "--db", db).status == 0
     done = kilburn("cold", "move", "--older-than", "30d", "--db", db)

@@ -282,7 +282,13 @@ def test_the_command_shows_what_failed_and_tries_it_again(tmp_path: Path, capsys
     assert (row["session"], row["state"], row["tries"]) == ("s", "failed", FAILED)
     assert main(["worker", str(place), "--retry"]) == 0
     assert "1 job" in capsys.readouterr().out
-    assert main([*given[:-4], "--learn", "plain", "--embedder", "none"]) == 0
+    again = ["worker", str(place), "--retry", "--once"]
+    assert main([*again, "--status"]) == 2
+    assert "give it alone" in capsys.readouterr().err
+    assert main([*again, "--learn", "plain", "--embedder", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "1 job to be tried again" in out
+    assert "learned" in out
     assert main(["worker", str(place), "--status", "--json"]) == 0
 
 
