@@ -360,7 +360,7 @@ def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     try:
         status = typer.main.get_command(commands).main(args=given, prog_name=name, standalone_mode=False)
         if status == INTERRUPTED:  # the parser has caught it
-            return _fail(given, KeyboardInterrupt(), "", INTERRUPTED)
+            return _fail(given, KeyboardInterrupt(), f"{name}: interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except Unusable as error:
         words = io.StringIO()
@@ -371,7 +371,7 @@ def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:
-        return _fail(given, error, "", INTERRUPTED)
+        return _fail(given, error, f"{name}: interrupted", INTERRUPTED)
     except (KilburnError, OSError, UnicodeError) as error:
         if isinstance(error, BrokenPipeError):
             _hush()

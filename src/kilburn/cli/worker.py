@@ -64,9 +64,7 @@ def worker(
     ] = None,
     poll: Annotated[float, Option("--poll", min=0.01, metavar="SECONDS", help="The longest pause between two looks.")] = 10.0,
     status: Annotated[bool, Option("--status", help="Show what is being done and what failed, and end.")] = False,
-    retry: Annotated[
-        bool, Option("--retry", help="Let what failed be tried again, and end; with --once, do it.")
-    ] = False,
+    retry: Annotated[bool, Option("--retry", help="Let what failed be tried again, and end; with --once, do it.")] = False,
     tenants: Annotated[
         list[str] | None,
         Option("--tenant", metavar="NAME", help="Whose work; may be repeated. Else $KILBURN_TENANT, else default."),
