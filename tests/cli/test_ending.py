@@ -62,8 +62,13 @@ def test_a_rule_is_kept_and_applied(db: Path) -> None:
     assert kilburn("sessions", "rule", "--forget-after", "2d", "--json", "--db", db).json == {"archive": None, "forget": 172800.0}
     assert "nothing is due" in kilburn("sessions", "expire", "--yes", "--db", db).out
     assert kilburn("sessions", "rule", "--forget-after", "0s", "--db", db).status == 0
+    assert "no rule has" in kilburn("sessions", "receipts", "--db", db).out
     assert kilburn("sessions", "expire", "--yes", "--db", db).status == 0
     assert names(db) == []
+    shown = kilburn("sessions", "receipts", "--db", db).out
+    assert "forgotten: " in shown
+    assert "one" not in shown.split()
+    assert {one["whole"] for one in kilburn("sessions", "receipts", "--json", "--db", db).json} == {True}
     assert kilburn("sessions", "rule", "--never", "--db", db).status == 0
     assert kilburn("sessions", "rule", "--json", "--db", db).json == {"archive": None, "forget": None}
 
