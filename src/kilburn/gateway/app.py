@@ -44,8 +44,8 @@ from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
-from kilburn.kernel.claims import FAILED, kept
 from kilburn.jobs.worker import JobKind, Ways, Worker
+from kilburn.kernel.claims import FAILED, kept
 from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
@@ -270,7 +270,7 @@ class Gateway:
                 await in_thread(self.learn_left)
 
     def learn_left(self) -> None:
-        """Learn once from the sessions of each open tenant that a gateway marked, and that it did not come to: it was killed. What
+        """Learn once from the sessions of each open tenant that a gateway marked and did not come to, because it was killed. What
         is said from now on is learned from after its reply. A request that comes ends it, and it goes on later."""
         learns = self.settings.memory > 0 or self.settings.keys is not None
         for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
