@@ -132,3 +132,17 @@ def test_without_the_driver_of_postgresql_the_extra_is_named(words: tuple[str, .
     assert done.returncode in (1, 2)
     assert "psycopg is not installed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_laboratory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for entry in (Path(entry) for entry in sys.path if Path(entry).name == "site-packages"):
+        for each in entry.iterdir():
+            if not each.name.startswith("kilburn") and each.suffix != ".pth" and not (tmp_path / each.name).exists():
+                (tmp_path / each.name).symlink_to(each)
+    code = "from kilburn.cli import main; raise SystemExit(main(['lab', 'recall']))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert "kilburn-lab" in done.stderr
+    assert "pip" in done.stderr
+    assert done.stderr.count("\n") == 1

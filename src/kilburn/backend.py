@@ -6,14 +6,14 @@ in one transaction. It has few verbs, and each is all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from kilburn.errors import SpecError, StoreError, StoreStale
+from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.page import Page, Place, Span
 
@@ -375,11 +375,14 @@ class Backend(Protocol):
         """The passages with these numbers, with the score 0; those that do not exist any more are left out."""
         ...
 
-    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
-        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first.
+    def unembedded(
+        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
+    ) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first. One whose text is
+        not what was written is passed over.
 
-        Raises:
-            StoreCorrupt: a text is not what was written.
+        Args:
+            damaged: gets those that were passed over, by entry.
         """
         ...
 

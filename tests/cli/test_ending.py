@@ -62,8 +62,13 @@ def test_a_rule_is_kept_and_applied(db: Path) -> None:
     assert kilburn("sessions", "rule", "--forget-after", "2d", "--json", "--db", db).json == {"archive": None, "forget": 172800.0}
     assert "nothing is due" in kilburn("sessions", "expire", "--yes", "--db", db).out
     assert kilburn("sessions", "rule", "--forget-after", "0s", "--db", db).status == 0
+    assert "no rule has" in kilburn("sessions", "receipts", "--db", db).out
     assert kilburn("sessions", "expire", "--yes", "--db", db).status == 0
     assert names(db) == []
+    shown = kilburn("sessions", "receipts", "--db", db).out
+    assert "forgotten: " in shown
+    assert "one" not in shown.split()
+    assert {one["whole"] for one in kilburn("sessions", "receipts", "--json", "--db", db).json} == {True}
     assert kilburn("sessions", "rule", "--never", "--db", db).status == 0
     assert kilburn("sessions", "rule", "--json", "--db", db).json == {"archive": None, "forget": None}
 
@@ -87,6 +92,13 @@ def test_what_makes_no_sense_is_refused(db: Path, words: tuple[str, ...]) -> Non
     assert done.status in (1, 2)
     assert done.err.strip()
     assert kilburn("export", "--db", db, "--no-note").raw == before
+
+
+def test_a_cold_place_of_no_store_is_refused(tmp_path: Path) -> None:
+    done = kilburn("cold", "set", tmp_path / "place", "--db", tmp_path / "none.db")
+    assert done.status == 2
+    assert "there is no store" in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_move_that_moves_nothing_says_what_stays(db: Path, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_interruption_exits_130(db: Path) -> None:
         _, err = running.communicate(timeout=600)
     assert running.returncode == 130
     assert b"Traceback" not in err
+    assert err.decode().splitlines()[-1] == "kilburn: interrupted"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

@@ -271,6 +271,18 @@ def test_a_gateway_may_leave_learning_and_embedding_to_workers(gateway: Any) -> 
     assert "locker is number 12" in said(setup)
 
 
+def test_a_gateway_learns_what_one_before_it_was_killed_at(gateway: Any) -> None:
+    # One that leaves learning to others leaves what one does that is killed after its reply.
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, background=False)
+    setup.chat([user(SAID)])
+    assert facts(setup) == []
+    later = gateway(upstream=Upstream(otherwise="Noted."), memory=300, db=str(setup.db), tend=0.05)
+    until(lambda: any("locker" in fact for fact in facts(setup)))
+    later.chat([user(ASKED)])
+    assert "locker is number 12" in said(later)
+    assert len([fact for fact in facts(setup) if "locker" in fact]) == 1
+
+
 def test_a_failing_upstream_teaches_nothing(gateway: Any) -> None:
     setup = gateway(Refusal(status=500), memory=300, form="messages")
     with pytest.raises(anthropic.APIStatusError):

@@ -12,18 +12,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import kilburn
 from jobs.killing import Keeping
 from jobs.work import DAY, EMBEDDER, check_done, exchange, fill
+from kilburn.backend import SegmentKind
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli import main
-from kilburn.errors import SpecError, Unavailable
+from kilburn.errors import SpecError, StoreCorrupt, Unavailable
 from kilburn.event import Act
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
 from kilburn.kernel.claims import FAILED, JobName, kept, take, try_again
+from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.model import Request
 from kilburn.search.embedders.hashing import Hashing
@@ -279,7 +282,13 @@ def test_the_command_shows_what_failed_and_tries_it_again(tmp_path: Path, capsys
     assert (row["session"], row["state"], row["tries"]) == ("s", "failed", FAILED)
     assert main(["worker", str(place), "--retry"]) == 0
     assert "1 job" in capsys.readouterr().out
-    assert main([*given[:-4], "--learn", "plain", "--embedder", "none"]) == 0
+    again = ["worker", str(place), "--retry", "--once"]
+    assert main([*again, "--status"]) == 2
+    assert "give it alone" in capsys.readouterr().err
+    assert main([*again, "--learn", "plain", "--embedder", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "1 job to be tried again" in out
+    assert "learned" in out
     assert main(["worker", str(place), "--status", "--json"]) == 0
 
 
@@ -323,3 +332,54 @@ def test_half_a_store_is_left_alone(tmp_path: Path) -> None:
         with Sqlite(place) as backend:
             backend.keep_setting("copying", "elsewhere")
         assert worker.once() == 0
+
+
+def damage(place: Path, sql: str) -> None:
+    db = apsw.Connection(str(place))
+    db.execute(sql)
+    db.close()
+
+
+def test_a_damaged_text_is_named_and_holds_up_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "a.db"
+    said(place, "before", "I live in Porto.")
+    said(place, "bad", "I drink tea.", user="eve")
+    said(place, "after", "My name is Ana.")
+    page = "SELECT content FROM page JOIN process ON process.id = process WHERE name = 'bad' AND page.id = 1"
+    damage(place, f"UPDATE content SET data = zeroblob(length(data)) WHERE id = ({page})")
+    ways = Ways(kinds=(JobKind.LEARN, JobKind.EMBED), learn=("plain",), embedder=EMBEDDER)
+    did = worked(place, ways)
+    assert {one.session for one in did if one.kind == "learn" and not one.error} == {"before", "after"}
+    (bad,) = {one.segment for one in did if one.error}
+    assert {(one.kind, one.error.partition(":")[0]) for one in did if one.error} == {
+        ("embed", "StoreCorrupt"),
+        ("learn", "StoreCorrupt"),
+    }
+    with Sqlite(place) as backend:
+        assert backend.unembedded(EMBEDDER, 10) == [], "the others are embedded"
+        damaged: dict[int, StoreCorrupt] = {}
+        assert backend.unembedded(EMBEDDER, 10, damaged) == []
+        assert {entry >> 32 for entry in damaged} == {bad}
+        assert [info.name for info in backend.segments() if info.number == bad] == ["bad"]
+    assert worked(place, ways) == [], "it rests"
+    assert main(["worker", str(place), "--status"]) == 0
+    assert "bad" in capsys.readouterr().out
+    assert main(["fsck", "--db", str(place)]) == 1
+    assert "p1" in capsys.readouterr().out
+
+
+def test_a_damaged_ledger_holds_up_no_other(tmp_path: Path) -> None:
+    place = tmp_path / "a.db"
+    with Store(Sqlite(place), Budget(4000), "fifo", tokenizer="chars/4", clock=lambda: time.time() - 9 * DAY) as store:
+        for name in ("bad", "old"):
+            store.session(name, user="ana").append(*exchange("I live in Porto."))
+        keep_rule(store.backend, TimeToLive(forget=DAY))
+    said(place, "new", "I drink tea.")
+    of_bad = "process = (SELECT id FROM process WHERE name = 'bad')"
+    damage(place, f"UPDATE page SET meta = zeroblob(length(meta)) WHERE {of_bad}")
+    damage(place, f"UPDATE event SET body = zeroblob(length(body)) WHERE {of_bad}")
+    did = worked(place)
+    assert [one.receipt.whole for one in did if one.receipt] == [("old",)]
+    assert {one.session for one in did if one.kind == "learn" and not one.error} == {"new"}
+    with Sqlite(place) as backend:
+        assert sorted(info.name for info in backend.segments() if info.kind is SegmentKind.SESSION) == ["bad", "new"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,16 +16,19 @@ from kernel.talk import user
 from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.errors import Forgotten, SpecError, StoreCorrupt, StoreError
 from kilburn.kernel.ending import (
+    MOST_RECEIPTS,
     Coolness,
     Ending,
+    KeptReceipt,
     SessionUse,
     TextUse,
     TimeToLive,
     cool,
     expire,
     keep_rule,
+    kept_receipts,
     rule_of,
 )
 from kilburn.kernel.store import Store
@@ -165,6 +170,106 @@ def test_who_comes_back_while_others_are_forgotten_is_not_forgotten(tmp_path: Pa
             assert [receipt.whole for receipt in done.receipts] == [("first",), ("last",)]
             assert {info.name for info in other.sessions()} == {"back", "pinned"}
             assert other.session("back").recall("p2") == "said in back"
+
+
+class Stepping(Sqlite):
+    """A store where something else happens before one of the calls to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.at, self.then = -1, lambda: None
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("segment", "segments", "events", "pages", "citing", "commit", "erase", "settings", "replace_setting"):
+            self.at -= 1
+            if self.at == 0:
+                self.then()
+        return super().__getattribute__(name)
+
+
+def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_path: Path) -> None:
+    came = {"kept": 0, "too late": 0}
+    for step in range(1, 1000):
+        path = tmp_path / f"{step}.db"
+        backend, clock = Stepping(path), FakeClock()
+        with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=clock) as store:
+            session = store.session("work")
+            session.append(user("said before"))
+            branch = session.fork("a branch")
+            branch.append(user("in the branch"))
+            branch.exit("done")
+            fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
+            later(store, 100)
+            begun: list[bool] = []
+
+            def come_back(path: Path = path, clock: FakeClock = clock, begun: list[bool] = begun, step: int = step) -> None:
+                with Store(Sqlite(path), Budget(1000), "hybrid", tokenizer="chars/4", clock=clock) as other:
+                    names = {info.name: info for info in other.sessions()}
+                    name = ("work", "work/b1")[step % 2]
+                    if name not in names:
+                        return
+                    begun.append(any(event.why for event in other.backend.events(names[name].number) if event.policy == "kernel"))
+                    with suppress(Forgotten, StoreError):
+                        other.session(name).append(user("I am back"))
+                        return
+                    begun.clear()
+
+            backend.then, backend.at = come_back, step
+            done = expire(store, TimeToLive(forget=30 * DAY))
+            over, backend.at = backend.at > 0, -1
+            if over:
+                break
+            if begun == [False]:
+                assert done.forgotten == ()
+                assert "work" in {info.name for info in store.sessions()}
+                assert store.memory("ana").recall(fact) == "Ana lives in Porto"
+                came["kept"] += 1
+            else:
+                came["too late"] += 1
+        path.unlink()
+    assert all(came.values()), came
+
+
+def test_the_receipts_of_a_rule_are_kept_without_a_name(store: Store) -> None:
+    rule = TimeToLive(forget=30 * DAY)
+    numbers = []
+    for name in ("heliotrope", "anemone"):
+        store.session(name).append(user(f"the secret of {name}"))
+        numbers.append(store.session(name).number)
+        later(store, 100)
+    (first, second) = (expire(store, rule), expire(store, rule))
+    assert (len(first.receipts), second.receipts) == (2, ())
+    kept = kept_receipts(store.backend)
+    assert [(one.segment, one.whole, one.segments, one.places) for one in kept] == [
+        (number, True, 1, receipt.places) for number, receipt in zip(numbers, first.receipts, strict=True)
+    ]
+    assert not {"heliotrope", "anemone"} & set(re.findall("[a-z]+", store.backend.settings()["receipts"]))
+    assert expire(store, rule, dry=True).receipts == ()
+    store.backend.keep_setting("receipts", "nonsense")
+    assert kept_receipts(store.backend) == []
+    older = [KeptReceipt(segment=1000 + number, time=1.0) for number in range(MOST_RECEIPTS)]
+    store.backend.keep_setting("receipts", msgspec.json.encode(older).decode())
+    number = store.session("more").number
+    store.session("more").append(user("x"))
+    later(store, 100)
+    expire(store, rule)
+    assert [one.segment for one in kept_receipts(store.backend)] == [*(one.segment for one in older[1:]), number]
+
+
+def test_a_receipt_of_what_a_kill_broke_off_says_that_it_was_begun(tmp_path: Path) -> None:
+    backend = Interrupted(tmp_path / "b.db")
+    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as store:
+        number = store.session("work").number
+        store.session("work").append(user("one"))
+        later(store, 100)
+
+        def killed() -> None:
+            raise KeyboardInterrupt
+
+        backend.then = [killed]
+        with pytest.raises(KeyboardInterrupt):
+            expire(store, TimeToLive(forget=30 * DAY))
+        assert kept_receipts(backend) == [KeptReceipt(segment=number, time=kept_receipts(backend)[0].time)]
 
 
 def test_a_branch_in_use_keeps_its_session(store: Store) -> None:

@@ -91,7 +91,12 @@ def test_one_line_taken_out_is_one_session_that_comes_back(db: Path) -> None:
     old, listing = db.with_name("old.db"), db.with_name("list.json")
     assert command("forget", "--list", listing, "--db", db).status == 0
     lines = listing.read_text().splitlines(keepends=True)
-    listing.write_text("".join(line for line in lines if '"segment":1,' not in line))
+    left = [line for line in lines if '"segment":1,' not in line]
+    listing.write_text("".join(left))
+    refused = command("forget", "--again", listing, "--yes", "--db", old)
+    assert refused.status == 2
+    assert 'takes out that of "check"' in refused.err
+    listing.write_text("".join(line for line in left if '"check"' not in line))
     assert command("forget", "--again", listing, "--yes", "--db", old).status == 0
     with opened(old) as store:
         assert store.session("work of ana").recall("p1") == "the secret heliotrope"
@@ -129,7 +134,7 @@ def test_what_is_no_list_is_refused(db: Path, text: str) -> None:
 def test_a_range_without_end_costs_nothing_and_a_wrong_address_is_refused(db: Path) -> None:
     listing = db.with_name("list.json")
     assert command("forget", "--list", listing, "--db", db).status == 0
-    text = listing.read_text()
+    text = "".join(line for line in listing.read_text().splitlines(keepends=True) if '"check"' not in line)
     listing.write_text(text.replace('"p1"', '"p1-p999999999999999"', 1))
     assert "work of ana p1-p2" in command("forget", "--again", listing, "--dry-run", "--db", db.with_name("old.db")).out
     listing.write_text(text.replace('"p1"', '"every"', 1))

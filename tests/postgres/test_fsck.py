@@ -119,7 +119,7 @@ def test_a_store_that_is_well(place: str) -> None:
         found = checked(place, "--tenant", tenant)
         assert found["findings"] == []
         assert "checked" in found["db"]
-    assert "all is well" in run("fsck", "--db", place).out
+    assert "all is well" in run("fsck", place).out
 
 
 def test_nothing_is_repaired(place: str) -> None:

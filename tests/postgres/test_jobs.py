@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
+
+import kilburn
+from jobs.work import EMBEDDER, exchange
+from kilburn.backends.postgres.store import Postgres
+from kilburn.jobs.worker import Did, JobKind, Ways, Worker
 
 
 @pytest.mark.slow
@@ -16,3 +23,22 @@ def test_workers_that_are_killed_do_everything_once(url: str, tmp_path: Path, wo
     done = subprocess.run(given, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > workers, "some were killed"
+
+
+def test_a_damaged_text_is_named_and_holds_up_no_other(url: str) -> None:
+    with kilburn.open(url, embedder=None, tokenizer="chars/4") as store:
+        for name in ("before", "bad", "after"):
+            store.session(name).append(*exchange(f"This is said in {name}."))
+        digest = next(page.digest for page, _ in store.backend.pages(store.session("bad").number) if page.id == 1)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE kilburn.content SET data = '\\x00' WHERE digest = decode(%s, 'hex')", [digest])
+    did: list[Did] = []
+    with Worker(url, ways=Ways(kinds=(JobKind.EMBED,), embedder=EMBEDDER), told=did.append) as worker:
+        while worker.once():
+            pass
+    assert [(one.count, one.error.partition(":")[0]) for one in did] == [(0, "StoreCorrupt"), (5, "")]
+    with closing(Postgres(url)) as backend:
+        assert backend.unembedded(EMBEDDER, 10) == []
+        (finding,) = backend.findings()
+        bad = next(info.number for info in backend.segments() if info.name == "bad")
+        assert (finding.kind, finding.segment, finding.page) == ("content", bad, 1)

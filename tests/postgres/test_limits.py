@@ -116,6 +116,10 @@ def test_a_key_that_this_version_cannot_read_lets_nobody_in_and_stops_no_other(u
         keys.close()
     with pytest.raises(SpecError, match="cannot be read"):
         read_keys(url)
+    with psycopg.connect(url) as connection:
+        connection.execute("DELETE FROM kilburn.key WHERE name <> %s", (made.name,))
+    with pytest.raises(SpecError, match="none of the keys"):
+        Keys(url)
 
 
 def test_without_a_database_no_gateway_begins_with_its_keys() -> None:

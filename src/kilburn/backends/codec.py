@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import msgspec
 
@@ -168,6 +168,42 @@ def inflate(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callab
     if len(data) != size:
         raise _corrupt(digest, f"its length is not the recorded {size} bytes")
     return data
+
+
+def sound_passages(
+    limit: int,
+    waiting: Callable[[int], Sequence[tuple[int, int, int, int]]],
+    text_of: Callable[[int, int], str],
+    damaged: MutableMapping[int, StoreCorrupt],
+) -> list[tuple[int, str]]:
+    """The first so many passages whose text is what was written: (entry, text).
+
+    Args:
+        waiting: the first passages, so many at most: entry, page, start, stop.
+        text_of: the text of a page of a segment; it raises StoreCorrupt.
+        damaged: gets those that were passed over, by entry.
+    """
+    texts: dict[tuple[int, int], str | StoreCorrupt] = {}
+    most = limit
+    while True:
+        found, wrong = list[tuple[int, str]](), dict[int, StoreCorrupt]()
+        spans = waiting(most)
+        for entry, page, start, stop in spans:
+            key = entry >> 32, page
+            if key not in texts:
+                try:
+                    texts[key] = text_of(*key)
+                except StoreCorrupt as error:
+                    texts[key] = error
+            text = texts[key]
+            if isinstance(text, StoreCorrupt):
+                wrong[entry] = text
+            else:
+                found.append((entry, text[start:stop]))
+        if len(spans) < most or len(found) >= limit:
+            damaged.update(wrong)
+            return found[:limit]
+        most = limit + 2 * len(wrong)
 
 
 def _corrupt(digest: object, why: str) -> StoreCorrupt:

@@ -58,6 +58,12 @@ def gather(found: list[Finding], kind: str, check: Iterator[Finding], segment: i
         found.append(Finding(kind=kind, what=what, segment=segment, derived=kind in ("index", "vector")))
 
 
+def of_page(what: str, pages: Sequence[Sequence[object]]) -> Finding:
+    """A text that is damaged, with the first page that has it: its segment and its number."""
+    segment, page = next(iter(pages), (0, 0))
+    return Finding(kind="content", what=what, segment=_id(segment), page=_id(page))
+
+
 def wrong_segments(segments: Iterable[SegmentRow]) -> Iterator[Finding]:
     """Their own rows."""
     for segment in segments:

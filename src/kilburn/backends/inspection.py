@@ -23,6 +23,7 @@ from kilburn.backends.findings import (
     cited_by,
     gather,
     is_observation,
+    of_page,
     wrong_calls,
     wrong_checkpoints,
     wrong_citations,
@@ -118,12 +119,13 @@ def _strays(db: apsw.Connection) -> Iterator[Finding]:
 
 
 def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
-    select = "SELECT digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
-    for digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
+    select = "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
+    first = "SELECT process, id FROM page WHERE content = ?1 OR extra = ?1 ORDER BY process, abs(id) LIMIT 1"
+    for number, digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
         try:
             unpack(*thawed(db, codec, data, digest), size, digest, Wholes(db).text)
         except (StoreError, SpecError, MissingExtra) as error:
-            yield Finding(kind="content", what=error.what)
+            yield of_page(error.what, rows(db, first, number))
     for (digest,) in rows(db, f"SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
 

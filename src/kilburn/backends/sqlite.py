@@ -13,8 +13,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
 from typing import TypeVar
@@ -26,7 +27,7 @@ import msgspec
 from kilburn.backend import Batch, HistoryOwner, Moved, Passage, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import Chilling, ColdRows
-from kilburn.backends.codec import key_of
+from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.coldtable import ColdTable
 from kilburn.backends.connection import (
     StoreConnection,
@@ -652,25 +653,21 @@ class Sqlite:
         """Those that are segments of this tenant and not damaged."""
         return {number for number, one in self._directory.numbered(set(segments)).items() if not one.damaged}
 
-    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
-        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first.
-
-        Raises:
-            StoreCorrupt: a text is not what was written.
-        """
+    def unembedded(
+        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
+    ) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first. One whose text is
+        not what was written is passed over, and is added to `damaged`."""
+        name, wrong = check_name(embedder, "embedder"), damaged if damaged is not None else {}
         with self._reading("reading"):
             # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
             among = self._directory.waits_in(embedder)
             if among is not None and not among:
                 return []
-            texts: dict[tuple[int, int], str] = {}
-            found = []
-            for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit, among):
-                key = entry >> 32, page
-                if key not in texts:
-                    texts[key] = content_of(self._db, *key)
-                found.append((entry, texts[key][start:stop]))
-            if not found and limit > 0:
+            found = sound_passages(
+                limit, lambda most: self._vectors.waiting(name, most, among), partial(content_of, self._db), wrong
+            )
+            if not found and not wrong and limit > 0:
                 self._directory.nothing_waits(embedder)
         return found
 

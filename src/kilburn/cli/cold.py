@@ -42,7 +42,7 @@ def set_place(
     """
     from kilburn.backends.cold import new_place
 
-    with where.writing(new=True) as store:
+    with where.writing() as store:
         # Also what is only to be deleted in the old place: nobody would find it there any more.
         if store.backend.cold() or store.backend.scrub():
             raise SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`, then scrub")

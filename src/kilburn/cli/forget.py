@@ -120,11 +120,11 @@ def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None
     """Write the list of what is forgotten."""
     with reading(db, tenant) as store:
         known = listed(store.backend, store.clock())
-    # A segment has a line: whoever wants something back takes its line out.
+    # A segment has a line: whoever wants something back takes its line out, and that of "check".
     lines = ",\n".join(msgspec.json.encode(each).decode() for each in known.gone)
     head = msgspec.json.encode({"time": known.time, "made": {str(number): made for number, made in known.made.items()}}).decode()
     with write_file(file, force=True) as out:
-        out.write(f'{head[:-1]},"gone":[\n{lines}\n]}}\n'.encode())
+        out.write(f'{head[:-1]},\n"check":"{known.check}",\n"gone":[\n{lines}\n]}}\n'.encode())
     if json:
         emit({"list": str(file), "segments": len(known.gone)})
     else:

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Annotated, Any, Protocol, cast
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from kilburn.backend import Backend, Batch, SegmentInfo, State
 from kilburn.backends.findings import Finding
@@ -50,6 +50,9 @@ class Ruler:
 
 @app.command()
 def fsck(
+    place: Annotated[
+        str | None, Argument(metavar="STORE", help="A file, or the URL of a database; else --db.", show_default=False)
+    ] = None,
     repair: Annotated[bool, Option("--repair", help="Rebuild what is derived; put what cannot be read out of the way.")] = False,
     db: Db = None,
     tenant: Tenant = None,
@@ -63,11 +66,13 @@ def fsck(
 
     Exit status 1 if something is wrong (after --repair: if something is still wrong).
 
-    Example:
+    Examples:
+
+        kilburn fsck agent.db
 
         kilburn fsck --repair
     """
-    path = existing(db)
+    path = existing(place or db)
     if is_url(path) and repair:
         what = "a database is checked, and not repaired"
         raise SpecError(what, advice="restore it from a backup; `kilburn copy` makes what is derived anew in another place")

@@ -12,18 +12,21 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import IO, Annotated, Any
 
 import msgspec
 from typer import Exit, Option
 
-from kilburn.backends.places import is_url, shown
+from kilburn.backends.places import is_url, open_backend, shown
+from kilburn.backends.together import open_keys
 from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
-from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.limits import check_listening, limits_of
 from kilburn.gateway.logs import Log
@@ -32,6 +35,9 @@ from kilburn.prices import prices_of
 from kilburn.search.choice import usual_embedder
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
+
+BETWEEN = 0.5
+"""Seconds between two looks whether a database is there."""
 
 MOST_WORKERS = 64
 """Processes of one gateway."""
@@ -129,6 +135,9 @@ def serve(
     drain: Annotated[
         float, Option(min=0.0, metavar="SECONDS", help="What requests in flight may take when it is told to end.")
     ] = 60.0,
+    wait: Annotated[
+        float, Option("--wait", min=0.0, metavar="SECONDS", help="How long it waits at its start for a database that is away.")
+    ] = 60.0,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -170,10 +179,36 @@ def serve(
     gateway = _gateway()
     check_listening(host, keys)
     settings = _settings(gateway, asked)
+    _wait_for_databases(asked, wait)
     if workers == 1:
         _listen(gateway, settings, asked, port)
     elif status := _work_together(gateway, settings, asked, port, workers):
         raise Exit(status)
+
+
+def _wait_for_databases(asked: _Asked, seconds: float) -> None:
+    """Wait until the databases of the store and of the keys can be reached, so long at most.
+
+    Raises:
+        StoreUnavailable: one cannot. StoreError: it cannot be opened.
+    """
+    steps: list[Callable[[], Any]] = []
+    if is_url(asked.db) and asked.fail == "closed":
+        steps.append(lambda: open_backend(asked.db, tenant=asked.tenant))
+    if asked.keys is not None and is_url(asked.keys):
+        steps.append(partial(open_keys, asked.keys))
+    end, told = time.monotonic() + seconds, False
+    while steps:
+        try:
+            steps[-1]().close()
+            steps.pop()
+        except StoreUnavailable as error:
+            if time.monotonic() >= end:
+                raise
+            if not told:
+                say(f"waiting for the database, {seconds:g} s at most (--wait): {error}")
+            told = True
+            time.sleep(BETWEEN)
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,11 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import StorePlace, stored
-from kilburn.cli.moments import seconds
+from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes, app
 from kilburn.errors import SpecError
-from kilburn.kernel.ending import Expired, TimeToLive, expire, keep_rule, rule_of
+from kilburn.kernel.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, rule_of
 from kilburn.terminal import emit, line, say, tell
 
 sessions = typer.Typer(help="How sessions end.", no_args_is_help=True, rich_markup_mode=None)
@@ -122,3 +122,28 @@ def rule(
     said = kept or TimeToLive()
     for what, length in (("archived", said.archive), ("forgotten", said.forget)):
         tell(f"{what}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
+
+
+@sessions.command("receipts")
+@stored
+def receipts(*, where: StorePlace) -> None:
+    """Show the receipts of the sessions that a rule has forgotten, also by `kilburn worker` and `kilburn serve`: the last 200.
+
+    A session has its number here, as its name is forgotten, too. What a person forgets has a receipt of its own when it is done.
+
+    Example:
+
+        kilburn sessions receipts
+    """
+    with where.reading() as store:
+        kept = kept_receipts(store.backend)
+    if where.json:
+        emit([{name: getattr(each, name) for name in each.__struct_fields__} for each in kept])
+        return
+    for each in kept:
+        places = ", ".join(f"{count(number)} {place}" for place, number in each.places.items())
+        more = f" with its branches, {many(each.segments, 'session')}" if each.segments > 1 else ""
+        said = f"forgotten{more}{f': {places}' if places else ''}" if each.whole else "begun, not known to its end"
+        tell(line(f"{when(each.time)}  session {each.segment}: {said}"))
+    if not kept:
+        tell("no rule has forgotten a session")

@@ -28,7 +28,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from kilburn import __version__
-from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, SpecError, WireError
+from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, MissingExtra, SpecError, WireError
 from kilburn.kernel.session import HitRateWarning
 from kilburn.search.found import DamageWarning
 from kilburn.terminal import say, spelled, tell
@@ -98,6 +98,10 @@ ENTRIES = "kilburn.commands"
 """The group of entry points with verbs of other packages."""
 
 
+LABORATORY = "lab"
+"""The verb of the laboratory, which pages name and not everybody has."""
+
+
 class Verbs(TyperGroup):
     """The verbs of `kilburn`; each is loaded when it is used."""
 
@@ -111,7 +115,10 @@ class Verbs(TyperGroup):
             if cmd_name in VERBS:
                 _register(cmd_name)
             else:
-                for entry in entry_points(group=ENTRIES, name=cmd_name):
+                others = entry_points(group=ENTRIES, name=cmd_name)
+                if not others and cmd_name == LABORATORY:
+                    raise MissingExtra("the laboratory, kilburn-lab,", LABORATORY)
+                for entry in others:
                     app.add_typer(entry.load(), name=cmd_name)
             self.commands.update(getattr(typer.main.get_command(app), "commands", {}))
         return self.commands.get(cmd_name)
@@ -353,7 +360,7 @@ def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     try:
         status = typer.main.get_command(commands).main(args=given, prog_name=name, standalone_mode=False)
         if status == INTERRUPTED:  # the parser has caught it
-            return _fail(given, KeyboardInterrupt(), "", INTERRUPTED)
+            return _fail(given, KeyboardInterrupt(), f"{name}: interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except Unusable as error:
         words = io.StringIO()
@@ -364,7 +371,7 @@ def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:
-        return _fail(given, error, "", INTERRUPTED)
+        return _fail(given, error, f"{name}: interrupted", INTERRUPTED)
     except (KilburnError, OSError, UnicodeError) as error:
         if isinstance(error, BrokenPipeError):
             _hush()

@@ -64,7 +64,7 @@ def worker(
     ] = None,
     poll: Annotated[float, Option("--poll", min=0.01, metavar="SECONDS", help="The longest pause between two looks.")] = 10.0,
     status: Annotated[bool, Option("--status", help="Show what is being done and what failed, and end.")] = False,
-    retry: Annotated[bool, Option("--retry", help="Let what failed be tried again at once, and end.")] = False,
+    retry: Annotated[bool, Option("--retry", help="Let what failed be tried again, and end; with --once, do it.")] = False,
     tenants: Annotated[
         list[str] | None,
         Option("--tenant", metavar="NAME", help="Whose work; may be repeated. Else $KILBURN_TENANT, else default."),
@@ -86,6 +86,8 @@ def worker(
 
         kilburn worker agent.db --status
     """
+    if status and (retry or once):
+        raise SpecError("--status only shows", advice="give it alone; before it, --retry, and then --once")
     given = ctx.find_root().params
     where = existing(place or db or given.get("db"), advice="give its file or URL; `kilburn chat` and `kilburn serve` make one")
     whose = list(dict.fromkeys(tenants or [given.get("tenant") or "default"]))
@@ -94,7 +96,8 @@ def worker(
         return
     if retry:
         _retry(where, whose, json=json)
-        return
+        if not once:
+            return
     with closed_after(model_of(model)) as speaker:
         ways = Ways(
             kinds=_kinds(kinds),

@@ -5,6 +5,7 @@ It is kept where the store is not. It has numbers and times, and no word, no nam
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
@@ -37,11 +38,17 @@ class ForgottenList(msgspec.Struct, frozen=True, kw_only=True):
         time: when it was listed, in seconds since the epoch.
         gone: by the numbers of the segments.
         made: segments that are still there, by their numbers, and when each was made: by these the store is known.
+        check: the SHA-256 of the others, by which damage is noticed; "" in a list of an older version, or of whoever changed it.
     """
 
     time: float
     gone: tuple[Gone, ...]
     made: dict[int, float]
+    check: str = ""
+
+
+def _check_of(known: ForgottenList) -> str:
+    return hashlib.sha256(msgspec.json.encode([known.time, known.gone, sorted(known.made.items())])).hexdigest()
 
 
 def listed(backend: Backend, time: float) -> ForgottenList:
@@ -56,19 +63,26 @@ def listed(backend: Backend, time: float) -> ForgottenList:
                 gone.append(Gone(segment=info.number, pages=ranges(pages)))
             if pages or len(made) < WITNESSES:
                 made[info.number] = info.created
-    return ForgottenList(time=time, gone=tuple(gone), made=made)
+    known = ForgottenList(time=time, gone=tuple(gone), made=made)
+    return msgspec.structs.replace(known, check=_check_of(known))
 
 
 def read_list(data: bytes) -> ForgottenList:
     """A list as it was written.
 
     Raises:
-        SpecError: it is none.
+        SpecError: it is none, or it is not what was written.
     """
     try:
-        return msgspec.json.decode(data, type=ForgottenList)
+        known = msgspec.json.decode(data, type=ForgottenList)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SpecError(f"this is no list of what is forgotten: {error}", advice="`kilburn forget --list` writes one") from error
+    if known.check not in ("", _check_of(known)):
+        raise SpecError(
+            "this list is not what was written: it is damaged, or somebody changed it",
+            advice='give another copy; whoever took a line out on purpose takes out that of "check", too',
+        )
+    return known
 
 
 def to_forget_again(backend: Backend, known: ForgottenList) -> tuple[dict[int, list[int]], list[SegmentInfo]]:

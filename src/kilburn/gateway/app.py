@@ -44,6 +44,7 @@ from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, told
+from kilburn.jobs.worker import JobKind, Ways, Worker
 from kilburn.kernel.claims import FAILED, kept
 from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
@@ -80,6 +81,9 @@ NOTHING = "there is nothing at this path; see the list of paths in the documenta
 
 QUIET = 1.0
 """Seconds without a new request, after which the gateway does what can wait."""
+
+ONLY_LEARN = Ways(kinds=(JobKind.LEARN,), embedder=None)
+"""What is done of what a gateway before this one left; the other kinds of work are found again by themselves."""
 
 TEND = 600.0
 """Seconds between two looks at which sessions end."""
@@ -205,6 +209,7 @@ class Gateway:
         self._open: dict[str, Relay] = {}
         self._stores: list[Store] = []
         self._learners = Learners(works=settings.background)
+        self._learned: set[str] = set()
         budget = Budget(settings.window)
         self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
         self._used = 0.0
@@ -257,11 +262,27 @@ class Gateway:
         return time.monotonic() - self._used < QUIET
 
     async def tending(self) -> None:
-        """Now and then, while nobody asks anything, end the sessions whose time is over."""
+        """Now and then, while nobody asks anything, end the sessions whose time is over, and learn what was left."""
         while self.settings.background:
             await asyncio.sleep(self.settings.tend)
             if not self._busy():
                 await in_thread(self.end_sessions)
+                await in_thread(self.learn_left)
+
+    def learn_left(self) -> None:
+        """Learn once from the sessions of each open tenant that a gateway marked and did not come to, because it was killed. What
+        is said from now on is learned from after its reply. A request that comes ends it, and it goes on later."""
+        learns = self.settings.memory > 0 or self.settings.keys is not None
+        for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
+            if tenant in self._learned or not self._turn(tenant):
+                continue
+            try:
+                with Worker(self.settings.db, (tenant,), ONLY_LEARN, stopped=self._busy) as worker:
+                    worker.once()
+                    if not worker.is_over():
+                        self._learned.add(tenant)
+            except KilburnError as error:
+                log.warning("tenant %r: what was left is not learned: %s", tenant, error)
 
     def end_sessions(self) -> None:
         """Archive and forget what the rules of the tenants say whose stores are open here. What fails is tried again later."""

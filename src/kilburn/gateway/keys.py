@@ -245,7 +245,8 @@ class Keys:
 
     Raises:
         SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or gone, or the database cannot be
-            read for some time. StoreError: the database cannot be read.
+            read for some time. Of a database, a key that cannot be read lets nobody in, and if none can be read, none are known.
+        StoreError: the database cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -258,7 +259,14 @@ class Keys:
         if self._stored is None:
             self._refresh()
         else:
-            self._read_changed(self._stored)
+            try:
+                self._read_changed(self._stored)
+                if self._changed and not self._known:
+                    what = "none of the keys in this database can be read"
+                    raise SpecError(what, advice="use the Kilburn that made them, or a newer one")
+            except BaseException:
+                self._stored.close()
+                raise
             threading.Thread(target=self._watch, args=(self._stored,), name="kilburn-keys", daemon=True).start()
 
     def close(self) -> None:

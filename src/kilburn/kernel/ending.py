@@ -9,13 +9,14 @@ or that has an open branch, is left alone, and so are its branches.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
-from kilburn.backend import Backend, Moved, SegmentInfo, SegmentKind
-from kilburn.errors import KilburnError, SpecError, StoreCorrupt
+from kilburn.backend import Backend, Batch, Moved, SegmentInfo, SegmentKind
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act, Event
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.branches import Fork, above_of, branches_in
@@ -25,6 +26,9 @@ from kilburn.page import Place
 
 SETTING = "retention"
 """The setting of a tenant with its rule."""
+
+RECEIPTS, MOST_RECEIPTS = "receipts", 200
+"""The setting of a tenant with the receipts of what its rule has forgotten, and how many it has: the last ones."""
 
 FORGET = "forget"
 """The kind of the job that forgets a session; see `kilburn.kernel.claims`."""
@@ -224,8 +228,13 @@ def _forget(
     try:
         with renewing(claim):
             # Somebody may have come back, or forgotten it, while others were forgotten.
-            if rule.decide(_use_now(backend, info, begun=claim.tries > 1), now) is Ending.FORGET:
+            if _begin(backend, info, rule, now, begun=claim.tries > 1):
+                _keep_receipt(backend, KeptReceipt(segment=info.number, time=now))
                 receipt = store.forget(session=info.name, why=WHY)
+                kept = KeptReceipt(
+                    segment=info.number, time=receipt.time, segments=len(receipt.whole), places=receipt.places, whole=True
+                )
+                _keep_receipt(backend, kept)
                 told(receipt)
     except KilburnError as failed:
         error = named(failed)
@@ -252,8 +261,12 @@ def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[Segme
         # A branch may have been used later, and never makes it due earlier.
         if info.number not in broken and rule.decide(SessionUse(info.name, info.used), now) is None:
             continue
-        below = branches_in(backend, info, forks)
-        use = _use(backend, info, below, begun=info.number in broken)
+        try:
+            below = branches_in(backend, info, forks)
+            use = _use(backend, info, below, begun=info.number in broken)
+        except StoreCorrupt:
+            # It ends when somebody has looked at it, and holds up no other.
+            below, use = [], SessionUse(info.name, info.used, "it is damaged: see `kilburn fsck`")
         stage = rule.decide(use._replace(held=""), now)
         if stage is not None:
             yield info, [each for each, _ in below], use, stage
@@ -280,12 +293,60 @@ def _is_dropped(event: Event) -> bool:
     return event.act is Act.DROP and event.why == WHY
 
 
-def _use_now(backend: Backend, info: SegmentInfo, *, begun: bool) -> SessionUse:
-    """What a rule may know of a session by now."""
+def _begin(backend: Backend, info: SegmentInfo, rule: TimeToLive, now: float, *, begun: bool) -> bool:
+    """Whether a session is to be forgotten by now. Then its ledger and those of its branches say so, each behind the event that
+    was its last when the rule decided: whoever has used one of them since keeps them all."""
     found = backend.segment(info.name, time=0.0, create=False)
     if found is None or found.number != info.number or found.damaged:
-        return SessionUse(info.name, info.used, "it is not there any more")
-    return _use(backend, found, branches_in(backend, found, {}), begun=begun)
+        return False
+    below = branches_in(backend, found, {})
+    if rule.decide(_use(backend, found, below, begun=begun), now) is not Ending.FORGET:
+        return False
+    try:
+        for each in (found, *(one for one, _ in below)):
+            event = Event(number=each.head + 1, act=Act.NOTE, time=now, policy="kernel", why=WHY)
+            backend.commit(each.number, Batch(head=each.head, events=[event]))
+    except StoreStale:
+        return False
+    return [one.number for one, _ in branches_in(backend, found, {})] == [one.number for one, _ in below]
+
+
+class KeptReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a store keeps of a session that a rule has forgotten: no name, and no word of it.
+
+    Args:
+        segment: its number. time: seconds since the epoch. segments: how many went, with its branches.
+        places: see `Erasure`.
+        whole: whether it was forgotten to its end. If not, it was begun; whatever went on with it may have been killed before it
+            could count.
+    """
+
+    segment: int
+    time: float
+    segments: int = 0
+    places: dict[str, int] = {}
+    whole: bool = False
+
+
+def kept_receipts(backend: Backend) -> list[KeptReceipt]:
+    """Of the sessions that rules have forgotten, the last ones, oldest first."""
+    return _receipts_of(backend.settings().get(RECEIPTS))
+
+
+def _receipts_of(value: str | None) -> list[KeptReceipt]:
+    try:
+        return msgspec.json.decode(value or "[]", type=list[KeptReceipt])
+    except msgspec.MsgspecError:
+        return []  # whoever wrote that: it is replaced
+
+
+def _keep_receipt(backend: Backend, receipt: KeptReceipt) -> None:
+    while True:
+        value = backend.settings().get(RECEIPTS)
+        kept = [one for one in _receipts_of(value) if one.segment != receipt.segment]
+        made = msgspec.json.encode([*kept, receipt][-MOST_RECEIPTS:]).decode()
+        if backend.replace_setting(RECEIPTS, value, made):
+            return
 
 
 def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:
@@ -305,9 +366,10 @@ def _only_in(backend: Backend, numbers: Collection[int]) -> set[str]:
     """The texts of segments that no other segment has, too."""
     own, others = set[str](), set[str]()
     for info in backend.segments():
-        if not info.damaged:
-            found = own if info.number in numbers else others
-            for page, _ in backend.pages(info.number):
+        found = own if info.number in numbers else others
+        # A damaged one may hide that it has a text, too: then that is read from the cold place.
+        with suppress(StoreCorrupt):
+            for page, _ in backend.pages(info.number) if not info.damaged else ():
                 found.update(filter(None, (page.digest, page.extra)))
     return own - others
 
@@ -328,18 +390,23 @@ def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
 
 
 def _texts(backend: Backend, rule: Coolness, now: float) -> Iterator[TextUse]:
-    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay."""
+    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay. Of a damaged segment,
+    what can be read."""
     for info in backend.segments():
-        if info.damaged:
-            continue
-        read: dict[int, float] = {}
-        for act in READ if info.kind is SegmentKind.SESSION else ():
-            for event in backend.events(info.number, act=act):
-                read.update(dict.fromkeys(event.pages, event.time))
-        small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
-        in_use = now - info.used < rule.after
-        for page, state in backend.pages(info.number):
-            held = small or (in_use and (state.at is Place.IN or state.pinned))
-            used = max(page.time, read.get(page.id, 0.0))
-            for digest in filter(None, (page.digest, page.extra)):
-                yield TextUse(digest, used, page.tokens, held)
+        if not info.damaged:
+            with suppress(StoreCorrupt):
+                yield from _texts_of(backend, rule, now, info)
+
+
+def _texts_of(backend: Backend, rule: Coolness, now: float, info: SegmentInfo) -> Iterator[TextUse]:
+    read: dict[int, float] = {}
+    for act in READ if info.kind is SegmentKind.SESSION else ():
+        for event in backend.events(info.number, act=act):
+            read.update(dict.fromkeys(event.pages, event.time))
+    small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
+    in_use = now - info.used < rule.after
+    for page, state in backend.pages(info.number):
+        held = small or (in_use and (state.at is Place.IN or state.pinned))
+        used = max(page.time, read.get(page.id, 0.0))
+        for digest in filter(None, (page.digest, page.extra)):
+            yield TextUse(digest, used, page.tokens, held)

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from kilburn.backend import Backend, Passage
-from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, Refused, SpecError, StoreError
+from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, Refused, SpecError, StoreCorrupt, StoreError
 from kilburn.kernel.resolve import resolve
 from kilburn.native import PATIENCE as COMPUTING
 from kilburn.native import ending, inside
@@ -45,6 +45,8 @@ SHORT, LETTERS = 32, 10_000
 BATCH, ASIDE, MEANWHILE = 64, 16, 2
 """Passages that are embedded at once: by `catch_up`, in the background, where the next search or the end may wait, and
 beside others, who may want the processor."""
+DAMAGED = "StoreCorrupt: see `kilburn fsck`"
+"""Why a passage is left whose text is not what was written."""
 READ = 4096
 """Vectors that are read from the store at once."""
 QUERIES = 64
@@ -180,6 +182,8 @@ class Vectors:
         self._thread: threading.Thread | None = None
         self._busy: Callable[[], bool] | None = None
         self._turn: Callable[[], bool] = lambda: True
+        # Segments with a damaged text that were said.
+        self._said: set[int] = set()
         self.trouble = ""
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
@@ -239,14 +243,16 @@ class Vectors:
             return stored | serving.scan.similar(vector, wanted)
 
     def behind(self, left: Collection[int] = ()) -> bool:
-        """Whether passages wait for a vector, other than these, or vectors of another embedder are still there.
+        """Whether passages wait for a vector, other than these, or vectors of another embedder are still there. One whose text is
+        damaged counts: it is to be said.
 
         Raises:
             StoreError: the store cannot be read.
         """
-        waiting = self.backend.unembedded(self.embedder.name, len(left) + 1)
+        damaged: dict[int, StoreCorrupt] = {}
+        waiting = self.backend.unembedded(self.embedder.name, len(left) + 1, damaged)
         others = any(name != self.embedder.name for name in self.backend.embedders())
-        return others or any(entry not in left for entry, _ in waiting)
+        return others or any(entry not in left for entry in (*dict(waiting), *damaged))
 
     def catch_up(
         self,
@@ -259,11 +265,11 @@ class Vectors:
         """Embed what waits, at most `limit` passages, and drop the vectors of other embedders when nothing waits any more.
 
         Each batch is stored before the next one begins, so whatever ends it, the next call goes on there. `progress` gets
-        the number so far.
+        the number so far. A passage whose text is damaged is passed over, and said in the log once.
 
         Args:
             left: passages that are left out, by entry. If it is given, a passage at which the embedder fails, and only at that,
-                is added with the name of the error, and the others go on.
+                is added with the name of the error, and the others go on; one whose text is damaged is added, too.
 
         Returns:
             How many passages were embedded.
@@ -275,18 +281,27 @@ class Vectors:
         while not self._stop.is_set() and not ending() and (limit is None or done < limit):
             with self._embedding:
                 most = batch if limit is None else min(batch, limit - done)
-                waiting = self.backend.unembedded(self.embedder.name, most + len(left or ()))
+                damaged: dict[int, StoreCorrupt] = {}
+                waiting = self.backend.unembedded(self.embedder.name, most + len(left or ()), damaged)
+                self._say_damaged(damaged)
                 if left is not None:
+                    left.update(dict.fromkeys(damaged, DAMAGED))
                     waiting = [one for one in waiting if one[0] not in left][:most]
                 self._embed(waiting, left)
             if not waiting:
-                if not left:
+                # Of what is damaged, nothing more comes.
+                if not set(left or ()) - damaged.keys():
                     self._drop_others()
                 break
             done += sum(entry not in left for entry, _ in waiting) if left else len(waiting)
             if progress is not None:
                 progress(done)
         return done
+
+    def _say_damaged(self, damaged: Iterable[int]) -> None:
+        for segment in sorted({entry >> 32 for entry in damaged} - self._said):
+            self._said.add(segment)
+            log.warning("a text of segment %d has no vector: it is damaged; see `kilburn fsck`", segment)
 
     def start(
         self, grace: float = GRACE, *, busy: Callable[[], bool] | None = None, turn: Callable[[], bool] = lambda: True

@@ -17,6 +17,7 @@ from kilburn.backends.findings import (
     Pages,
     cited_by,
     gather,
+    of_page,
     wrong_calls,
     wrong_checkpoints,
     wrong_citations,
@@ -166,13 +167,17 @@ class Inspection:
         select = (
             "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest > %s ORDER BY digest LIMIT %s"
         )
+        first = (
+            "SELECT process, id FROM kilburn.page WHERE tenant = %s AND (content = %s OR extra = %s)"
+            " ORDER BY process, abs(id) LIMIT 1"
+        )
         last = b""
         while some := self._own(select, last, TEXTS):
             for row in some:
                 try:
                     self._cold.text(row)
                 except (StoreError, SpecError, MissingExtra) as error:
-                    yield Finding(kind="content", what=error.what)
+                    yield of_page(error.what, self._own(first, row[-1], row[-1]))
             last = some[-1][-1]
         unused = (
             "SELECT digest FROM kilburn.content WHERE tenant = %s"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
@@ -30,7 +30,7 @@ from kilburn.backend import (
     root_of,
 )
 from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
-from kilburn.backends.codec import inflate, key_of
+from kilburn.backends.codec import inflate, key_of, sound_passages
 from kilburn.backends.findings import Finding
 from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
@@ -500,8 +500,11 @@ class Postgres:
 
         return self._db.read("reading", do)
 
-    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
-        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first."""
+    def unembedded(
+        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
+    ) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first. One whose text is
+        not what was written is passed over, and is added to `damaged`."""
         name = check_name(embedder, "embedder").encode()
         texts = (
             "SELECT page.process, page.id, size, codec, data, digest"
@@ -510,19 +513,27 @@ class Postgres:
             " JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
         )
 
-        def do(statements: Statements) -> tuple[list[Row], list[Row]]:
-            number = self._embedder(statements, name)
-            waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, limit, self._number, limit)
-            keys = sorted({(entry >> 32, page) for entry, page, *_ in waits})
-            found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
-            return waits, found
+        known: dict[tuple[int, int], Row] = {}
 
-        waits, rows = self._db.read("reading", do)
-        known = {(one, page): self._text(tuple(row)) for one, page, *row in rows}
-        for entry, page, *_ in waits:
-            if (entry >> 32, page) not in known:
+        def waiting(most: int) -> list[Row]:
+            def do(statements: Statements) -> tuple[list[Row], list[Row]]:
+                number = self._embedder(statements, name)
+                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, most, self._number, most)
+                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - known.keys())
+                found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
+                return waits, found
+
+            waits, rows = self._db.read("reading", do)
+            known.update({(one, page): tuple(row) for one, page, *row in rows})
+            return waits
+
+        def text_of(segment: int, page: int) -> str:
+            row = known.get((segment, page))
+            if row is None:
                 raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
-        return [(entry, known[entry >> 32, page][start:stop]) for entry, page, start, stop in waits]
+            return self._text(row)
+
+        return sound_passages(limit, waiting, text_of, damaged if damaged is not None else {})
 
     def _embedder(self, statements: Statements, name: bytes) -> int:
         """The number of an embedder; 0 if it has no vectors here."""
