@@ -34,9 +34,9 @@ from kilburn_lab.training.words import AGENT, USER, WordTokenizer
 
 MODULUS, LONGEST, ROUNDS, LATER = 10, 24, 3, 12
 """The longest chain, in steps, of which the answer is one; rounds of a roll-out in training; rounds that are measured."""
-TRACE, GROUP, SLIP, DOUBT = 8, 8, 0.6, 0.4
-"""Tokens of a trace at most; roll-outs of one problem; how often the demonstrator is wrong where a sum is ten, and how often he
-takes back an answer."""
+TRACE, SUMMARY, GROUP, SLIP, DOUBT = 8, 3, 8, 0.6, 0.4
+"""Tokens of a trace and of a summary at most; roll-outs of one problem; how often the demonstrator is wrong where a sum is ten,
+and how often he takes back an answer."""
 LABELS = [f"s{number}" for number in range(1, LONGEST + 1)]
 ADDED = ["+1", "+2", "+3", "+4"]
 WORDS = WordTokenizer("reasoning_cache", ["from", "end", "so", "\\boxed{", "}", *map(str, range(MODULUS)), *ADDED, *LABELS])
@@ -111,15 +111,17 @@ def reasoned(problem: Problem, summary: str, chance: random.Random | None = None
     return WORDS.reply(" ".join(said))[:TRACE]
 
 
+def midst(chance: random.Random) -> tuple[Problem, str]:
+    """A problem of any length, and a summary from the midst of it, or with an answer."""
+    steps = chance.randint(2, LONGEST)
+    problem, at, value = draw(chance, steps), chance.randrange(steps), chance.randrange(MODULUS)
+    return problem, f"so {value}" if chance.random() < 0.15 else f"{LABELS[at - 1]} {value}" if at else ""
+
+
 def supervised(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
     """A step on demonstrations: rounds in the midst of a chain."""
-    rows, world = list[Row](), chance.worlds
-    for _ in range(64):
-        steps = world.randint(2, LONGEST)
-        problem, at, value = draw(world, steps), world.randrange(steps), world.randrange(MODULUS)
-        summary = f"so {value}" if world.random() < 0.15 else f"{LABELS[at - 1]} {value}" if at else ""
-        rows.append((prompt_of(problem, summary), reasoned(problem, summary, world)))
-    return sft_loss(model, rows), {}
+    rounds = [midst(chance.worlds) for _ in range(64)]
+    return sft_loss(model, [(prompt_of(*one), reasoned(*one, chance.worlds)) for one in rounds]), {}
 
 
 def rolled(model: Transformer, problems: Sequence[Problem], chance: Chance) -> tuple[list[list[Row]], list[float]]:
@@ -137,14 +139,19 @@ def rolled(model: Transformer, problems: Sequence[Problem], chance: Chance) -> t
     return rows, [float(answer == problem.answer) for answer, problem in zip(answers, problems, strict=True)]
 
 
+def paid(model: Transformer, turns: Sequence[Sequence[Row]], rewards: Sequence[float]) -> Tensor:
+    """The loss of roll-outs, of which those of one problem stand together: what was said, by what was paid at the end."""
+    weighed = [(row, weight) for rows, weight in zip(turns, advantages(rewards, GROUP), strict=True) for row in rows if weight]
+    told = [row for row, _ in weighed] or list(turns[0])
+    return policy_loss(model, told, [weight for _, weight in weighed] or [0.0] * len(told))
+
+
 def reinforced(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
     """A step on what the model itself tried: groups of roll-outs of one problem, paid at their end. A summary is in prompts
     alone, so nothing of it is learned."""
     problems = [one for _ in range(24) for one in [draw(chance.worlds, chance.worlds.randint(2, 2 * ROUNDS))] * GROUP]
-    rows, rewards = rolled(model, problems, chance)
-    weighed = [(row, weight) for turns, weight in zip(rows, advantages(rewards, GROUP), strict=True) for row in turns if weight]
-    told = [row for row, _ in weighed] or rows[0]
-    return policy_loss(model, told, [weight for _, weight in weighed] or [0.0] * len(told)), {"reward": fmean(rewards)}
+    turns, rewards = rolled(model, problems, chance)
+    return paid(model, turns, rewards), {"reward": fmean(rewards)}
 
 
 class Rule:
@@ -166,12 +173,12 @@ class Rule:
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),)), finish=Finish.STOP)
 
 
-def played(model: Model, problem: Problem, warm: float = WARM, seed: int = 0, blank: bool = False) -> Reasoning:
+def played(model: Model, summariser: Model, problem: Problem, warm: float = WARM, seed: int = 0) -> Reasoning:
     """The problem through the product's agent, its caps and its ledger."""
     with kilburn.open(":memory:", window=4000, tokenizer=WORDS, embedder=None) as store:
-        schedule = Schedule(rounds=LATER, reason=TRACE, summary=2, temperature=warm, seed=seed)
-        agent = ReasoningCache(model, store.session("rounds"), schedule, summariser=Rule(blank), prompts=PROMPTS)
-        return agent.run(problem.text)
+        schedule = Schedule(rounds=LATER, reason=TRACE, summary=SUMMARY, temperature=warm, seed=seed)
+        session = store.session("rounds")
+        return ReasoningCache(model, session, schedule, summariser=summariser, prompts=PROMPTS).run(problem.text)
 
 
 def by_round(problem: Problem, made: Reasoning) -> list[bool]:
@@ -180,20 +187,18 @@ def by_round(problem: Problem, made: Reasoning) -> list[bool]:
     return [answer == problem.answer for answer in answers]
 
 
-def measured(course: TrainingRun, arm: str, label: str, warm: float = WARM, blank: bool = False) -> Figures:
+def measured(course: TrainingRun, arm: str, model: Model, summariser: Model, warm: float = WARM) -> Figures:
     """Right answers after some numbers of rounds, for chains of every length; the curve over all rounds goes into a ledger."""
-    model, chance = Toy(str(course.checkpoint(arm))), course.chance("measure").worlds
+    chance = course.chance("measure").worlds
     lengths = [2, 6, 24] if course.smoke else [*range(2, LONGEST + 1)] * 2
-    runs = [(one, played(model, one, warm, chance.getrandbits(30), blank)) for one in (draw(chance, each) for each in lengths)]
+    runs = [
+        (one, played(model, summariser, one, warm, chance.getrandbits(30))) for one in (draw(chance, each) for each in lengths)
+    ]
     right = [fmean(found) for found in zip(*(by_round(*run) for run in runs), strict=True)]
     lines = [{"step": number, "right": share, "seconds": 0.0} for number, share in enumerate(right, 1)]
-    course.ledger(f"{label}, by round").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    found = {(label, f"right by round {number}"): right[number - 1] for number in (1, ROUNDS, 6, 9, LATER)}
-    found[label, "best less last"] = max(right) - right[-1]
-    if label == "reward":
-        found[label, "tokens reasoned"] = fmean(made.horizon for _, made in runs)
-        found[label, "largest prompt and its trace"] = max(made.peak for _, made in runs)
-    return found
+    course.ledger(f"{arm}, by round").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    found = {(arm, f"right by round {number}"): right[number - 1] for number in (1, ROUNDS, 6, 9, LATER)}
+    return found | {(arm, "best less last"): max(right) - right[-1]}
 
 
 def train(course: TrainingRun) -> Figures:
@@ -204,10 +209,11 @@ def train(course: TrainingRun) -> Figures:
     course.train("reward", later, reinforced, rate=1e-3, begin="demonstrations")
     course.train("reward alone", later, reinforced, rate=1e-3)
     arms = ("demonstrations", "demonstrations again", "reward", "reward alone")
-    found = {key: value for arm in arms for key, value in measured(course, arm, arm).items()}
+    models, rule = {arm: Toy(str(course.checkpoint(arm))) for arm in arms}, Rule()
+    found = {key: value for arm in arms for key, value in measured(course, arm, models[arm], rule).items()}
     for arm in ("demonstrations", "reward"):
-        found |= measured(course, arm, f"{arm}, greedy", warm=0.0)
-    return found | measured(course, "reward", "reward, summary blanked", blank=True)
+        found |= measured(course, f"{arm}, greedy", models[arm], rule, warm=0.0)
+    return found | measured(course, "reward, summary blanked", models["reward"], Rule(blank=True))
 
 
 RECIPE = Recipe(

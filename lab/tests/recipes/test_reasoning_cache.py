@@ -19,6 +19,7 @@ from reasoning_cache import (
     TRACE,
     WORDS,
     Problem,
+    Rule,
     answered,
     by_round,
     draw,
@@ -45,7 +46,7 @@ def oracle(problem: Problem, blank: bool = False) -> tuple[Scripted, list[list[i
 def test_the_prompts_of_training_are_those_of_the_agent_and_the_oracle_is_right(steps: int) -> None:
     problem = draw(random.Random(steps), steps)
     model, prompts = oracle(problem)
-    made = played(model, problem)
+    made = played(model, Rule(), problem)
     assert [WORDS.prompt(request.messages) for request in model.requests] == prompts
     assert max(map(len, prompts)) + TRACE <= RECIPE.shape.context
     needed = (steps + 1) // 2
@@ -58,7 +59,7 @@ def test_with_its_summary_blanked_the_oracle_answers_only_what_fits_into_a_round
     for steps in (2, 3, 12):
         problem = draw(random.Random(steps), steps)
         model, prompts = oracle(problem, blank=True)
-        made = played(model, problem, blank=True)
+        made = played(model, Rule(blank=True), problem)
         assert [WORDS.prompt(request.messages) for request in model.requests] == prompts
         assert made.answer == (problem.answer if steps == 2 else "")
 
