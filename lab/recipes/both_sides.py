@@ -121,9 +121,9 @@ def reinforced(learners: Callable[[float], Sequence[str]]) -> StepTogether:
 
 def train(course: TrainingRun) -> Figures:
     """Both demonstrated; then each arm."""
-    updates = 4 if course.smoke else 40
-    course.train(REASONER, 60 if course.smoke else 200, supervised, rate=4e-3)
-    course.train(SUMMARISER, 40 if course.smoke else 120, summarising, rate=4e-3)
+    updates = 4 if course.smoke else 60
+    course.train(REASONER, 30 if course.smoke else 200, supervised, rate=4e-3)
+    course.train(SUMMARISER, 30 if course.smoke else 80, summarising, rate=4e-3)
 
     def by_turns(done: float) -> Sequence[str]:
         return [(REASONER, SUMMARISER)[round(done * updates) // TURN % 2]]
@@ -139,11 +139,12 @@ def train(course: TrainingRun) -> Figures:
     def sides(before: str = "") -> list[Toy]:
         return [Toy(str(course.checkpoint(f"{before}{name}"))) for name in (REASONER, SUMMARISER)]
 
-    found = measured(course, "neither", *sides())
+    found = measured(course, "neither", *sides(), times=1)
     for arm, (steps, learners) in arms.items():
         begins = {REASONER: REASONER, SUMMARISER: SUMMARISER}
         course.train_together(arm, begins, steps, reinforced(learners), rate=1e-3)
-        found |= measured(course, arm, *sides(f"{arm}, "))
+        found |= measured(course, arm, *sides(f"{arm}, "), times=1)
+        found[arm, "reward, last ten steps"] = fmean(line["reward"] for line in course.lines(arm)[-10:])
     return found
 
 

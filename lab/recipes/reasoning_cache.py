@@ -187,10 +187,10 @@ def by_round(problem: Problem, made: Reasoning) -> list[bool]:
     return [answer == problem.answer for answer in answers]
 
 
-def measured(course: TrainingRun, arm: str, model: Model, summariser: Model, warm: float = WARM) -> Figures:
+def measured(course: TrainingRun, arm: str, model: Model, summariser: Model, warm: float = WARM, times: int = 2) -> Figures:
     """Right answers after some numbers of rounds, for chains of every length; the curve over all rounds goes into a ledger."""
     chance = course.chance("measure").worlds
-    lengths = [2, 6, 24] if course.smoke else [*range(2, LONGEST + 1)] * 2
+    lengths = [2, 6, 24] if course.smoke else [*range(2, LONGEST + 1)] * times
     runs = [
         (one, played(model, summariser, one, warm, chance.getrandbits(30))) for one in (draw(chance, each) for each in lengths)
     ]
