@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,34 @@ def test_a_killed_run_goes_on_and_is_bit_for_bit_the_run_that_was_not(tmp_path: 
     assert plain[0] == plain[1]
     assert [line["step"] for line in plain[0]] == list(range(1, 13))
     assert rest.lines("copy")[-1]["loss"] < rest.lines("copy")[0]["loss"] / 2
+
+
+def test_models_that_are_trained_together_go_on_bit_for_bit_and_who_is_left_alone_stays(tmp_path: Path) -> None:
+    def step(
+        models: Mapping[str, Transformer], chance: Chance, done: float, stop: int = 0
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The first one alone in the first half, then by turns; the third never."""
+        number = round(done * 12)
+        if number == stop > 0:
+            raise InterruptedError
+        return learn(models["two" if number > 6 and number % 2 else "one"], chance, done)
+
+    torch.set_num_threads(1)
+    begins = {"one": "copy", "two": "copy", "three": "copy"}
+    runs = [course(tmp_path / name) for name in ("whole", "killed")]
+    for run in runs:
+        run.train("copy", 2, learn, rate=1e-2)
+    runs[0].train_together("both", begins, 12, step, rate=1e-2, every=4)
+    for stop in (6, 11):
+        with pytest.raises(InterruptedError):
+            runs[1].train_together("both", begins, 12, partial(step, stop=stop), rate=1e-2, every=4)
+    assert not runs[1].checkpoint("both, one").exists()
+    runs[1].train_together("both", begins, 12, step, rate=1e-2, every=4)
+    weights = {name: [run.checkpoint(f"both, {name}").read_bytes() for run in runs] for name in begins}
+    assert all(one == other for one, other in weights.values())
+    before = runs[0].checkpoint("copy").read_bytes()
+    assert [name for name, (after, _) in weights.items() if after == before] == ["three"]
+    assert weights["one"] != weights["two"]
 
 
 def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:

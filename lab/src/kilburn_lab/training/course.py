@@ -10,7 +10,8 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ try:
     import torch
     from safetensors import safe_open
     from safetensors.torch import save as tensors_of
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.nn import Parameter
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "torch", "train") from error
@@ -48,6 +49,9 @@ class Chance:
 Step = Callable[[Transformer, Chance, float], tuple[Tensor, dict[str, float]]]
 """One step: the model, its chances, and how much of the arm is done, from 0 to 1. It gives the loss, and figures for the
 ledger."""
+
+StepTogether = Callable[[Mapping[str, Transformer], Chance, float], tuple[Tensor, dict[str, float]]]
+"""The same with several models, by name."""
 
 
 class TrainingRun:
@@ -117,21 +121,61 @@ class TrainingRun:
             model = Transformer(len(self.words), self.shape, self.seed)
         if rank:
             adapt(model, rank, self.seed)
+        setting = (steps, rate, begin, decay, rank)
+        self._learn(arm, model, partial(step, model), steps, rate=rate, every=every, decay=decay, setting=setting)
+        if rank:
+            save_adapter(self.checkpoint(arm), model)
+        else:
+            self._export(arm, model)
+        return model
+
+    def train_together(
+        self,
+        arm: str,
+        begins: Mapping[str, str],
+        steps: int,
+        step: StepTogether,
+        *,
+        rate: float,
+        every: int = 20,
+        decay: float = 0.1,
+    ) -> dict[str, Transformer]:
+        """Train several transformers by one loss; each is exported as an arm of its own, "ARM, NAME".
+
+        A step may leave one of them alone: where none of its parameters has a gradient, it stays as it is.
+
+        Args:
+            begins: the arm whose weights each of them begins with, by its name. The rest is as for `train`.
+        """
+        models = {name: transformer.load(self.checkpoint(begin))[0] for name, begin in begins.items()}
+        together, setting = nn.ModuleDict(models), (steps, rate, sorted(begins.items()), decay)
+        self._learn(
+            arm, together, lambda *given: step(models, *given), steps, rate=rate, every=every, decay=decay, setting=setting
+        )
+        for name, model in models.items():
+            self._export(f"{arm}, {name}", model)
+        return models
+
+    def _export(self, arm: str, model: Transformer) -> None:
+        transformer.save(self.checkpoint(arm), model, self.words, recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply)
+
+    def _learn(
+        self,
+        arm: str,
+        model: nn.Module,
+        step: Callable[[Chance, float], tuple[Tensor, dict[str, float]]],
+        steps: int,
+        *,
+        rate: float,
+        every: int,
+        decay: float,
+        setting: tuple[object, ...],
+    ) -> None:
+        """All steps of an arm that are not done yet, with their ledger and their state."""
         learned = [part for part in model.parameters() if part.requires_grad]
         optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-        setting = (
-            self.recipe,
-            arm,
-            self.seed,
-            self.words.words,
-            msgspec.to_builtins(self.shape),
-            steps,
-            rate,
-            begin,
-            decay,
-            rank,
-        )
-        state = _State(self.folder / f"{arm}-{self.seed}.state", hashlib.sha256(repr(setting).encode()).hexdigest())
+        named = ("2", self.recipe, arm, self.seed, self.words.words, msgspec.to_builtins(self.shape), *setting)
+        state = _State(self.folder / f"{arm}-{self.seed}.state", hashlib.sha256(repr(named).encode()).hexdigest())
         done, spent = state.read(model, optimizer)
         lines = self.ledger(arm).read_bytes().splitlines(keepends=True)[:done] if done else []
         self.ledger(arm).write_bytes(b"".join(lines))
@@ -141,7 +185,7 @@ class TrainingRun:
             for number in range(done, steps):
                 for group in optimizer.param_groups:
                     group["lr"] = rate * _warmth(number, steps, decay)
-                loss, figures = step(model, Chance(f"{self.recipe}/{arm}/{self.seed}/{number}"), number / steps)
+                loss, figures = step(Chance(f"{self.recipe}/{arm}/{self.seed}/{number}"), number / steps)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(learned, 1.0)
@@ -160,11 +204,6 @@ class TrainingRun:
                         f"{seconds:.0f} s of processor time, about {left:.0f} s to go"
                     )
         model.eval()
-        if rank:
-            save_adapter(self.checkpoint(arm), model)
-            return model
-        transformer.save(self.checkpoint(arm), model, self.words, recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply)
-        return model
 
     def seconds(self) -> float:
         """The processor seconds that this seed's arms took, earlier parts of a killed run included."""
@@ -188,8 +227,12 @@ def _warmth(step: int, steps: int, decay: float) -> float:
     return 1.0 - (1.0 - decay) * (step - first) / max(1, steps - first)
 
 
-def _learned(model: Transformer) -> Iterator[tuple[str, Parameter]]:
+def _learned(model: nn.Module) -> Iterator[tuple[str, Parameter]]:
     return ((name, part) for name, part in model.named_parameters() if part.requires_grad)
+
+
+MOMENTS = {"n": "step", "m": "exp_avg", "v": "exp_avg_sq"}
+"""What the optimiser keeps of a parameter: how it is named in a state, and by the optimiser."""
 
 
 class _State:
@@ -198,16 +241,16 @@ class _State:
     def __init__(self, path: Path, setting: str) -> None:
         self.path, self.setting = path, setting
 
-    def write(self, model: Transformer, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
+    def write(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
         tensors = {f"w.{name}": part.detach().contiguous() for name, part in model.state_dict().items()}
         for name, part in _learned(model):
-            kept = optimizer.state[part]
-            tensors |= {f"m.{name}": kept["exp_avg"].contiguous(), f"v.{name}": kept["exp_avg_sq"].contiguous()}
+            if kept := optimizer.state.get(part):
+                tensors |= {f"{short}.{name}": kept[long].contiguous() for short, long in MOMENTS.items()}
         said = {"step": str(step), "seconds": repr(seconds), "setting": self.setting}
         with write_file(self.path, force=True) as file:
             file.write(tensors_of(tensors, said))
 
-    def read(self, model: Transformer, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+    def read(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         """The steps that are done, and the seconds that they took; the model and its optimiser are then as they were."""
         if not self.path.exists():
             return 0, 0.0
@@ -217,10 +260,9 @@ class _State:
                 raise SpecError(f"{self.path} is of a run with other settings", advice="give another folder, or remove this one")
             step = int(said["step"])
             model.load_state_dict({name: file.get_tensor(f"w.{name}") for name in model.state_dict()})
+            there = set(file.keys())
             for name, part in _learned(model):
-                optimizer.state[part] = {
-                    "step": torch.tensor(float(step)),
-                    "exp_avg": file.get_tensor(f"m.{name}"),
-                    "exp_avg_sq": file.get_tensor(f"v.{name}"),
-                }
+                # What no step has touched yet has no moments.
+                if f"m.{name}" in there:
+                    optimizer.state[part] = {long: file.get_tensor(f"{short}.{name}") for short, long in MOMENTS.items()}
         return step, float(said["seconds"])

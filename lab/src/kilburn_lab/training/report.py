@@ -94,7 +94,7 @@ def draw(path: Path, title: str, curves: Mapping[str, Sequence[Sequence[tuple[in
         axes = canvas.subplots()
         for number, (arm, seeds) in enumerate(curves.items()):
             for seed, points in enumerate(seeds):
-                wide = max(1, len(points) // 20)
+                wide = len(points) // 20
                 values = [fmean(value for _, value in points[max(0, at - wide) : at + 1]) for at in range(len(points))]
                 axes.plot(
                     [step for step, _ in points],
