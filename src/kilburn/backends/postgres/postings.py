@@ -1,8 +1,8 @@
 """The text index of a tenant in PostgreSQL. It ranks as SQLite's does.
 
-The passages of a segment lie in blocks of `BLOCK`, in the order of their entries. A row says for a word which passages of one block
-have it: two bytes each, see `low_of`. So a word that is said again makes no new row and no entry of the table's index. Who
-writes to a block holds its segment's row.
+The passages of a segment lie in blocks of `BLOCK`, in the order of their entries. A row says for a word which passages of a
+block have it: two bytes each, see `low_of`. So a word that is said again makes no new row, and nothing new in the table's index.
+Who writes to a block holds its segment's row.
 
 Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find other passages.
 """
@@ -197,9 +197,7 @@ class Postings(RankedIndex):
         self._split, self._stem = _tokenizers._split, _tokenizers._stem
         self._statements, self._tenant = statements, tenant
         posting = posting_rows(version)
-        self._first, self._of_these, self._together = (
-            each.format(posting=posting) for each in (_FIRST, _OF_THESE, _TOGETHER)
-        )
+        self._first, self._of_these, self._together = (each.format(posting=posting) for each in (_FIRST, _OF_THESE, _TOGETHER))
         self._whole: dict[str, list[int]] = {}
         """Words of which all entries are known, with these."""
         self._looked: set[str] = set()

@@ -286,8 +286,10 @@ CREATE TABLE kilburn.posting(
 ALTER TABLE kilburn.posting ALTER COLUMN lows SET STORAGE PLAIN;
 ALTER TABLE kilburn.posting ALTER COLUMN word SET STATISTICS 0;
 INSERT INTO kilburn.posting SELECT tenant, word, block, string_agg(lows, '' ORDER BY lows) FROM (
-    SELECT tenant, word, entry >> 12 AS block, decode(lpad(to_hex(((entry & 4095) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex')
-        AS lows FROM kilburn.loose) AS every GROUP BY tenant, word, block;
+    SELECT tenant, word, entry >> 12 AS block,
+        decode(lpad(to_hex(((entry & 4095) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex') AS lows
+    FROM kilburn.loose
+) AS every GROUP BY tenant, word, block;
 DROP TABLE kilburn.loose;
 """
 
