@@ -211,7 +211,7 @@ DAMAGE = {
     ),
     "the text index": ("DELETE FROM kilburn.posting WHERE tenant = 1", ("index", "the text index and the pages disagree")),
     "a word too many": (
-        "INSERT INTO kilburn.posting SELECT 1, 'word', min(id) FROM kilburn.passage WHERE tenant = 1",
+        "INSERT INTO kilburn.posting SELECT 1, 'word', min(id) >> 12, '\\001\\200' FROM kilburn.passage WHERE tenant = 1",
         ("index", "the text index and the pages disagree"),
     ),
     "a passage is gone": (

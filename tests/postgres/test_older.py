@@ -11,6 +11,20 @@ from kilburn.errors import StoreVersion
 from kilburn.testing.stores import batch_of, start
 
 UNDONE = """
+ALTER TABLE kilburn.posting RENAME TO packed;
+ALTER INDEX kilburn.posting_pkey RENAME TO packed_pkey;
+CREATE TABLE kilburn.posting(
+    tenant bigint NOT NULL, word bytea NOT NULL, entry bigint NOT NULL, PRIMARY KEY(tenant, word, entry)
+);
+INSERT INTO kilburn.posting
+    SELECT tenant, word, (block << 12) | (get_byte(lows, at) << 7) | (get_byte(lows, at + 1) & 127)
+    FROM kilburn.packed, generate_series(0, length(lows) - 2, 2) AS at;
+DROP TABLE kilburn.packed;
+ALTER TABLE kilburn.posting ENABLE ROW LEVEL SECURITY;
+ALTER TABLE kilburn.posting FORCE ROW LEVEL SECURITY;
+CREATE POLICY own ON kilburn.posting
+    USING (tenant = (SELECT nullif(current_setting('kilburn.tenant', true), '')::bigint));
+GRANT SELECT, INSERT, UPDATE, DELETE ON kilburn.posting TO kilburn_rows;
 DROP FUNCTION kilburn.take;
 DROP TABLE kilburn.wiped, kilburn.key, kilburn.allowance, kilburn.running, kilburn.setting, kilburn.stray;
 DROP TRIGGER content_gone ON kilburn.content;

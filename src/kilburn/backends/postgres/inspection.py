@@ -31,7 +31,7 @@ from kilburn.backends.findings import (
 from kilburn.backends.postgres import schema
 from kilburn.backends.postgres.coldrows import PostgresColdRows
 from kilburn.backends.postgres.connection import Connection
-from kilburn.backends.postgres.postings import words_of
+from kilburn.backends.postgres.postings import BITS, entries_in, posting_rows, words_of
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT
 from kilburn.backends.ranked import PLACES
@@ -52,8 +52,9 @@ FIRST = -1 << 63
 
 OF_SEGMENTS = {
     **dict.fromkeys(("page", "event", "mention", "history", "checkpoint", "embedded"), "process"),
-    **dict.fromkeys(("passage", "posting", "vector"), "entry >> 32"),
     "passage": "id >> 32",
+    "posting": f"block >> {32 - BITS}",
+    "vector": "entry >> 32",
     "citation": "by_process",
 }
 """Tables whose rows belong to a segment, and where its number is."""
@@ -281,13 +282,15 @@ class Inspection:
 
     def _postings(self) -> Iterator[tuple[bytes, int]]:
         select = (
-            "SELECT word, entry FROM kilburn.posting WHERE tenant = %s AND (word, entry) > (%s, %s) ORDER BY word, entry LIMIT %s"
+            f"SELECT word, block, lows FROM {posting_rows(self._version)} AS every WHERE tenant = %s"
+            " AND (word, block, lows) > (%s, %s, %s) ORDER BY word, block, lows LIMIT %s"
         )
-        last: tuple[bytes, int] = b"", FIRST
+        last: Row = b"", FIRST, b""
         while some := self._own(select, *last, ROWS):
-            for word, entry in some:
-                last = word, entry
-                yield last
+            for word, block, lows in some:
+                for entry in entries_in(block, lows):
+                    yield word, entry
+            last = some[-1]
 
     def _citations(self, segments: Iterable[SegmentRow]) -> Iterator[Finding]:
         """Compares the index of citations with the pages, and looks for what they cite."""
@@ -306,8 +309,9 @@ class Inspection:
         """Rows whose segment is not there."""
         known = [one.number for one in segments]
         for table, segment in OF_SEGMENTS.items():
+            rows = posting_rows(self._version) if table == "posting" else f"kilburn.{table}"
             select = (
-                f"SELECT DISTINCT {segment} FROM kilburn.{table} WHERE tenant = %s AND {segment} <> ALL(%s::bigint[]) ORDER BY 1"
+                f"SELECT DISTINCT {segment} FROM {rows} AS every WHERE tenant = %s AND {segment} <> ALL(%s::bigint[]) ORDER BY 1"
             )
             for (number,) in self._own(select, known):
                 yield Finding(kind="orphan", what=f"rows of {table} whose session is not there: {number}")

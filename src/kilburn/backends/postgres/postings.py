@@ -1,4 +1,8 @@
-"""The text index of a tenant in PostgreSQL: a row for each word of each passage. It ranks as SQLite's does.
+"""The text index of a tenant in PostgreSQL. It ranks as SQLite's does.
+
+The passages of a segment lie in blocks of `BLOCK`, in the order of their entries. A row says for a word which passages of a
+block have it: two bytes each, see `low_of`. So a word that is said again makes no new row, and nothing new in the table's index.
+Who writes to a block holds its segment's row.
 
 Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find other passages.
 """
@@ -6,36 +10,67 @@ Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import apsw
 
 from kilburn.backends.passages import passages
 from kilburn.backends.postgres.statements import Answer, Statements
-from kilburn.backends.ranked import DEPTH, ROWS, RankedIndex, entry_of, length_class
+from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
 LONGEST = 64
 """Bytes of a word as it is stored; of a longer one, its digest is."""
 
-_HAVING = (
-    "SELECT found.entry FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
-    " CROSS JOIN LATERAL (SELECT entry FROM kilburn.posting AS one WHERE tenant = %s AND word = %s"
-    " AND entry BETWEEN low AND high{among} ORDER BY entry LIMIT %s) AS found ORDER BY range.place, found.entry"
+BLOCK = 256
+"""Passages of a block."""
+
+BITS = (BLOCK * CLASSES - 1).bit_length()
+"""Bits of an entry's number within its block."""
+
+STRETCH = 32
+"""Blocks that are looked through at a time, where words have to be together in one passage."""
+
+PACKED = 5
+"""The first version of the schema that has blocks."""
+
+# Before there were blocks, each passage of a word had a row; whoever only reads may still find it so.
+_LOOSE = (
+    f"(SELECT tenant, word, entry >> {BITS} AS block, decode(lpad(to_hex("
+    f"((entry & {(1 << BITS) - 1}) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex') AS lows FROM kilburn.posting)"
 )
-_AMONG = (
-    " AND EXISTS(SELECT FROM kilburn.posting AS other WHERE other.tenant = one.tenant AND other.entry = one.entry"
-    " AND other.word = ANY(%s::bytea[]))"
+_FIRST = (
+    "SELECT block, lows FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
+    " CROSS JOIN LATERAL (SELECT block, lows, sum(length(lows)) OVER (ORDER BY block, lows) - length(lows) AS before"
+    " FROM (SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = %s AND block BETWEEN low AND high"
+    " ORDER BY block, lows LIMIT %s) AS one) AS found WHERE before < %s ORDER BY range.place, block, lows"
 )
-_OF_THESE = "SELECT entry FROM kilburn.posting WHERE tenant = %s AND word = %s AND entry = ANY(%s::bigint[]) ORDER BY entry"
-_PLAIN, _WITH = _HAVING.format(among=""), _HAVING.format(among=_AMONG)
-_NEWEST = (
-    "SELECT entry FROM kilburn.posting AS one WHERE tenant = %s AND word = %s AND entry BETWEEN %s AND %s"
-    " AND NOT EXISTS(SELECT FROM unnest(%s::bytea[]) AS wanted(word) WHERE NOT EXISTS(SELECT FROM kilburn.posting AS other"
-    " WHERE other.tenant = one.tenant AND other.word = wanted.word AND other.entry = one.entry))"
-    " AND (%s::bytea[] = '{}' OR EXISTS(SELECT FROM kilburn.posting AS other WHERE other.tenant = one.tenant"
-    " AND other.word = ANY(%s::bytea[]) AND other.entry = one.entry)) ORDER BY entry LIMIT %s"
+_OF_THESE = (
+    "SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = %s AND block = ANY(%s::bigint[])"
+    " ORDER BY block, lows"
+)
+_TOGETHER = (
+    "SELECT block, word, lows FROM (SELECT DISTINCT block FROM {posting} AS every WHERE tenant = %s AND word = %s"
+    " AND block BETWEEN %s AND %s ORDER BY block LIMIT %s) AS first JOIN {posting} AS every USING(block)"
+    " WHERE tenant = %s AND word = ANY(%s::bytea[]) ORDER BY block, lows"
+)
+_TAKE = (
+    "UPDATE kilburn.posting SET lows = (SELECT coalesce(string_agg(substr(posting.lows, at, 2), '' ORDER BY at), '')"
+    " FROM generate_series(1, length(posting.lows), 2) AS at WHERE {kept}) FROM {gone} WHERE tenant = %s AND {where}"
+)
+_TAKE_WORDS = _TAKE.format(
+    kept="position(substr(posting.lows, at, 2) IN gone.lows) = 0",
+    gone="unnest(%s::bytea[], %s::bigint[], %s::bytea[]) AS gone(word, block, lows)",
+    where="posting.word = gone.word AND posting.block = gone.block",
+)
+_TAKE_RANGE = _TAKE.format(
+    kept=(
+        f"((posting.block << {BITS}) | (get_byte(posting.lows, at - 1) << 7) | (get_byte(posting.lows, at) & 127))"
+        " NOT BETWEEN gone.low AND gone.high"
+    ),
+    gone="(SELECT %s::bigint AS low, %s::bigint AS high) AS gone",
+    where=f"posting.block BETWEEN gone.low >> {BITS} AND gone.high >> {BITS}",
 )
 
 _tokenizers = RankedIndex(apsw.Connection(":memory:"))
@@ -73,12 +108,43 @@ def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
         " SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])",
         *(tenant, list(numbers), list(pages), list(starts), list(stops)),
     )
-    pairs = sorted((word, number) for number, some in zip(numbers, words, strict=True) for word in some)
+    pairs = [(word, number) for number, some in zip(numbers, words, strict=True) for word in some]
     if pairs:
+        # The newest passages of a segment come first.
         statements.send(
-            "INSERT INTO kilburn.posting(tenant, word, entry) SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[])",
-            *(tenant, [word for word, _ in pairs], [number for _, number in pairs]),
+            "INSERT INTO kilburn.posting(tenant, word, block, lows)"
+            " SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[], %s::bytea[])"
+            " ON CONFLICT(tenant, word, block) DO UPDATE SET lows = excluded.lows || posting.lows",
+            *(tenant, *_columns(pairs)),
         )
+
+
+def low_of(entry: int) -> bytes:
+    """The number of an entry within its block, as it is stored: the high bits, and the low seven with a mark, so that two bytes
+    are found only where a number begins. The order of the bytes is that of the numbers."""
+    low = entry & (1 << BITS) - 1
+    return bytes((low >> 7, 128 | low & 127))
+
+
+def entries_in(block: int, lows: bytes) -> list[int]:
+    """The entries of a row."""
+    first = block << BITS
+    return [first | high << 7 | low & 127 for high, low in zip(lows[::2], lows[1::2], strict=False)]
+
+
+def posting_rows(version: int) -> str:
+    """What has tenant, word, block and lows, in a schema of this version."""
+    return "kilburn.posting" if version >= PACKED else _LOOSE
+
+
+def _columns(pairs: Iterable[tuple[bytes, int]]) -> tuple[list[bytes], list[int], list[bytes]]:
+    """Words and entries as rows: words, blocks and lows, in the order in which everyone locks them."""
+    rows: dict[tuple[bytes, int], list[int]] = {}
+    for word, entry in pairs:
+        rows.setdefault((word, entry >> BITS), []).append(entry)
+    keys = sorted(rows)
+    lows = [b"".join(map(low_of, sorted(rows[key]))) for key in keys]
+    return [word for word, _ in keys], [block for _, block in keys], lows
 
 
 def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int, str | None]]) -> None:
@@ -90,25 +156,25 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
         )
         for first, last, _ in ranges
     ]
-    pairs = sorted(
+    pairs = [
         (word, number)
         for found, (_, _, text) in zip(spans, ranges, strict=True)
         if text is not None
         for number, start, stop in found
         for word in words_of(text[start:stop])
-    )
+    ]
+    gone, blocks, taken = _columns(pairs)
+    statements.send(_TAKE_WORDS, gone, blocks, taken, tenant)
     statements.send(
-        "DELETE FROM kilburn.posting USING unnest(%s::bytea[], %s::bigint[]) AS gone(word, entry)"
-        " WHERE tenant = %s AND posting.word = gone.word AND posting.entry = gone.entry",
-        *([word for word, _ in pairs], [number for _, number in pairs], tenant),
+        "DELETE FROM kilburn.posting USING unnest(%s::bytea[], %s::bigint[]) AS gone(word, block)"
+        " WHERE tenant = %s AND posting.word = gone.word AND posting.block = gone.block AND lows = ''",
+        *(gone, blocks, tenant),
     )
-    lost = [(first, last) for first, last, text in ranges if text is None]
-    if lost:
-        statements.send(
-            "DELETE FROM kilburn.posting USING unnest(%s::bigint[], %s::bigint[]) AS gone(low, high)"
-            " WHERE tenant = %s AND entry BETWEEN low AND high",
-            *([first for first, _ in lost], [last for _, last in lost], tenant),
-        )
+    for first, last, text in ranges:
+        if text is None:
+            statements.send(_TAKE_RANGE, first, last, tenant)
+            delete = "DELETE FROM kilburn.posting WHERE tenant = %s AND block BETWEEN %s AND %s AND lows = ''"
+            statements.send(delete, tenant, first >> BITS, last >> BITS)
     lows, highs = [first for first, *_ in ranges], [last for _, last, _ in ranges]
     for statement in (
         "DELETE FROM kilburn.passage USING unnest(%s::bigint[], %s::bigint[]) AS gone(low, high)"
@@ -120,11 +186,17 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
 
 
 class Postings(RankedIndex):
-    """Looks words up for one search."""
+    """Looks words up for one search.
 
-    def __init__(self, statements: Statements, tenant: int) -> None:
+    Args:
+        version: of the schema.
+    """
+
+    def __init__(self, statements: Statements, tenant: int, version: int) -> None:
         self._split, self._stem = _tokenizers._split, _tokenizers._stem
         self._statements, self._tenant = statements, tenant
+        posting = posting_rows(version)
+        self._first, self._of_these, self._together = (each.format(posting=posting) for each in (_FIRST, _OF_THESE, _TOGETHER))
         self._whole: dict[str, list[int]] = {}
         """Words of which all entries are known, with these."""
         self._looked: set[str] = set()
@@ -138,24 +210,26 @@ class Postings(RankedIndex):
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
         if not among:
-            return [entry for (entry,) in self._ask(word, ranges, depth).fetchall()]
+            return _entries(self._ask(word, ranges, depth), ranges, depth)
         # Entries of a rarer word are known most often: it is much quicker to look for these than for all of a common one.
         self._learn([other for other in among if other not in self._looked])
         known = {entry for other in among for entry in self._whole.get(other, ())}
-        unknown = [other for other in among if other not in self._whole]
-        these = sorted(entry for entry in known if any(low <= entry <= high for low, high in ranges))
-        answers = []
-        if these:
-            answers.append(self._statements.send(_OF_THESE, self._tenant, self._key(word), these))
-        if unknown:
-            answers.append(self._ask(word, ranges, depth, unknown))
-        found = sorted({entry for answer in answers for (entry,) in answer.fetchall()})
-        return [entry for low, high in ranges for entry in _inside(found, low, high)[: _each(ranges, depth)]]
+        unknown = [self._key(other) for other in among if other not in self._whole]
+        found: set[int] = set()
+        for low, high in ranges:
+            these = {entry for entry in known if low <= entry <= high}
+            if these:
+                blocks = sorted({entry >> BITS for entry in these})
+                rows = self._statements.rows(self._of_these, self._tenant, self._key(word), blocks)
+                found.update(these.intersection(entry for row in rows for entry in entries_in(*row)))
+            if unknown:
+                found.update(self._beside(self._key(word), [], unknown, low, high, _each(ranges, depth)))
+        return [entry for low, high in ranges for entry in _inside(sorted(found), low, high)[: _each(ranges, depth)]]
 
     def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
         """See `RankedIndex`."""
         answers = [self._ask(word, ranges, depth) for word in words]
-        found = [[entry for (entry,) in answer.fetchall()] for answer in answers]
+        found = [_entries(answer, ranges, depth) for answer in answers]
         if len(ranges) == 1:
             self._span, self._looked = ranges, set()
             self._note(words, found, depth)
@@ -166,7 +240,7 @@ class Postings(RankedIndex):
         if words and self._span:
             answers = [self._ask(word, self._span, ROWS) for word in words]
             self._looked.update(words)
-            self._note(words, [[entry for (entry,) in answer.fetchall()] for answer in answers], ROWS)
+            self._note(words, [_entries(answer, self._span, ROWS) for answer in answers], ROWS)
 
     def _note(self, words: Sequence[str], found: Sequence[list[int]], depth: int) -> None:
         for word, entries in zip(words, found, strict=True):
@@ -174,12 +248,38 @@ class Postings(RankedIndex):
                 self._whole[word] = entries
                 self._looked.add(word)
 
-    def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> Answer:
+    def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int) -> Answer:
+        """Ask for the first blocks of each range that have a word, until there are enough entries."""
         each = _each(ranges, depth)
-        place = [low for low, _ in ranges], [high for _, high in ranges], self._tenant, self._key(word)
-        if among:
-            return self._statements.send(_WITH, *place, [self._key(other) for other in among], each)
-        return self._statements.send(_PLAIN, *place, each)
+        # A block in which a range begins may have entries before it.
+        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, self._key(word)
+        return self._statements.send(self._first, *place, each + BLOCK, 2 * (each + BLOCK))
+
+    def _beside(
+        self, word: bytes, every: Sequence[bytes], some: Sequence[bytes], low: int, high: int, limit: int
+    ) -> Iterator[int]:
+        """The first entries of a range that have a word, every one of others, and one of some if there are any."""
+        first, made = low >> BITS, 0
+        words = list({word, *every, *some})
+        while True:
+            place = self._tenant, word, first, high >> BITS, STRETCH
+            rows = self._statements.rows(self._together, *place, self._tenant, words)
+            blocks: dict[int, dict[bytes, set[int]]] = {}
+            for block, one, lows in rows:
+                blocks.setdefault(block, {}).setdefault(one, set()).update(entries_in(block, lows))
+            for of in blocks.values():
+                found = of[word].intersection(*(of.get(other, ()) for other in every))
+                if some:
+                    found &= set().union(*(of.get(other, ()) for other in some))
+                for entry in sorted(found):
+                    if low <= entry <= high:
+                        yield entry
+                        made += 1
+                        if made == limit:
+                            return
+            if len(blocks) < STRETCH:
+                return
+            first = max(blocks) + 1
 
     def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
         """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
@@ -187,9 +287,7 @@ class Postings(RankedIndex):
         others = [self._key(word) for word in self.terms(some)] if some else []
         if not words or limit < 1:
             return []
-        inside = segment << 32, (segment + 1 << 32) - 1
-        found = self._statements.rows(_NEWEST, self._tenant, words[0], *inside, words[1:], others, others, limit)
-        return [entry for (entry,) in found]
+        return list(self._beside(words[0], words[1:], others, segment << 32, (segment + 1 << 32) - 1, limit))
 
     def spans(self, numbers: Iterable[int]) -> dict[int, tuple[int, Span]]:
         """Page and span of entries."""
@@ -204,6 +302,12 @@ class Postings(RankedIndex):
 def _each(ranges: Sequence[tuple[int, int]], depth: int) -> int:
     """Entries of each range that are looked at."""
     return max(DEPTH, depth // len(ranges))
+
+
+def _entries(answer: Answer, ranges: Sequence[tuple[int, int]], depth: int) -> list[int]:
+    """The entries of what was asked: of each range the first ones."""
+    found = [entry for row in answer.fetchall() for entry in entries_in(*row)]
+    return [entry for low, high in ranges for entry in _inside(found, low, high)[: _each(ranges, depth)]]
 
 
 def _inside(entries: Sequence[int], low: int, high: int) -> Sequence[int]:

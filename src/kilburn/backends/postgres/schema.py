@@ -271,6 +271,28 @@ CREATE TABLE kilburn.wiped(
 INSERT INTO kilburn.wiped(before) VALUES('0');
 """
 
+PACKING = """
+-- Which passages of a block have a word: see kilburn.backends.postgres.postings. Before, each passage of a word had a row.
+ALTER TABLE kilburn.posting NO FORCE ROW LEVEL SECURITY;
+ALTER TABLE kilburn.posting RENAME TO loose;
+ALTER INDEX kilburn.posting_pkey RENAME TO loose_pkey;
+CREATE TABLE kilburn.posting(
+    tenant bigint NOT NULL,
+    word bytea NOT NULL,
+    block bigint NOT NULL,
+    lows bytea NOT NULL,
+    PRIMARY KEY(tenant, word, block)
+);
+ALTER TABLE kilburn.posting ALTER COLUMN lows SET STORAGE PLAIN;
+ALTER TABLE kilburn.posting ALTER COLUMN word SET STATISTICS 0;
+INSERT INTO kilburn.posting SELECT tenant, word, block, string_agg(lows, '' ORDER BY lows) FROM (
+    SELECT tenant, word, entry >> 12 AS block,
+        decode(lpad(to_hex(((entry & 4095) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex') AS lows
+    FROM kilburn.loose
+) AS every GROUP BY tenant, word, block;
+DROP TABLE kilburn.loose;
+"""
+
 OF_TENANTS = (
     "counter",
     "process",
@@ -353,7 +375,13 @@ def _wiping(connection: Connection) -> None:
     connection.execute(sql.SQL("GRANT SELECT, UPDATE ON kilburn.wiped TO {role}").format(role=sql.Identifier(ROLE)))
 
 
-MIGRATIONS = (_first, _keeping, _sharing, _wiping)
+def _packing(connection: Connection) -> None:
+    """Keep the words of passages in blocks."""
+    connection.execute(PACKING)
+    _wall(connection, ("posting",))
+
+
+MIGRATIONS = (_first, _keeping, _sharing, _wiping, _packing)
 
 _RACED = (
     errors.DuplicateSchema,

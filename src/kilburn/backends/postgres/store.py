@@ -434,7 +434,7 @@ class Postgres:
         """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
 
         def do(statements: Statements) -> list[Passage]:
-            index = Postings(statements, self._number)
+            index = Postings(statements, self._number, self._version)
             if segments is None:
                 known = {one.number: one for one in self._segments(statements)}
                 extents, apart = Extents(_made(known.values())), False
@@ -457,7 +457,7 @@ class Postgres:
         def do(statements: Statements) -> list[list[Passage]]:
             if not self._whole(statements, [segment]):
                 return [[] for _ in wanted]
-            index = Postings(statements, self._number)
+            index = Postings(statements, self._number, self._version)
             found = [index.newest(every, some, segment, limit) for every, some in wanted]
             spans = index.spans(list({number for numbers in found for number in numbers}))
             known = {number: _passage(number, *of) for number, of in spans.items()}
@@ -494,7 +494,7 @@ class Postgres:
         numbers = list(entries)
 
         def do(statements: Statements) -> dict[int, Passage]:
-            spans = Postings(statements, self._number).spans(numbers)
+            spans = Postings(statements, self._number, self._version).spans(numbers)
             whole = self._whole(statements, (number >> 32 for number in spans))
             return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
 
