@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import uvicorn
 
 import kilburn
 from cli.terminal import kilburn as command
@@ -26,7 +27,7 @@ from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply, texts_of
 from gateway.talk import user
 from kilburn.gateway.app import Gateway, Settings
 from kilburn.gateway.keys import Key, add_key
-from kilburn.gateway.worker import Parent
+from kilburn.gateway.worker import Neighbours, Parent, WorkerServer
 from kilburn.gateway.workers import AT_ONCE, LONGEST_PAUSE, MINUTE, Pace, together
 from kilburn.search.vectors import Vectors
 from kilburn.testing.upstream import Upstream, serving
@@ -230,7 +231,7 @@ def test_what_is_so_now_is_added_where_each_has_its_own() -> None:
 def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) -> None:
     one, other = socket.socketpair()
     with one, other:
-        parents = [Parent(line, str(tmp_path)) for line in (one, other)]
+        parents = [Parent(line, str(tmp_path), place) for place, line in enumerate((one, other), 1)]
         assert [parent.turn("a") for parent in parents] == [True, False]
         assert [parent.turn("b") for parent in reversed(parents)] == [True, False]
         assert [parent.turn("a") for parent in parents] == [True, False], "it stays so"
@@ -238,6 +239,63 @@ def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) 
         assert parents[1].turn("a")
         for parent in parents:
             parent.leave_turns()
+
+
+def test_what_is_done_in_the_background_waits_for_requests_to_any_worker(tmp_path: Path) -> None:
+    one, other = (Neighbours(str(tmp_path), place) for place in (1, 2))
+    settings = Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None)
+    Gateway(settings, used=one.used).use()
+    assert time.monotonic() >= other.used[0] > 0
+
+
+def test_a_worker_knows_whether_another_has_fewer_connections(tmp_path: Path) -> None:
+    one, other = (Neighbours(str(tmp_path), place) for place in (1, 2))
+    assert not one.has(7), "the other one takes none"
+    assert not other.has(7)
+    assert one.has(8)
+    assert not one.has(7)
+    assert not one.has(6)
+    assert other.has(7)
+    one.leave()
+    assert not other.has(7)
+    assert Neighbours(str(tmp_path), 1).has(8), "what is begun in its place sees the same"
+
+
+@pytest.mark.parametrize(("shares", "connections"), [(2, 8), (1, 3)])
+async def test_connections_that_stay_are_shared_out_and_none_waits_for_a_worker_that_does_not_come(
+    shares: int, connections: int, tmp_path: Path
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)}
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        if shares == 1:
+            Neighbours(str(tmp_path), 9).has(0)  # says that it has none, and never takes one
+        servers, lines, tasks = list[WorkerServer](), list[socket.socket](), list[asyncio.Task[None]]()
+        for place in range(1, shares + 1):
+            line, theirs = socket.socketpair()
+            lines.append(stack.enter_context(line))
+            config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none")
+            servers.append(WorkerServer(config, listener.dup(), Parent(theirs, str(tmp_path), place)))
+            tasks.append(asyncio.create_task(servers[-1].serve()))
+            assert b"ready" in await asyncio.to_thread(line.recv, 100)
+        writers = []
+        for _ in range(connections):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert b"200" in await reader.readuntil(b"\r\n\r\n")
+            writers.append(writer)
+        assert [len(server.server_state.connections) for server in servers] == [connections // shares] * shares
+        for writer in writers:
+            writer.close()
+        for line in lines:
+            line.close()  # the parent is gone
+        await asyncio.gather(*tasks)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Letters:

@@ -66,8 +66,9 @@ FEW_EVENTS = 16
 
 SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
-PAUSE = 0.005
-"""Seconds between two tries to become the writer."""
+FIRST_PAUSE, PAUSE = 0.0003, 0.005
+"""Seconds between two tries to become the writer: the first is about as long as a commit holds the file, each further one twice
+as long, up to the second. SQLite's own waiting would keep this object's lock, and so its readers."""
 
 
 class Sqlite:
@@ -291,7 +292,7 @@ class Sqlite:
         Args:
             to: the segments whose rows it changes, known at its end; None if that may be any.
         """
-        deadline = time.monotonic() + (self._patience if wait else 0.0)
+        deadline, pause = time.monotonic() + (self._patience if wait else 0.0), FIRST_PAUSE
         while True:
             with self._lock:
                 if self._joined:
@@ -314,7 +315,8 @@ class Sqlite:
                     if to is not None:
                         self._directory.wrote(to)
                     return
-            time.sleep(PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE)
 
     @contextmanager
     def _removing(self, doing: str) -> Iterator[None]:

@@ -376,10 +376,11 @@ def work(listening: int, line: int) -> int:
         from kilburn.gateway.worker import Parent, WorkerServer, first_line
 
         parent_socket = socket.socket(fileno=line)
-        begin = msgspec.json.decode(first_line(parent_socket), type=_Begin)
+        said = first_line(parent_socket)
+        begin = msgspec.json.decode(said.body, type=_Begin)
         # Gateways over one database count there what clients take.
         counted = None if is_url(begin.asked.db) else os.path.join(begin.folder, "limits")
-        settings, parent = _settings(gateway, begin.asked, counted), Parent(parent_socket, begin.folder)
+        settings, parent = _settings(gateway, begin.asked, counted), Parent(parent_socket, begin.folder, said.id)
         people = None
         if begin.asked.dashboard:
             from kilburn.dashboard.behind_keys import mounted

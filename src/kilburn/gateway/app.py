@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
@@ -168,6 +168,7 @@ class Among(Counts, Protocol):
     """What is one for several processes that serve at one address: see `kilburn.gateway.worker.Parent`."""
 
     now: Callable[[], Any]
+    used: MutableSequence[float]
 
     def turn(self, tenant: str) -> bool:
         """Whether this process does what is done for a tenant in the background."""
@@ -179,13 +180,19 @@ class Gateway:
 
     Args:
         turn: whether this process does what is done for a tenant in the background.
+        used: one number, when a request came last, by `time.monotonic`; several processes share it. None: this one is alone.
 
     Raises:
         SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link, or no such
             way to fail.
     """
 
-    def __init__(self, settings: Settings, turn: Callable[[str], bool] = lambda tenant: True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        turn: Callable[[str], bool] = lambda tenant: True,
+        used: MutableSequence[float] | None = None,
+    ) -> None:
         if (settings.upstream is None) == (settings.model is None):
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
         if settings.link not in [*Link]:
@@ -212,7 +219,7 @@ class Gateway:
         self._learned: set[str] = set()
         budget = Budget(settings.window)
         self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
-        self._used = 0.0
+        self._used = [0.0] if used is None else used
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
             if settings.embedder is not None:
@@ -256,10 +263,10 @@ class Gateway:
 
     def use(self) -> None:
         """A request came: what is done in the background lets it go first."""
-        self._used = time.monotonic()
+        self._used[0] = time.monotonic()
 
     def _busy(self) -> bool:
-        return time.monotonic() - self._used < QUIET
+        return time.monotonic() - self._used[0] < QUIET
 
     async def tending(self) -> None:
         """Now and then, while nobody asks anything, end the sessions whose time is over, and learn what was left."""
@@ -725,7 +732,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
-    gateway = Gateway(settings) if among is None else Gateway(settings, among.turn)
+    gateway = Gateway(settings) if among is None else Gateway(settings, among.turn, among.used)
     _check_store(gateway)
     chat, messages, responses = ChatForm(), MessagesForm(), ResponsesForm()
 

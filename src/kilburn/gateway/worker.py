@@ -1,6 +1,7 @@
 """One of several processes that serve at one address, seen from inside: see `kilburn.gateway.workers`.
 
-It takes connections one at a time, so that one that has nothing to do gets the next. It ends in one of two ways. Retired, it
+It takes connections one at a time, and leaves the next one to the worker that has fewest: clients that stay keep all processors
+busy. It ends in one of two ways. Retired, it
 takes no new connection, and answers those that it has until each is told to close or says nothing for a while: another worker
 serves by then. Stopped, it takes nothing new, ends the requests in flight within their time, and closes.
 """
@@ -11,6 +12,7 @@ import asyncio
 import fcntl
 import hashlib
 import itertools
+import mmap
 import os
 import signal
 import socket
@@ -37,18 +39,57 @@ LINGER = 2.0
 FULL = 1.0
 """Seconds without a new connection, where there are as many open files as may be."""
 
+YIELD = 0.002
+"""Seconds for which a new connection is left to a worker that has fewer. After that it is taken by whoever can."""
+
 CLOSE = (b"connection", b"close")
 
 
-def first_line(line: socket.socket) -> bytes:
-    """What the parent says first: how this worker is to be."""
+def first_line(line: socket.socket) -> Saying:
+    """What the parent says first: how this worker is to be, and as `id` its place."""
     said = b""
     while not said.endswith(b"\n"):
         piece = line.recv(1 << 16)
         if not piece:
             raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
         said += piece
-    return bytes(read_saying(said).body)
+    return read_saying(said)
+
+
+class Neighbours:
+    """What the workers see of each other, in memory that is one for all: how many connections each has, and when a request came
+    last to any. The kernel gives most new connections to whoever asked for one last: with connections that stay, one worker would
+    have nearly all of them, and the others nothing to do.
+
+    Nothing is wrong where a number is old; connections are only shared out less evenly for a while.
+
+    Args:
+        folder: of the parent.
+        place: of this worker; the one that is begun in its place has the same.
+
+    Attributes:
+        used: one number, when a request came last, by `time.monotonic`: what is done in the background waits for all workers.
+    """
+
+    def __init__(self, folder: str, place: int) -> None:
+        file = os.open(os.path.join(folder, "connections"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(file, mmap.PAGESIZE)
+            shared = memoryview(mmap.mmap(file, mmap.PAGESIZE))
+            self.used, self._counts = shared[:8].cast("d"), shared[8:].cast("I")
+        finally:
+            os.close(file)
+        self._place = place % len(self._counts)
+        self.leave()
+
+    def has(self, connections: int) -> bool:
+        """This worker has so many; returns whether another one has fewer."""
+        self._counts[self._place] = connections + 1
+        return any(0 < count <= connections for count in self._counts)
+
+    def leave(self) -> None:
+        """This worker takes none."""
+        self._counts[self._place] = 0
 
 
 class Parent:
@@ -56,11 +97,14 @@ class Parent:
 
     Args:
         line: the socket that leads there.
-        folder: for files that say whose turn it is.
+        folder: for files that say whose turn it is, and who has how many connections.
+        place: which of the workers this one is.
     """
 
-    def __init__(self, line: socket.socket, folder: str) -> None:
+    def __init__(self, line: socket.socket, folder: str, place: int) -> None:
         self._socket, self._folder = line, folder
+        self.neighbours = Neighbours(folder, place)
+        self.used = self.neighbours.used
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._turns: dict[str, int] = {}
@@ -81,6 +125,8 @@ class Parent:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(Unavailable("the parent of the workers is gone", advice="start the gateway again"))
+        if self._writer is not None:
+            self._writer.close()
         stop()
 
     async def _heard(self, line: Saying, retire: Callable[[], object]) -> None:
@@ -171,7 +217,7 @@ class WorkerServer(uvicorn.Server):
         self._listener, self._parent, self._linger = listener, parent, linger
         self._coming: set[asyncio.Task[Any]] = set()
         self._retiring: asyncio.Task[None] | None = None
-        self._listens = False
+        self._listens = self._yielded = False
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -192,16 +238,31 @@ class WorkerServer(uvicorn.Server):
     def _listen(self) -> None:
         if self._listener.fileno() >= 0:
             self._listens = True
+            self._parent.neighbours.has(self._connections)
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _leave(self) -> None:
+        self._parent.neighbours.leave()
         if self._listens:
             self._listens = False
             asyncio.get_running_loop().remove_reader(self._listener)
 
+    @property
+    def _connections(self) -> int:
+        return len(self.server_state.connections) + len(self._coming)
+
     def _accept(self) -> None:
-        """Take one connection; the loop comes back if there are more, unless another worker is faster."""
+        """Take one connection, or leave it to a worker that has fewer; the loop comes back if there are more, unless another
+        worker is faster."""
         loop = asyncio.get_running_loop()
+        fewer_elsewhere, yielded = self._parent.neighbours.has(self._connections), self._yielded
+        self._yielded = fewer_elsewhere and not yielded
+        if self._yielded:
+            # Its number stands: it is only a moment.
+            self._listens = False
+            loop.remove_reader(self._listener)
+            loop.call_later(YIELD, self._listen)
+            return
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -215,6 +276,7 @@ class WorkerServer(uvicorn.Server):
         task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
+        self._parent.neighbours.has(self._connections)
 
     def _protocol(self) -> asyncio.Protocol:
         made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class

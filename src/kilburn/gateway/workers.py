@@ -63,7 +63,7 @@ class Saying(msgspec.Struct, omit_defaults=True):
 
     Args:
         kind: what it is: "begin", "now" and "retire" to a worker; "ready", "seen" and questions from it; "told" answers one.
-        id: of a question and its answer.
+        id: of a question and its answer; a worker's place with "begin".
         body: of that kind.
     """
 
@@ -277,7 +277,7 @@ class Workers:
         self._all.add(worker)
         if self._ending.is_set():
             worker.signal(signal.SIGTERM)  # all others were told before this one was there
-        worker.tell("begin", self._begin)
+        worker.tell("begin", self._begin, place)
         self._do(self._hear(worker, reader))
         return worker
 
