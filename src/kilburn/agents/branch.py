@@ -201,7 +201,7 @@ class Branching(Agent):
                 if len(self._begun) >= self.most:
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
-            branch = self.session.fork(_told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
+            branch = self.session.fork(told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
             most = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
             branch.record(Act.NOTE, policy="user", why="what it may spend", limits=most)
         outcome, text = _ended(branch)
@@ -325,7 +325,7 @@ class Branching(Agent):
         return BranchOutcome.NOTHING, f"[no result: the limit of {limit} was reached]"
 
 
-def _told(prompt: str) -> str:
+def told(prompt: str) -> str:
     """The first message of a branch. It is pinned, so it also reminds the model of its place."""
     return (
         f"{prompt}\n\n[You work in a branch now. The main line sees none of these steps: when this part is done, call "

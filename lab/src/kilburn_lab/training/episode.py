@@ -16,6 +16,7 @@ from kilburn.message import Kind, Part
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.scripted import Scripted
 from kilburn.policy import Policy
+from kilburn.wire import chat
 from kilburn_lab.training.calls import LedgerCalls, ModelCall
 from kilburn_lab.training.words import WordTokenizer
 
@@ -79,6 +80,7 @@ class Shown:
         self.name, self.context, self.tokenizer = model.name, model.context, model.tokenizer
         self.prompts: list[list[dict[str, Any]]] = []
         self.replies: list[str] = []
+        self.said: list[dict[str, Any]] = []
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """What the other one says, rewritten."""
@@ -88,6 +90,7 @@ class Shown:
                 parts = tuple(map(self._part, piece.message.parts))
                 piece = msgspec.structs.replace(piece, message=msgspec.structs.replace(piece.message, parts=parts))
                 self.replies.append(piece.text)
+                self.said += chat.render([piece.message])
             yield piece
 
     def _part(self, part: Part) -> Part:
