@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import select
 import struct
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
@@ -31,8 +31,8 @@ Row = tuple[Any, ...]
 OFTEN = 2
 """A statement that is sent more often on a connection is prepared there."""
 
-PREPARED = 200
-"""Statements that are prepared on a connection, at most: most are constants, and those of indexes of vectors are few."""
+PREPARED = 400
+"""Statements that are prepared on a connection, at most. Nearly all are constants; there are some for each index of vectors."""
 
 Dumped = tuple[bytes | None, int, int]
 """A value as it is sent, the number of its type (0 where the statement says it), and whether it is text or binary."""
@@ -138,8 +138,8 @@ class Statements:
         self._waiting: deque[Answer] = deque()
         self._error: psycopg.Error | None = None
         self._counts: dict[Key, int] = {}
-        # Under which names they are prepared; the one that was used last comes last.
-        self._names: OrderedDict[Key, bytes] = OrderedDict()
+        # Under which names they are prepared.
+        self._names: dict[Key, bytes] = {}
         self._number = 0
 
     def __enter__(self) -> Self:
@@ -187,24 +187,18 @@ class Statements:
         return dumped
 
     def _name(self, text: bytes, types: tuple[int, ...]) -> bytes | None:
-        """The name under which a statement is prepared; None as long as it is not."""
+        """The name under which a statement is prepared; None where it is not."""
         key = text, types
-        if (name := self._names.get(key)) is not None:
-            self._names.move_to_end(key)
+        if (name := self._names.get(key)) is not None or len(self._names) >= PREPARED:
             return name
         if len(self._counts) >= 10 * PREPARED:
             self._counts.clear()
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] <= OFTEN:
             return None
-        pgconn = self.connection.pgconn
-        if len(self._names) >= PREPARED:
-            _, oldest = self._names.popitem(last=False)
-            pgconn.send_query_params(b"DEALLOCATE %s" % oldest, None)
-            self._sent()
         self._number += 1
         self._names[key] = name = b"kilburn_%d" % self._number
-        pgconn.send_prepare(name, text, types)
+        self.connection.pgconn.send_prepare(name, text, types)
         self._sent(key)
         return name
 
