@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kilburn.backend import Backend, Batch
+from kilburn.backends.postgres.postings import AHEAD, BLOCK
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import ROWS
 from kilburn.testing import MemoryBackend
@@ -90,3 +91,43 @@ def test_both_find_the_same_where_words_are_common(url: str) -> None:
         ):
             for segments in (None, [1], [2], [1, 2]):
                 assert database.search(query, segments=segments, limit=9) == file.search(query, segments=segments, limit=9), query
+
+
+def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
+    """Entries lie in blocks of 256: what is in several, and is forgotten in some of them."""
+    texts = {
+        number: f"common {'often' if number % 2 else 'seldom'} word{number % 97} rare{number % 7 * number} and item{number}"
+        for number in range(1, 3 * BLOCK - 50)
+    }
+    gone = [1, 2, 97, BLOCK, BLOCK + 1, BLOCK + 97, 2 * BLOCK, 600]
+    with MemoryBackend() as file, Postgres(url) as database:
+        for backend in (file, database):
+            one, other = start(backend, "one"), start(backend, "other")
+            backend.commit(one, batch_of(0, texts))
+            for head in range(40):
+                backend.commit(other, batch_of(head, {head + 1: f"{texts[head + 1]} again"}))
+            backend.commit(one, Batch(head=1, erase=gone))
+            backend.commit(other, Batch(head=40, erase=[2, 40]))
+        for query in ("common", "often common word3", "item256 seldom item98", "rare0 and item600 item194", "again word2 word3"):
+            for segments in (None, [1], [2], [1, 2]):
+                assert database.search(query, segments=segments, limit=3) == file.search(query, segments=segments, limit=3), query
+            for pairs in ([(query, "")], [("common", query)], [("word3", "often seldom")]):
+                for segment in (1, 2):
+                    assert database.newest(segment, pairs, 9) == file.newest(segment, pairs, 9)
+
+
+def test_both_find_the_same_where_sessions_are_many(url: str) -> None:
+    """Words of more blocks than are read ahead: the others are looked up among the passages with a rarer word."""
+    common = "common often and then file window policy branch token cache line error module"
+    with MemoryBackend() as file, Postgres(url) as database:
+        for at in range(AHEAD + 16):
+            for backend in (file, database):
+                number = start(backend, f"session {at}")
+                texts = {page: f"{common} rare{at % 5} seldom{page % 3} item{at * page}" for page in range(1, 9)}
+                backend.commit(number, batch_of(0, texts))
+        many = list(range(3, AHEAD + 10))
+        for query in (f"{common} rare3 item14", f"{common} seldom1 rare2", f"{common} rare1 rare2 rare3", common):
+            for segments in (None, many, many[::2]):
+                for limit in (1, 2, 9):
+                    found = database.search(query, segments=segments, limit=limit)
+                    assert found == file.search(query, segments=segments, limit=limit), query

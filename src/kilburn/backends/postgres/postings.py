@@ -9,15 +9,16 @@ Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find 
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from hashlib import blake2b
 
 import apsw
 
 from kilburn.backends.passages import passages
-from kilburn.backends.postgres.statements import Answer, Statements
-from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
+from kilburn.backends.postgres.statements import Statements
+from kilburn.backends.ranked import CLASSES, DEPTH, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
 LONGEST = 64
@@ -32,6 +33,15 @@ BITS = (BLOCK * CLASSES - 1).bit_length()
 STRETCH = 32
 """Blocks that are looked through at a time, where words have to be together in one passage."""
 
+FEW = 12
+"""Where so many times fewer entries are looked for than there are bytes in a row, they are looked for one by one."""
+
+AHEAD = 64
+"""Blocks of each word that are read before anybody asks for them: they are few bytes, and an answer is what takes long."""
+
+TOGETHER = 512
+"""Blocks of which what all words of a query have in them is read at once."""
+
 PACKED = 5
 """The first version of the schema that has blocks."""
 
@@ -41,19 +51,29 @@ _LOOSE = (
     f"((entry & {(1 << BITS) - 1}) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex') AS lows FROM kilburn.posting)"
 )
 _FIRST = (
-    "SELECT block, lows FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
-    " CROSS JOIN LATERAL (SELECT block, lows, sum(length(lows)) OVER (ORDER BY block, lows) - length(lows) AS before"
-    " FROM (SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = %s AND block BETWEEN low AND high"
-    " ORDER BY block, lows LIMIT %s) AS one) AS found WHERE before < %s ORDER BY range.place, block, lows"
+    "SELECT asked.place, block, lows FROM unnest(%s::bytea[]) WITH ORDINALITY AS asked(word, place)"
+    " CROSS JOIN unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
+    " CROSS JOIN LATERAL (SELECT block, lows, sum(length(lows)) OVER ordered - length(lows) AS before, row_number() OVER ordered"
+    " AS number FROM (SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = asked.word"
+    " AND block BETWEEN low AND high ORDER BY block, lows LIMIT %s) AS one WINDOW ordered AS (ORDER BY block, lows)) AS found"
+    " WHERE before < %s OR number <= %s ORDER BY asked.place, range.place, block, lows"
 )
 _OF_THESE = (
-    "SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = %s AND block = ANY(%s::bigint[])"
-    " ORDER BY block, lows"
+    "SELECT word, block, lows FROM {posting} AS every WHERE tenant = %s AND word = ANY(%s::bytea[]) AND block = ANY(%s::bigint[])"
 )
 _TOGETHER = (
     "SELECT block, word, lows FROM (SELECT DISTINCT block FROM {posting} AS every WHERE tenant = %s AND word = %s"
     " AND block BETWEEN %s AND %s ORDER BY block LIMIT %s) AS first JOIN {posting} AS every USING(block)"
     " WHERE tenant = %s AND word = ANY(%s::bytea[]) ORDER BY block, lows"
+)
+# The newest passages of a segment come first. Nobody else writes to its blocks meanwhile.
+_ADD = (
+    "WITH new AS (SELECT %s::bigint AS tenant, *"
+    " FROM unnest(%s::bytea[], %s::bigint[], %s::bytea[]) AS given(word, block, lows)),"
+    " again AS (UPDATE kilburn.posting SET lows = new.lows || posting.lows FROM new WHERE posting.tenant = new.tenant"
+    " AND posting.word = new.word AND posting.block = new.block RETURNING posting.word, posting.block)"
+    " INSERT INTO kilburn.posting(tenant, word, block, lows) SELECT * FROM new"
+    " WHERE NOT EXISTS(SELECT FROM again WHERE again.word = new.word AND again.block = new.block)"
 )
 _TAKE = (
     "UPDATE kilburn.posting SET lows = (SELECT coalesce(string_agg(substr(posting.lows, at, 2), '' ORDER BY at), '')"
@@ -110,13 +130,7 @@ def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
     )
     pairs = [(word, number) for number, some in zip(numbers, words, strict=True) for word in some]
     if pairs:
-        # The newest passages of a segment come first.
-        statements.send(
-            "INSERT INTO kilburn.posting(tenant, word, block, lows)"
-            " SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[], %s::bytea[])"
-            " ON CONFLICT(tenant, word, block) DO UPDATE SET lows = excluded.lows || posting.lows",
-            *(tenant, *_columns(pairs)),
-        )
+        statements.send(_ADD, tenant, *_columns(pairs))
 
 
 def low_of(entry: int) -> bytes:
@@ -126,10 +140,13 @@ def low_of(entry: int) -> bytes:
     return bytes((low >> 7, 128 | low & 127))
 
 
+_LOWS = {int.from_bytes(low_of(low), sys.byteorder): low for low in range(1 << BITS)}
+
+
 def entries_in(block: int, lows: bytes) -> list[int]:
-    """The entries of a row."""
-    first = block << BITS
-    return [first | high << 7 | low & 127 for high, low in zip(lows[::2], lows[1::2], strict=False)]
+    """The entries of a row; -1 for what is damaged."""
+    first, known = block << BITS, _LOWS.get
+    return [first | known(low, -1) for low in memoryview(lows)[: len(lows) & ~1].cast("H")]
 
 
 def posting_rows(version: int) -> str:
@@ -197,11 +214,14 @@ class Postings(RankedIndex):
         self._statements, self._tenant = statements, tenant
         posting = posting_rows(version)
         self._first, self._of_these, self._together = (each.format(posting=posting) for each in (_FIRST, _OF_THESE, _TOGETHER))
-        self._whole: dict[str, list[int]] = {}
-        """Words of which all entries are known, with these."""
-        self._looked: set[str] = set()
-        """Those, and words that have too many."""
-        self._span: Sequence[tuple[int, int]] = ()
+        self._rows: dict[str, dict[int, bytes]] = {}
+        """What is known of words, by block."""
+        self._whole: set[str] = set()
+        """Words of which all is known, of the range in which all are looked for."""
+        self._blocks: set[int] = set()
+        """Blocks of which all words are known."""
+        self._grouped: dict[tuple[str, ...], dict[int, dict[int, bytes]]] = {}
+        """The entries of words of which all is known, by block, with their numbers in it."""
 
     def _key(self, word: str) -> bytes:
         """A word of a query as it is stored."""
@@ -210,50 +230,75 @@ class Postings(RankedIndex):
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
         if not among:
-            return _entries(self._ask(word, ranges, depth), ranges, depth)
+            known = word in self._whole
+            rows = list(self._rows[word].items()) if known else self._ask([word], ranges, depth)[0]
+            return _first(rows, ranges, depth)
         # Entries of a rarer word are known most often: it is much quicker to look for these than for all of a common one.
-        self._learn([other for other in among if other not in self._looked])
-        known = {entry for other in among for entry in self._whole.get(other, ())}
         unknown = [self._key(other) for other in among if other not in self._whole]
-        found: set[int] = set()
+        these = self._with(word, tuple(other for other in among if other in self._whole))
+        found: list[int] = []
         for low, high in ranges:
-            these = {entry for entry in known if low <= entry <= high}
-            if these:
-                blocks = sorted({entry >> BITS for entry in these})
-                rows = self._statements.rows(self._of_these, self._tenant, self._key(word), blocks)
-                found.update(these.intersection(entry for row in rows for entry in entries_in(*row)))
+            inside = {entry for entry in these if low <= entry <= high}
             if unknown:
-                found.update(self._beside(self._key(word), [], unknown, low, high, _each(ranges, depth)))
-        return [entry for low, high in ranges for entry in _inside(sorted(found), low, high)[: _each(ranges, depth)]]
+                inside.update(self._beside(self._key(word), [], unknown, low, high, _each(ranges, depth)))
+            found += sorted(inside)[: _each(ranges, depth)]
+        return found
+
+    def _with(self, word: str, others: tuple[str, ...]) -> list[int]:
+        """The entries that have a word and one of others, of which all is known."""
+        blocks = self._grouped.get(others)
+        if blocks is None:
+            blocks = self._grouped[others] = {}
+            for entry in {entry for other in others for row in self._rows[other].items() for entry in entries_in(*row)}:
+                blocks.setdefault(entry >> BITS, {})[entry] = low_of(entry)
+        if word not in self._whole:
+            self._read(word, blocks.keys() - self._blocks)
+        rows, found = self._rows[word], list[int]()
+        for block, lows in blocks.items():
+            there = rows.get(block)
+            if there is not None and len(lows) * FEW < len(there):
+                found += [entry for entry, low in lows.items() if low in there]
+            elif there is not None:
+                found += lows.keys() & entries_in(block, there)
+        return found
+
+    def _read(self, word: str, blocks: Set[int]) -> None:
+        """Read what a word has in blocks of which that is not known."""
+        if not blocks:
+            return
+        words = {self._key(word): [word]}
+        if len(blocks) <= TOGETHER:
+            # The other common words are looked for next, among the same entries.
+            self._blocks |= blocks
+            for other in self._rows.keys() - self._whole - {word}:
+                words.setdefault(self._key(other), []).append(other)
+        for key, block, lows in self._statements.rows(self._of_these, self._tenant, list(words), sorted(blocks)):
+            for other in words[key]:
+                self._rows[other][block] = lows
 
     def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
         """See `RankedIndex`."""
-        answers = [self._ask(word, ranges, depth) for word in words]
-        found = [_entries(answer, ranges, depth) for answer in answers]
-        if len(ranges) == 1:
-            self._span, self._looked = ranges, set()
-            self._note(words, found, depth)
+        found = []
+        for word, rows in zip(words, self._ask(words, ranges, depth, AHEAD), strict=True):
+            found.append(_first(rows, ranges, depth))
+            if len(ranges) == 1:
+                self._rows[word] = dict(rows)
+                if len(rows) < AHEAD or len(found[-1]) < depth:
+                    self._whole.add(word)
         return found
 
-    def _learn(self, words: Sequence[str]) -> None:
-        """Look up all entries of words of which more are there than were looked at, if they are not very many."""
-        if words and self._span:
-            answers = [self._ask(word, self._span, ROWS) for word in words]
-            self._looked.update(words)
-            self._note(words, [_entries(answer, self._span, ROWS) for answer in answers], ROWS)
-
-    def _note(self, words: Sequence[str], found: Sequence[list[int]], depth: int) -> None:
-        for word, entries in zip(words, found, strict=True):
-            if len(entries) < _each(self._span, depth):
-                self._whole[word] = entries
-                self._looked.add(word)
-
-    def _ask(self, word: str, ranges: Sequence[tuple[int, int]], depth: int) -> Answer:
-        """Ask for the first blocks of each range that have a word, until there are enough entries."""
+    def _ask(
+        self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, ahead: int = 0
+    ) -> list[list[tuple[int, bytes]]]:
+        """The first rows of each range that have a word, until there are enough entries."""
         each = _each(ranges, depth)
         # A block in which a range begins may have entries before it.
-        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, self._key(word)
-        return self._statements.send(self._first, *place, each + BLOCK, 2 * (each + BLOCK))
+        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, each + BLOCK
+        rows = self._statements.rows(self._first, list(map(self._key, words)), *place, 2 * (each + BLOCK), ahead)
+        found: list[list[tuple[int, bytes]]] = [[] for _ in words]
+        for number, block, lows in rows:
+            found[number - 1].append((block, lows))
+        return found
 
     def _beside(
         self, word: bytes, every: Sequence[bytes], some: Sequence[bytes], low: int, high: int, limit: int
@@ -304,10 +349,19 @@ def _each(ranges: Sequence[tuple[int, int]], depth: int) -> int:
     return max(DEPTH, depth // len(ranges))
 
 
-def _entries(answer: Answer, ranges: Sequence[tuple[int, int]], depth: int) -> list[int]:
-    """The entries of what was asked: of each range the first ones."""
-    found = [entry for row in answer.fetchall() for entry in entries_in(*row)]
-    return [entry for low, high in ranges for entry in _inside(found, low, high)[: _each(ranges, depth)]]
+def _first(rows: Iterable[tuple[int, bytes]], ranges: Sequence[tuple[int, int]], depth: int) -> list[int]:
+    """The first entries of each range that are in these rows, which come in order."""
+    every, each = list(rows), _each(ranges, depth)
+    if len(ranges) == 1:
+        # No more rows are read than need be.
+        found: list[int] = []
+        for block, lows in every:
+            found += _inside(entries_in(block, lows), *ranges[0])
+            if len(found) >= each:
+                break
+        return found[:each]
+    whole = [entry for row in every for entry in entries_in(*row)]
+    return [entry for low, high in ranges for entry in _inside(whole, low, high)[:each]]
 
 
 def _inside(entries: Sequence[int], low: int, high: int) -> Sequence[int]:

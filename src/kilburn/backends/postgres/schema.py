@@ -291,6 +291,11 @@ INSERT INTO kilburn.posting SELECT tenant, word, block, string_agg(lows, '' ORDE
     FROM kilburn.loose
 ) AS every GROUP BY tenant, word, block;
 DROP TABLE kilburn.loose;
+
+-- The state of a page and the counters of a session change often: there is room for their new versions beside the old ones, so
+-- the indexes stay as they are, and later writes take the room of the old ones.
+ALTER TABLE kilburn.page SET (fillfactor = 70);
+ALTER TABLE kilburn.process SET (fillfactor = 50);
 """
 
 OF_TENANTS = (
