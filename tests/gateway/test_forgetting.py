@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import kilburn
 from gateway.talk import TALK, said, user
 from kilburn.gateway.conversations import said_after
 from kilburn.kernel.store import Store
+from kilburn.search.embedders.hashing import Hashing
 from kilburn.testing.upstream import Upstream, calling
 
 SECRET = "The canary sleeps at the wharf."
@@ -131,6 +132,49 @@ def test_a_session_that_is_forgotten_while_its_reply_is_on_the_way(gateway: Any,
     setup.chat([user("Hello."), said("OK."), user("Again.")])
     with setup.store() as store:
         assert [len(store.session(info.name).messages()) for info in store.sessions()] == [4]
+
+
+class Between(Hashing):
+    """An embedder that is asked for what is remembered between the admission of a question and its sending; it does something."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.then: list[Callable[[], object]] = []
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        if self.then and any("locker" in text for text in texts):
+            self.then.pop()()
+        return super().embed(texts)
+
+
+@pytest.mark.parametrize("turns", [0, 6])
+def test_a_session_that_is_forgotten_before_its_question_is_sent_begins_anew(gateway: Any, turns: int) -> None:
+    between = Between()
+    setup = gateway(upstream=Upstream(otherwise="OK."), memory=300, window=1200, embedder=between)
+    with setup.store() as store:
+        store.memory("").add("My locker is number 12 in Porto")
+    talk: list[dict[str, Any]] = []
+    for turn in range(turns):
+        talk.append(user(f"Question {turn}: " + "words that fill a window " * 40))
+        setup.chat(talk)
+        talk.append(said("OK."))
+    gone: list[int] = []
+
+    def forget() -> None:
+        with setup.store() as store:
+            for info in store.sessions():
+                gone.append(info.number)
+                store.forget(session=info.name)
+
+    between.then = [forget]
+    _, headers = setup.chat([*talk, user("What is the number of my locker?")])
+    assert len(gone) == 1
+    assert "locker" in setup.upstream.sent[-1].raw.decode()
+    with setup.store() as store:
+        (info,) = store.sessions()
+        assert info.name == headers["x-kilburn-session"]
+        assert info.number not in gone
+        assert store.session(info.name).messages()[-1]["content"] == "OK."
 
 
 def test_a_session_of_which_all_is_forgotten_sends_nothing_and_goes_on(gateway: Any) -> None:
