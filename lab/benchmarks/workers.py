@@ -110,7 +110,7 @@ class Ends:
     def __enter__(self) -> Ends:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for connection, _ in self._asked.values():
             connection.close()
         self._poll.close()
@@ -285,7 +285,7 @@ def rows_of(stores: Sequence[str], workers: int, rounds: int, asked: Asked) -> l
     base = next(iter(found.values()))
 
     def ratio(some: list[Found], of: str) -> float:
-        return statistics.median(getattr(one, of) / getattr(other, of) for one, other in zip(some, base, strict=True))
+        return float(statistics.median(getattr(one, of) / getattr(other, of) for one, other in zip(some, base, strict=True)))
 
     return [
         {

@@ -51,6 +51,7 @@ TINY = {
     "postgres": ["--appends", "8"],
     "nearest": ["--counts", "40", "--searches", "2"],
     "workers": ["--rounds", "1", "--requests", "6", "--clients", "2", "--firsts", "1", "--store", "file"],
+    "writers": ["--rounds", "1", "--times", "4"],
     "migration": ["--files", "2", "--lines", "3"],
     "opening": ["--messages", "20", "--policy", "fifo", "--times", "1", "--store", "200"],
     "watched": ["--rounds", "1", "--requests", "3", "--pause", "0"],
