@@ -187,10 +187,11 @@ def by_round(problem: Problem, made: Reasoning) -> list[bool]:
     return [answer == problem.answer for answer in answers]
 
 
-def measured(course: TrainingRun, arm: str, model: Model, summariser: Model, warm: float = WARM, times: int = 2) -> Figures:
-    """Right answers after some numbers of rounds, for chains of every length; the curve over all rounds goes into a ledger."""
+def measured(
+    course: TrainingRun, arm: str, model: Model, summariser: Model, lengths: Sequence[int], warm: float = WARM
+) -> Figures:
+    """Right answers after some numbers of rounds, for chains of these lengths; the curve over all rounds goes into a ledger."""
     chance = course.chance("measure").worlds
-    lengths = [2, 6, 24] if course.smoke else [*range(2, LONGEST + 1)] * times
     runs = [
         (one, played(model, summariser, one, warm, chance.getrandbits(30))) for one in (draw(chance, each) for each in lengths)
     ]
@@ -210,10 +211,11 @@ def train(course: TrainingRun) -> Figures:
     course.train("reward alone", later, reinforced, rate=1e-3)
     arms = ("demonstrations", "demonstrations again", "reward", "reward alone")
     models, rule = {arm: Toy(str(course.checkpoint(arm))) for arm in arms}, Rule()
-    found = {key: value for arm in arms for key, value in measured(course, arm, models[arm], rule).items()}
+    lengths = [2, 6, 24] if course.smoke else [*range(2, LONGEST + 1)] * 2
+    found = {key: value for arm in arms for key, value in measured(course, arm, models[arm], rule, lengths).items()}
     for arm in ("demonstrations", "reward"):
-        found |= measured(course, f"{arm}, greedy", models[arm], rule, warm=0.0)
-    return found | measured(course, "reward, summary blanked", models["reward"], Rule(blank=True))
+        found |= measured(course, f"{arm}, greedy", models[arm], rule, lengths, warm=0.0)
+    return found | measured(course, "reward, summary blanked", models["reward"], Rule(blank=True), lengths)
 
 
 RECIPE = Recipe(
