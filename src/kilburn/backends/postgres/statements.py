@@ -97,7 +97,7 @@ def _as_sent(sql: str) -> bytes:
     return re.sub("%[%s]", lambda found: "%" if found[0] == "%%" else f"${next(places)}", sql).encode()
 
 
-class Answer:
+class SentStatement:
     """What the server says to one statement; it is waited for when somebody asks. Behind the last statement it is there, and any
     thread may read it."""
 
@@ -135,7 +135,7 @@ class Statements:
     def __init__(self, connection: Connection, *, prepares: bool) -> None:
         self.connection, self._prepares = connection, prepares
         self._transformer = Transformer(connection)
-        self._waiting: deque[Answer] = deque()
+        self._waiting: deque[SentStatement] = deque()
         self._error: psycopg.Error | None = None
         self._counts: dict[Key, int] = {}
         # Under which names they are prepared.
@@ -161,7 +161,7 @@ class Statements:
         if self._error is not None and error is None:
             raise self._error
 
-    def send(self, sql: str | SQL | Composed, *values: object) -> Answer:
+    def send(self, sql: str | SQL | Composed, *values: object) -> SentStatement:
         """Send one; its answer is read by whoever wants it."""
         text = _as_sent(sql if isinstance(sql, str) else sql.as_string())
         data, types, formats = zip(*map(self._dump, values), strict=True) if values else ((), (), ())
@@ -172,8 +172,8 @@ class Statements:
             self.connection.pgconn.send_query_prepared(name, data, formats, Format.BINARY)
         return self._sent()
 
-    def _sent(self, prepares: Key | None = None) -> Answer:
-        answer = Answer(self, prepares)
+    def _sent(self, prepares: Key | None = None) -> SentStatement:
+        answer = SentStatement(self, prepares)
         self._waiting.append(answer)
         return answer
 
@@ -210,7 +210,7 @@ class Statements:
         """The first row of a query, or None."""
         return self.send(sql, *values).fetchone()
 
-    def wait(self, answer: Answer) -> PGresult:
+    def wait(self, answer: SentStatement) -> PGresult:
         """Wait for an answer.
 
         Raises:
@@ -224,7 +224,7 @@ class Statements:
         assert answer.result is not None
         return answer.result
 
-    def _receive(self, wanted: Answer | None = None) -> None:
+    def _receive(self, wanted: SentStatement | None = None) -> None:
         """Send what is held back, and take answers up to one of them, or all up to the end of the pipeline."""
         pgconn = self.connection.pgconn
         while pgconn.flush():
@@ -244,7 +244,7 @@ class Statements:
             else:
                 self._take(self._waiting[0], result)
 
-    def _take(self, answer: Answer, result: PGresult) -> None:
+    def _take(self, answer: SentStatement, result: PGresult) -> None:
         answer.result = result
         if result.status in _FAILED:
             if answer.prepares is not None:
