@@ -137,6 +137,21 @@ def test_a_note_over_its_limit_stands_in_the_prompt_and_may_only_become_shorter(
     assert heard[2] == "human has 15 of 100 characters"
 
 
+def test_a_note_of_which_only_the_beginning_was_shown_is_not_written_anew(store: Store) -> None:
+    lines = [f"Line {number} of what Ana said about her boats." for number in range(200)]
+    store.notes("ana").write("human", "\n".join(lines))
+    core = CoreMemory(store.notes("ana"), "human", limit=20_000)
+    agent, heard = at_work(store, calls(rethink("Ana has boats.")), calls(replace("Line 7 of", "Seventh line of")), core=core)
+    assert "only its first" in str(agent.model.requests[0].messages)
+    assert heard[0].startswith("error: ")
+    assert "memory_replace" in heard[0]
+    assert heard[1].startswith("human has ")
+    assert store.notes("ana").read("human").text.count("\n") == 199
+    store.notes("ana").write("human", "\n".join(lines[:9]), seen=store.notes("ana").read("human").digest)
+    _, heard = at_work(store, calls(rethink("Ana has nine boats.")), core=core)
+    assert heard[-1] == "human has 19 of 20,000 characters"
+
+
 def test_of_two_writers_one_gets_a_conflict_and_then_the_newer_version(store: Store) -> None:
     notes = store.notes("ana")
     notes.write("human", "Ana drinks tea.")

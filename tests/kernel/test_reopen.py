@@ -9,12 +9,17 @@ import threading
 from pathlib import Path
 from random import Random
 from types import FrameType
+from typing import Any
 
+import msgspec
 import pytest
 
 import kilburn
 from kernel.talk import FORMS, assistant, call_of, tool, user
-from kilburn.errors import PinsExceedWindow, StoreFull, StoreReadOnly, StoreStale
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
+from kilburn.errors import PinsExceedWindow, StoreCorrupt, StoreFull, StoreReadOnly, StoreStale
+from kilburn.event import Act
 from kilburn.kernel import memory_tools
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.resolve import names
@@ -372,3 +377,31 @@ def test_forgetting_what_another_tokenizer_counted(tmp_path: Path, tokenizer: st
         with kilburn.open(path, window=700, policy="lru", tokenizer=other, embedder=None) as store:
             check_laws(store.session("a"))
             check_laws(store.session("a").branches.open("b1"))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"pages": (2,)},
+        {"pages": (3, 3)},
+        {"pages": (3, 1)},
+        {"data": {"to": 5}},
+        {"data": {"to": {"in": 5}}},
+    ],
+    ids=str,
+)
+def test_an_event_that_no_kernel_wrote_is_damage_and_no_other_error(tmp_path: Path, forged: dict[str, Any]) -> None:
+    path = tmp_path / "a.db"
+    with kilburn.open(str(path), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("s")
+        for words in ("one", "two", "three"):
+            session.append({"role": "user", "content": words * 20})
+        number = session.number
+    with Sqlite(path) as backend:
+        (last,) = [event for event in backend.events(number, act=Act.ADMIT) if event.pages == (3,)]
+        head = next(info.head for info in backend.segments() if info.number == number)
+        backend.commit(number, Batch(head=head, again=[msgspec.structs.replace(last, **forged)], copied=True))
+    with kilburn.open(str(path), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        with pytest.raises(StoreCorrupt, match="makes no sense"):
+            store.session("s")
+        assert store.session("another").append({"role": "user", "content": "hello"})

@@ -141,6 +141,7 @@ def test_a_model_that_always_fails_is_spared_and_other_policies_go_on(store: Sto
             assert sleep.rest(30)
         assert 3 <= model.asked < 30
         assert sum(one.memory == "@memory/ana" for one in sleep.learned) == 60
+        assert sleep.learned.maxlen, "it does not grow for ever"
         assert sleep.due() == "turns"
         model.fails = 0
         for _ in range(100):

@@ -131,12 +131,24 @@ def _check_new(core: CoreMemory, session: Session, call: Page, label: str, new: 
 
 
 def _seen(core: CoreMemory, session: Session, call: Page | None, label: str) -> str | None:
-    """The digest of the version of a note that stood beside the prompt; "" if it was not there, None if no note was."""
+    """The digest of the version of a note that stood beside the prompt; "" if it was not there, None if no note was.
+
+    Raises:
+        KernelError: only its beginning stood there.
+    """
     number = core.notes.collection.number if core.notes.head else 0
     shown = session.backend.read(key for key in (call.cites if call is not None else ()) if key[0] == number)
     if not shown:
         return None
-    return next((page.digest for page, _ in shown.values() if page.name == label), "")
+    key, page = next(((key, page) for key, (page, _) in shown.items() if page.name == label), ((0, 0), None))
+    if page is None:
+        return ""
+    if key in core.cut.get(session.number, ()):
+        raise KernelError(
+            f"only the beginning of {label!r} stands in the prompt",
+            advice="nothing was written: shorten what you see by memory_replace until all of it stands there",
+        )
+    return page.digest
 
 
 def _is_in(new: str, text: str) -> bool:

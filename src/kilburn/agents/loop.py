@@ -735,7 +735,7 @@ class Agent:
         if not room:
             return None
         try:
-            return brought.known(
+            found = brought.known(
                 session.store,
                 brought.asked(session),
                 room,
@@ -743,6 +743,8 @@ class Agent:
                 without=session.name,
                 notes=self.core.shown(),
             )
+            self.core.cut[session.number] = frozenset(() if found is None else found.cut)
+            return found
         except KilburnError as error:
             log.warning("session %s: nothing was recalled: %s", session.name, type(error).__name__)
             return None

@@ -63,6 +63,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
         pages: what it is from: the number of each one's segment, and its id there.
         names: the addresses of these, as the text has them.
         trust: the lowest of what it has.
+        cut: notes among the pages of which only the beginning is there.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
     pages: tuple[Key, ...]
     names: tuple[str, ...]
     trust: Trust = Trust.USER
+    cut: tuple[Key, ...] = ()
 
 
 class StandingNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +116,7 @@ def known(
     """
     count = store.counter.count
     try:
-        front, shown = _noted(notes, tokens, count)
+        front, shown, cut = _noted(notes, tokens, count)
         left = tokens - count(f"{front}\n\n") if front else tokens
         text, hits = quotation(store, query, left, user, without=without, shown=shown) if left > 0 and query.strip() else ("", [])
         infos = [store.backend.segment(name, time=0.0, create=False) for name in {hit.session for hit in hits}]
@@ -131,12 +133,21 @@ def known(
     trust = min(
         [*(piece.trust for piece in shown if piece.page is not None), *(hit.trust for _, hit in found)], default=Trust.USER
     )
-    return Brought(text=whole, tokens=count(whole), pages=tuple(pages), names=tuple(dict.fromkeys(pages.values())), trust=trust)
+    return Brought(
+        text=whole,
+        tokens=count(whole),
+        pages=tuple(pages),
+        names=tuple(dict.fromkeys(pages.values())),
+        trust=trust,
+        cut=tuple(piece.page for piece in cut if piece.page is not None),
+    )
 
 
-def _noted(notes: Sequence[StandingNote], tokens: int, count: Callable[[str], int]) -> tuple[str, list[StandingNote]]:
-    """Notes within so many tokens, quoted, and those that are shown: if need be the last ones are cut, at the end of a line if
-    that is near, then left out."""
+def _noted(
+    notes: Sequence[StandingNote], tokens: int, count: Callable[[str], int]
+) -> tuple[str, list[StandingNote], list[StandingNote]]:
+    """Notes within so many tokens, quoted, those that are shown, and of these the ones that are cut: if need be the last ones
+    are, at the end of a line if that is near, then left out."""
     most = max(0, tokens) * WIDEST
     told = [_cut(piece, most) if len(piece.text) > most else (piece.heading, piece.text) for piece in notes]
 
@@ -156,7 +167,8 @@ def _noted(notes: Sequence[StandingNote], tokens: int, count: Callable[[str], in
             break
         if count(quoted()) > tokens:
             told.pop()
-    return quoted(), [*notes[: len(told)]]
+    shown = [*notes[: len(told)]]
+    return quoted(), shown, [piece for piece, (_, text) in zip(shown, told, strict=True) if len(text) < len(piece.text)]
 
 
 def _cut(piece: StandingNote, characters: int) -> tuple[str, str]:

@@ -97,7 +97,7 @@ def rebuild(
         # Read after the events: another process may be appending, and a page that no event names yet does no harm.
         every = whole or until is None
         pages = {page.id: page for page, _ in backend.pages(info.number)} if every else _pages_of(backend, info, events)
-    window, ledger, usage = base.window, base.ledger, base.usage
+    window, ledger, usage, work = base.window, base.ledger, base.usage, 0
     if recount:
         foreign = _foreign(events, counter, usage.tokenizer if base.head else "")
         if foreign:
@@ -110,6 +110,7 @@ def rebuild(
             window.enact(event, pages)
             ledger.count(event, window)
             usage.learn(event)
+            work += work_of((event,))
         except (KilburnError, *SENSELESS) as error:
             why = error.what if isinstance(error, KilburnError) else f"{type(error).__name__}: {error}"
             raise StoreCorrupt(f"{where} ({event.act}) makes no sense: {why}", advice="run `kilburn fsck`") from error
@@ -117,7 +118,7 @@ def rebuild(
         window.keep()
     window.pages.settle(window.last_derived, window.last)
     window.pages.drop(page for page in range(window.last_derived, 0) if page not in window.shown)
-    return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work_of(events))
+    return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work)
 
 
 def steps(

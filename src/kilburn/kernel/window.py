@@ -347,11 +347,13 @@ class WindowState:
             pages: the pages that came with it, by id, and any others.
 
         Raises:
-            StoreCorrupt: a page that came with it is not among `pages`.
+            StoreCorrupt: a page that came with it is not among `pages`, or was there before.
         """
         match event.act:
             case Act.ADMIT:
                 state = State(at=Place(event.data["at"])) if "at" in event.data else IN
+                if len(set(event.pages)) < len(event.pages) or not self.states.keys().isdisjoint(event.pages):
+                    raise StoreCorrupt(f"event {event.number} admits a page that was there", advice="run `kilburn fsck`")
                 self.add([_page_of(event, number, pages) for number in event.pages], state)
             case Act.RETIRE | Act.RESTORE | Act.DROP if "at" in event.data:
                 # In a collection nothing else moves.

@@ -57,6 +57,8 @@ class CoreMemory:
         readonly: Collection[str] = (),
     ) -> None:
         self.notes, self.names = notes, tuple(map(checked_name, names))
+        self.cut: dict[int, frozenset[tuple[int, int]]] = {}
+        """By the number of a session, the pages of these notes of which its last prompt had only the beginning."""
         self._limit = limit
         self._limits = {checked_name(name): most for name, most in (limits or {}).items()}
         self._readonly = frozenset(map(checked_name, readonly))

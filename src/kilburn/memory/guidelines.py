@@ -169,11 +169,16 @@ class Guidelines:
         nearest = dict.fromkeys(hit.page for hit in hits if hit.page in there)
         return [there[page] for page in nearest][: max(0, limit)]
 
-    def messages(self, request: str, examples: int = 5) -> Sequence[Message]:
-        """All guidelines, and the examples that are nearest to a request, as messages to append behind it. They cite
-        the notes."""
+    def messages(self, request: str, examples: int = 5, most: int = 100) -> Sequence[Message]:
+        """The guidelines, and the examples that are nearest to a request, as messages to append behind it. They cite
+        the notes.
+
+        Args:
+            most: guidelines at most: of more, those that feedback has supported last.
+        """
         held = self.notes.collection
-        rules = [(_head_of(note), note) for note in self.list()]
+        newest = sorted(self.list(), key=lambda note: note.time, reverse=True)[: max(0, most)]
+        rules = [(_head_of(note), note) for note in sorted(newest, key=lambda note: note.name)]
         near = [(_head_of(note), note) for note in self.examples(request, examples)]
         made = (
             recalled(FOLDER, "What the user's feedback says about how to work.", held, rules),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,9 @@ from kilburn.native import ending
 __all__ = ["SleepTime"]
 
 log = logging.getLogger("kilburn")
+
+TIMES = 1000
+"""Of so many times that a policy worked, what came of it is still known."""
 
 
 @checked
@@ -62,8 +66,8 @@ class SleepTime:
             raise SpecError("sleep time without a policy, or with a time below 0", advice="give a policy, turns=5, idle=60")
         self.session, self.policies = session, policies
         self.turns, self.idle, self.compaction, self._secrets = turns, idle, compaction, secrets
-        self.learned: list[Learned] = []
-        """What came of each time that a policy worked."""
+        self.learned: deque[Learned] = deque(maxlen=TIMES)
+        """What came of each time that a policy worked: the last ones."""
         self._answer = answering(session.store, model)
         for policy in policies:
             self._job(policy)  # so that a wrong spec is known now
