@@ -42,6 +42,9 @@ FULL = 1.0
 YIELD = 0.002
 """Seconds for which a new connection is left to a worker that has fewer. After that it is taken by whoever can."""
 
+PLACES = 8 + 4 * 128
+"""Bytes of what workers see of each other, for more of them than there may be."""
+
 CLOSE = (b"connection", b"close")
 
 
@@ -69,17 +72,22 @@ class Neighbours:
 
     Attributes:
         used: one number, when a request came last, by `time.monotonic`: what is done in the background waits for all workers.
+
+    Raises:
+        OSError: the disk is full, for example.
     """
 
     def __init__(self, folder: str, place: int) -> None:
         file = os.open(os.path.join(folder, "connections"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(file, mmap.PAGESIZE)
-            shared = memoryview(mmap.mmap(file, mmap.PAGESIZE))
-            self.used, self._counts = shared[:8].cast("d"), shared[8:].cast("I")
+            if os.fstat(file).st_size < PLACES:
+                # Written, and not only made longer: on a full disk this raises, and a write to memory would kill the process.
+                os.pwrite(file, bytes(PLACES), 0)
+            shared = memoryview(mmap.mmap(file, PLACES))
+            self.used, self._counts = shared[:8].cast("d"), shared[8:PLACES].cast("I")
         finally:
             os.close(file)
-        self._place = place % len(self._counts)
+        self._place = place
         self.leave()
 
     def has(self, connections: int) -> bool:
