@@ -274,3 +274,19 @@ def test_what_cannot_be_taken_in_takes_no_session_from_the_other(pairs: Pairs) -
             break
         assert pair.said() == [texts(FIRST, "s")], at
     assert at > 10
+
+
+@pytest.mark.parametrize("late", ["the same reply", "no reply"])
+def test_a_request_that_still_goes_on_here_and_was_answered_elsewhere_is_no_reason_for_a_branch(pairs: Pairs, late: str) -> None:
+    """Its client has left or lost patience, asked the other gateway, and is back with its next message."""
+    pair = pairs()
+    left = take(pair.one, FIRST, name="work")
+    turn(pair.other, FIRST, "b", name="work")
+    assert turn(pair.one, SECOND, "d", name="work") == "work"
+    if late == "the same reply":
+        pair.one.said(left, parse(assistant("b")))
+    pair.one.give(left)
+    third = [*SECOND, assistant("d"), user("e")]
+    assert turn(pair.other, third, "f", name="work") == "work"
+    assert turn(pair.one, [*third, assistant("f"), user("g")], "h", name="work") == "work"
+    assert pair.said() == [["a", "b", "c", "d", "e", "f", "g", "h"]]

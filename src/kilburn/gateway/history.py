@@ -525,9 +525,12 @@ class Histories:
         for each in said:
             if each.count == count:
                 conversation = self._conversation(each.name, request)
-                if conversation is not None and not conversation.busy and len(conversation.chain) < count:
-                    # Another gateway went on with it.
-                    self._put_away(conversation)
+                if conversation is not None and len(conversation.chain) < count:
+                    # Another gateway went on with it. A request that goes on with it here has what it knows for itself.
+                    if conversation.busy:
+                        self._drop(conversation.name, conversation)
+                    else:
+                        self._put_away(conversation)
                     conversation = self._conversation(each.name, request)
                 if conversation is not None and shared(conversation.chain, request.chain) >= each.at:
                     yield conversation
