@@ -290,3 +290,26 @@ def test_a_request_that_still_goes_on_here_and_was_answered_elsewhere_is_no_reas
     assert turn(pair.other, third, "f", name="work") == "work"
     assert turn(pair.one, [*third, assistant("f"), user("g")], "h", name="work") == "work"
     assert pair.said() == [["a", "b", "c", "d", "e", "f", "g", "h"]]
+
+
+def test_a_client_comes_back_while_the_request_that_it_left_comes_to_its_end(pairs: Pairs) -> None:
+    came = 0
+    for call in range(8):
+        pair = pairs()
+        left = take(pair.one, FIRST, name="work")
+        turn(pair.other, FIRST, "b", name="work")
+        pair.one.said(left, parse(assistant("b")))
+        names: list[str] = []
+
+        def back(one: Histories = pair.one, names: list[str] = names) -> None:
+            names.append(turn(one, SECOND, "d", name="work"))
+
+        pair.stepped.made, pair.stepped.due = 0, [(call, back)]
+        pair.one.give(left)
+        came += len(names)
+        if not names:
+            pair.stepped.due = []
+            back()
+        assert names == ["work"], call
+        assert pair.said() == [["a", "b", "c", "d"]], call
+    assert came
