@@ -274,3 +274,42 @@ def test_what_cannot_be_taken_in_takes_no_session_from_the_other(pairs: Pairs) -
             break
         assert pair.said() == [texts(FIRST, "s")], at
     assert at > 10
+
+
+@pytest.mark.parametrize("late", ["the same reply", "no reply"])
+def test_a_request_that_still_goes_on_here_and_was_answered_elsewhere_is_no_reason_for_a_branch(pairs: Pairs, late: str) -> None:
+    """Its client has left or lost patience, asked the other gateway, and is back with its next message."""
+    pair = pairs()
+    left = take(pair.one, FIRST, name="work")
+    turn(pair.other, FIRST, "b", name="work")
+    assert turn(pair.one, SECOND, "d", name="work") == "work"
+    if late == "the same reply":
+        pair.one.said(left, parse(assistant("b")))
+    pair.one.give(left)
+    third = [*SECOND, assistant("d"), user("e")]
+    assert turn(pair.other, third, "f", name="work") == "work"
+    assert turn(pair.one, [*third, assistant("f"), user("g")], "h", name="work") == "work"
+    assert pair.said() == [["a", "b", "c", "d", "e", "f", "g", "h"]]
+
+
+def test_a_client_comes_back_while_the_request_that_it_left_comes_to_its_end(pairs: Pairs) -> None:
+    came = 0
+    for call in range(8):
+        pair = pairs()
+        left = take(pair.one, FIRST, name="work")
+        turn(pair.other, FIRST, "b", name="work")
+        pair.one.said(left, parse(assistant("b")))
+        names: list[str] = []
+
+        def back(one: Histories = pair.one, names: list[str] = names) -> None:
+            names.append(turn(one, SECOND, "d", name="work"))
+
+        pair.stepped.made, pair.stepped.due = 0, [(call, back)]
+        pair.one.give(left)
+        came += len(names)
+        if not names:
+            pair.stepped.due = []
+            back()
+        assert names == ["work"], call
+        assert pair.said() == [["a", "b", "c", "d"]], call
+    assert came

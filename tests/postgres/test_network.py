@@ -13,7 +13,7 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as run
-from kilburn.backends.postgres.connection import BOUNDS
+from kilburn.backends.postgres.connection import BOUNDS, _Pool
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import KilburnError, StoreBusy, StoreError, StoreStale, StoreUnavailable
@@ -63,6 +63,37 @@ def test_where_no_server_is_a_verb_says_so(nowhere: str) -> None:
         assert "check that the server runs" in done.err
         assert "hunter2" not in done.out + done.err
         assert "Traceback" not in done.err
+
+
+def test_a_server_is_waited_for_once_and_not_in_each_step_of_a_request() -> None:
+    """What is counted are the attempts to connect to a server that hangs up."""
+    attempts = 0
+
+    def hang_up(listener: socket.socket) -> None:
+        nonlocal attempts
+        with suppress(OSError):
+            while True:
+                came, _ = listener.accept()
+                attempts += 1
+                came.close()
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=hang_up, args=(listener,))
+        thread.start()
+        pool = _Pool(f"postgresql://ana@127.0.0.1:{listener.getsockname()[1]}/x", 1)
+
+        def tried(patience: float) -> int:
+            before = attempts
+            with pytest.raises(psycopg.OperationalError), pool.connection(patience):
+                pass
+            return attempts - before
+
+        pool.rests = 3600.0
+        once = tried(0.0)
+        # Whoever waits does so for an hour.
+        assert once == tried(3600.0) == tried(3600.0)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_a_network_that_hangs_at_any_step_of_an_append(path: str, url: str) -> None:

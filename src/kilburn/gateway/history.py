@@ -429,19 +429,19 @@ class Histories:
                 if each.turn != conversation.session.turn and (each is conversation or not each.busy):
                     # The same request was answered twice, and this one does not know what the other said.
                     self.lose(each)
-        if conversation.prefilled and spoken:
-            # The client sees it as one message with what it began itself.
-            self.lose(conversation)
-            return
-        conversation.extend(words)
-        conversation.last = _text_of(spoken) or conversation.last
-        with self._lock:
+            if conversation.prefilled and spoken:
+                # The client sees it as one message with what it began itself.
+                self.lose(conversation)
+                return
+            # Whoever looks for a session sees all of this or nothing: another gateway may have answered, and its client be back.
+            conversation.extend(words)
+            conversation.last = _text_of(spoken) or conversation.last
+            conversation.busy = False
             if self._sessions.get(conversation.name) is conversation:
                 self._hold(conversation)
                 if conversation.kept != len(conversation.chain):
                     self._keep(conversation)
-        self._remember(conversation)
-        conversation.busy = False
+            self._remember(conversation)
 
     def served(self, name: str) -> Session | None:
         """The session of that name, if it is in memory. Whoever changes it by hand changes the one that requests go on with, so
@@ -525,9 +525,13 @@ class Histories:
         for each in said:
             if each.count == count:
                 conversation = self._conversation(each.name, request)
-                if conversation is not None and not conversation.busy and len(conversation.chain) < count:
-                    # Another gateway went on with it.
-                    self._put_away(conversation)
+                overtaken = conversation is not None and len(conversation.chain) < count
+                if conversation is not None and overtaken and (not conversation.busy or conversation.taken.is_set()):
+                    # Another gateway went on with it. A request that goes on with it here has what it knows for itself.
+                    if conversation.busy:
+                        self._drop(conversation.name, conversation)
+                    else:
+                        self._put_away(conversation)
                     conversation = self._conversation(each.name, request)
                 if conversation is not None and shared(conversation.chain, request.chain) >= each.at:
                     yield conversation

@@ -8,7 +8,7 @@ before the batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Unpack
 
@@ -57,7 +57,7 @@ from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.standing import packed, standing_with
 from kilburn.kernel.window import GONE, PATIENCE, PENDING, WindowState
-from kilburn.message import Kind, Message, Role
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
@@ -90,6 +90,7 @@ class Kernel:
     Args:
         info: with the number 0 where the store has no such session yet; the first batch that is written begins it.
         clock: seconds since the epoch; the only clock there is.
+        until: the last event that counts; None for all. See `as_of`.
     """
 
     def __init__(
@@ -101,6 +102,8 @@ class Kernel:
         clock: Callable[[], float],
         ranking: Ranking | None = None,
         vectors: Meanings | None = None,
+        *,
+        until: int | None = None,
     ) -> None:
         self.backend, self.info, self.counter, self.budget, self.clock = backend, info, counter, budget, clock
         self._ranking: Ranking = ranking or resolve("search.rankings", RANKING)
@@ -115,6 +118,7 @@ class Kernel:
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self._pending_cost = text_cost(counter, PENDING)
         self.contents = Contents(backend, self._needed)
+        self._until = until
         self._load()
 
     def _load(self) -> None:
@@ -123,7 +127,7 @@ class Kernel:
         Raises:
             StoreCorrupt: it cannot be rebuilt.
         """
-        rebuilt = rebuild(self.backend, self.info, self.counter)
+        rebuilt = rebuild(self.backend, self.info, self.counter, until=self._until)
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage, self._work = rebuilt.lineage, rebuilt.work
         self.pending = Pending(rebuilt.head)
@@ -143,6 +147,13 @@ class Kernel:
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
         return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
+
+    def as_of(self, event: int) -> Kernel:
+        """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be
+        written. Observations are to be taken over."""
+        then = Kernel(self.backend, self.info, self.counter, self.budget, self.clock, self._ranking, self._vectors, until=event)
+        then.contents.share(self.contents)
+        return then
 
     def fork(self, parent: Kernel, fork: Fork) -> None:
         """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied."""
@@ -177,9 +188,7 @@ class Kernel:
             raise self.overtaken()
         observed = self.pending.events
         self._load()
-        self.pending.add(observed)
-        for event in observed:
-            self.usage.learn(event)
+        self.take_over(observed)
         self.stale = False
         self.changes += 1
         return True
@@ -466,6 +475,28 @@ class Kernel:
         new = [] if made is None else [made]
         self.record(act, move.pages, new=new, texts=texts, policy=policy, cause=cause, why=move.why, **data)
         return None if made is None else made.id
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        """Retire pages, pinned or not, inside the current batch; those that are gone already are passed over. A call that waits
+        for its result gets one that says so, and both go."""
+        window = self.window
+        left = [page for page in pages if page in window.pages and window.at(page) not in GONE]
+        if waiting := [window.pages[page].call for page in left if page in window.open]:
+            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
+            first, last = self.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+            left += range(first, last + 1)
+        if pinned := [page for page in left if page in window.pins]:
+            self.mark(Act.UNPIN, pinned)
+        if left:
+            self.carry(Retire(pages=tuple(left), why="taken back"))
+
+    def leave_out(self, later: WindowState) -> None:
+        """Forget and retire, inside the current batch, what is forgotten and retired in a later state of this session."""
+        there = self.window.states
+        gone = [page for page in later.gone if page in there and self.window.at(page) not in GONE]
+        if dropped := [page for page in gone if later.at(page) is Place.DROPPED]:
+            self.carry(Drop(pages=tuple(dropped)))
+        self.take_back(page for page in gone if later.at(page) is Place.RETIRED)
 
     def undo_moves(self, before: WindowState, moved: Set[int], since: Set[int], last: int) -> tuple[int, ...]:
         """Put pages back to where they were before the newest moves, inside the current batch; returns those that came back.
@@ -766,6 +797,14 @@ class Kernel:
             lost, kept = self.pending.halve()
             self.record(Act.NOTE, lost=lost)
             self.pending.add(kept)
+
+    def take_over(self, observed: Iterable[Event]) -> None:
+        """Add observations that were made of another state of this session, to be written as if they were made of this one: the
+        turns of a ledger never go back."""
+        events = [msgspec.structs.replace(event, turn=max(event.turn, self.window.turn)) for event in observed]
+        self.pending.add(events)
+        for event in events:
+            self.usage.learn(event)
 
     def flush_observed(self) -> bool:
         """Write the observations, if that is possible at once; not inside a batch."""

@@ -121,6 +121,17 @@ def rebuild(
     return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work)
 
 
+def last_of(backend: Backend, segment: int, turn: int, head: int) -> int:
+    """The number of the last event, up to `head`, before the message after a turn, or 0. Turns never go back in a ledger, so it
+    is found by halves, and a long ledger is not read."""
+    low, high = 0, head
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = next(iter(backend.events(segment, middle - 1)), None)
+        low, high = (middle, high) if found is not None and found.turn <= turn else (low, middle - 1)
+    return low
+
+
 def steps(
     backend: Backend, info: SegmentInfo, counter: Counter, after: int, until: int, begin: tuple[int, bytes] | None = None
 ) -> Iterator[tuple[Event, WindowState]]:

@@ -44,12 +44,12 @@ from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import Prompts, difference, snapshot
 from kilburn.kernel.receipts import Difference, Preview, Receipt, newest_moves, ranges, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
-from kilburn.kernel.replay import rebuild
+from kilburn.kernel.replay import last_of, rebuild
 from kilburn.kernel.segment import Segment
 from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
-from kilburn.move import Drop, Evict, Move, Retire
+from kilburn.move import Drop, Evict, Move
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.search.found import Found
@@ -287,7 +287,7 @@ class Session(Segment):
             if after is not None and after != self.turn:
                 raise self._kernel.overtaken()
             if instead_of:
-                self._take_back(instead_of)
+                self._kernel.take_back(instead_of)
             first, last = self._kernel.take_in(parsed, time)
             self._kernel.pending.said = said
             return tuple(range(first, last + 1))
@@ -299,20 +299,8 @@ class Session(Segment):
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
         Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
         with self._kernel.batch():
-            self._take_back(pages)
+            self._kernel.take_back(pages)
             self._planner.enforce(eases=True)
-
-    def _take_back(self, pages: Iterable[int]) -> None:
-        window = self.window
-        left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
-        if waiting := [window.pages[page].call for page in left if page in window.open]:
-            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
-            first, last = self._kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
-            left += range(first, last + 1)
-        if pinned := [page for page in left if page in window.pins]:
-            self._kernel.mark(Act.UNPIN, pinned)
-        if left:
-            self._kernel.carry(Retire(pages=tuple(left), why="taken back"))
 
     def idle(self) -> None:
         """Tell the policy that the caller has time: a good moment for work that may wait."""
@@ -485,24 +473,21 @@ class Session(Segment):
         *,
         request: Mapping[str, str] | None = None,
     ) -> Prompt:
-        """The prompt as it would be if these messages had come after a turn, and not what did. Nothing is appended or moved, and
-        no policy is asked.
+        """The prompt as it was after a turn, with these messages behind it, and without what came since: what has left the window
+        by now is in it, and what is forgotten or retired by now is not. Nothing is appended or moved, and no policy is asked.
 
         Raises:
             What `append` raises.
         """
         with self._current() as kernel:
-            window = self.window
-            last = window.last
-            with kernel.batch(undone=True):
-                self._take_back([page.id for page in window.pages.originals() if page.message > turn])
+            then = kernel.as_of(self._last_of(turn))
+            with then.batch(undone=True):
+                then.leave_out(self.window)
                 if messages:
-                    kernel.take_in(messages)
-                self._planner.enforce()
-                prompt = self._prompts.render_once(format, _asked(request) | {"turn": turn})
-                added = [*range(last + 1, window.last + 1)]
-            # Their numbers are given again.
-            self._prompts.forget(added)
+                    then.take_in(messages)
+                Planner(then, self._planner.policy, self._planner.name).enforce()
+                prompt = Prompts(then).render(format, _asked(request) | {"turn": turn})
+            kernel.take_over(then.pending.events)
             return prompt
 
     async def arender(self, format: str = "chat") -> Prompt:
@@ -897,15 +882,9 @@ class Session(Segment):
         return rebuild(self.backend, self.info, self.counter, until=last).window
 
     def _last_of(self, turn: int) -> int:
-        """The number of the last event before the message after a turn, or 0. Turns never go back in a ledger, so it is found by
-        halves, and a long ledger is not read."""
+        """The number of the last event before the message after a turn, or 0."""
         self.flush()
-        low, high = 0, self.head
-        while low < high:
-            middle = (low + high + 1) // 2
-            found = next(iter(self.backend.events(self.number, middle - 1)), None)
-            low, high = (middle, high) if found is not None and found.turn <= turn else (low, middle - 1)
-        return low
+        return last_of(self.backend, self.number, turn, self.head)
 
     def messages(self) -> list[dict[str, Any]]:
         """The whole transcript as it was appended, exactly.

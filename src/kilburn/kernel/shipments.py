@@ -10,7 +10,7 @@ from kilburn.budget import Counter
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import items
-from kilburn.kernel.replay import rebuild
+from kilburn.kernel.replay import last_of, rebuild
 from kilburn.model import is_count
 from kilburn.page import Place, address_of
 
@@ -65,11 +65,13 @@ def shipments(backend: Backend, counter: Counter, wanted: str, session: str | No
 
 
 def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event, names: dict[int, str]) -> Shipment:
-    rebuilt = rebuild(backend, info, counter, until=ship.number)
+    turn, until = ship.turn, ship.number
+    if is_count(then := ship.data.get("turn")):
+        # A request that was asked again is answered from the session as it was then.
+        turn, until = then, last_of(backend, info.number, then, ship.number)
+    rebuilt = rebuild(backend, info, counter, until=until)
     window, owner = rebuilt.window, rebuilt.lineage.owner
-    # A request that was asked again is answered from the session as it was then.
-    turn = then if is_count(then := ship.data.get("turn")) else ship.turn
-    shown = [page for _, page, instead in items(window) if page is not None and not instead and page.message <= turn]
+    shown = [page for _, page, instead in items(window) if page is not None and not instead]
     now = backend.read((owner(page.id), page.id) for page in shown)
     gone = sum(1 for _, state in now.values() if state.at is Place.DROPPED)
     out = [page.id for page in window.pages.originals() if window.at(page.id) in (Place.OUT, Place.STUB, Place.FOLDED)]
@@ -84,7 +86,7 @@ def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event
         time=ship.time,
         request={str(name): str(value) for name, value in ship.data["request"].items()},
         pages=ranges(page.id for page in shown),
-        out=ranges(page for page in out if window.pages[page].message <= turn),
+        out=ranges(out),
         beside=(*own, *beside),
         forgotten=gone,
         tokens=ship.tokens,

@@ -126,7 +126,7 @@ def evaluate(
             raise MissingExtra(module, "serve")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kilburn-gateway-")))
-        port = stack.enter_context(_stub())
+        port = stack.enter_context(stub_of("kilburn_lab.evals.gateway_load"))
         running = [_Running(DIRECT, port, None)]
         for system in (_floor(port), _own(port, folder, window), *(_peer(name, at, port, folder) for name, at in named.items())):
             running.append(stack.enter_context(_started(system, folder)))
@@ -212,9 +212,16 @@ def _peer(name: str, python: str, stub: int, folder: Path) -> System:
 
 
 @contextmanager
-def _stub() -> Iterator[int]:
-    """The stub's port, in a process of its own."""
-    command = [sys.executable, "-m", "kilburn_lab.evals.gateway_load"]
+def stub_of(module: str) -> Iterator[int]:
+    """The port of a stub, in a process of its own.
+
+    Args:
+        module: which, run, says its port and serves.
+
+    Raises:
+        Unavailable: it did not start.
+    """
+    command = [sys.executable, "-m", module]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

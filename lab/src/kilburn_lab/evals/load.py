@@ -22,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
@@ -34,7 +34,7 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.history import SESSIONS
 from kilburn_lab.evals import load_check
-from kilburn_lab.evals.gateway import family
+from kilburn_lab.evals.gateway import family, stub_of
 from kilburn_lab.evals.load_client import AnswerWait, Crowd, SessionRecord
 from kilburn_lab.evals.load_report import Disturbance, Latencies, LoadReport, LoadRow, growth
 from kilburn_lab.evals.load_traffic import Script, scripts
@@ -217,7 +217,7 @@ class _Run:
             stack.callback(server.stop, "immediate")
         elif place != FILE:
             self._place, self._tenant = place, f"load-{secrets.token_hex(4)}"
-        stub = stack.enter_context(_stub())
+        stub = stack.enter_context(stub_of("kilburn_lab.evals.load_traffic"))
         options = ["--upstream", f"http://127.0.0.1:{stub}/v1", "--db", self._place, "--tenant", self._tenant]
         options += ["--window", str(window), "--limit", "running=2048"]
         self._gateways = [_Gateway(number, folder, options) for number in range(gateways)]
@@ -416,18 +416,3 @@ def _latencies(waits: Sequence[AnswerWait], disturbances: Sequence[Disturbance])
                 )
             )
     return found
-
-
-@contextmanager
-def _stub() -> Iterator[int]:
-    """The stub's port, in a process of its own."""
-    command = [sys.executable, "-m", "kilburn_lab.evals.load_traffic"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            if not said:
-                raise Unavailable("the stub did not start", advice=f"run {' '.join(command)} to see why")
-            yield int(said)
-        finally:
-            process.kill()

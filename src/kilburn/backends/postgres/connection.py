@@ -111,6 +111,10 @@ IDLE = 60.0
 REACH = 5
 """Seconds to connect."""
 
+RESTS = 2.0
+"""Seconds in which nobody waits again for a server that was just waited for in vain. A request takes several transactions: it
+waits once, and not in each of them."""
+
 TRIES = 8
 """How often a transaction is done that others were in the way of."""
 
@@ -207,6 +211,9 @@ class _Pool:
         self._most, self._room = connections, threading.Semaphore(connections)
         self._free: list[Connection] = []
         self._lost = 0
+        self.rests = RESTS
+        self._rested = 0.0
+        """Until when nobody waits for the server."""
 
     @contextmanager
     def connection(self, patience: float) -> Iterator[Connection]:
@@ -243,13 +250,17 @@ class _Pool:
         return made
 
     def _connect(self, patience: float) -> Connection:
-        deadline, pause = time.monotonic() + patience, 0.02
+        began, pause = time.monotonic(), 0.02
         while True:
             try:
                 made = Connection.connect(self._url, autocommit=True)
             except psycopg.OperationalError:
                 # A server that is started anew lets nobody in for a while.
-                if time.monotonic() + pause > deadline:
+                now = time.monotonic()
+                if now < self._rested:
+                    raise
+                if now + pause > began + patience:
+                    self._rested = now + self.rests
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 0.5)

@@ -1,0 +1,83 @@
+"""The prompt as it was after a turn: to the byte, whatever the policy has moved since, and without what is forgotten by now."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kernel.talk import chat, meddle, user
+from kilburn.event import Act
+from kilburn.kernel.shipments import shipments
+from kilburn.testing import check_laws
+
+
+def opened(path: Path, policy: str = "cost", window: int = 1500) -> kilburn.Store:
+    return kilburn.open(str(path / "a.db"), window=window, policy=policy, tokenizer="chars/4", embedder=None)
+
+
+@pytest.mark.parametrize("policy", ["cost", "fifo", "mask"])
+def test_it_is_what_was_rendered_then_and_leaves_no_trace(tmp_path: Path, policy: str) -> None:
+    with opened(tmp_path, policy) as store:
+        session, then, moved = store.session("a"), dict[int, tuple[str, int]](), 0
+        for message in chat(3, 25):
+            session.append(message)
+            then[session.turn] = json.dumps(session.render()), session.head
+            now = json.dumps(session.render()), dict(session.window.states)
+            for turn in [*then][-4::3]:
+                prompt, head = then[turn]
+                moved += any(event.act in (Act.FOLD, Act.EVICT) for event in session.events(head))
+                assert json.dumps(session.render_from(turn)) == prompt
+            assert (json.dumps(session.render()), session.window.states) == now
+        assert moved
+        check_laws(session)
+
+
+def test_what_is_forgotten_or_retired_since_is_not_in_it(tmp_path: Path) -> None:
+    with opened(tmp_path, "fifo", 20_000) as store:
+        session = store.session("a")
+        for number in range(6):
+            session.append(user(f"the word {number} is said"))
+        session.forget("p2")
+        session.take_back([3])
+        session.append(user("and now?"))
+        said = json.dumps(session.render_from(4))
+        assert [f"the word {number}" in said for number in range(6)] == [True, False, False, True, False, False]
+        assert json.dumps(session.render_from(4, [])) == said
+        check_laws(session)
+
+
+def test_whatever_was_done_by_hand_since_it_can_be_made(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    with opened(tmp_path) as store:
+        session = store.session("a")
+        for message in chat(5, 20):
+            session.append(message)
+            meddle(session, chance)
+            before = json.dumps(session.render()), dict(session.window.states), set(session.window.pins)
+            session.render_from(max(1, session.turn - chance.randrange(4)))
+            assert (json.dumps(session.render()), session.window.states, session.window.pins) == before
+        check_laws(session)
+
+
+def test_what_was_shipped_is_told_as_of_then(tmp_path: Path) -> None:
+    with opened(tmp_path, "fifo", 20_000) as store:
+        session = store.session("a")
+        session.append(user("which word is it?"))
+        session.append(user("it is a long one. " * 12))
+        session.render(request={"id": "first"})
+        session.append(user("say it"))
+        session.evict("p2")
+        session.render_from(2, request={"id": "again"})
+        session.flush()
+
+        def told(request: str) -> Any:
+            [found] = shipments(store.backend, store.counter, request)
+            return found.turn, found.pages, found.out, found.tokens
+
+        assert not session.window.is_visible(2)
+        assert told("again") == told("first") == (2, ("p1-p2",), (), told("first")[3])
