@@ -136,6 +136,8 @@ class Statements:
         self.connection, self._prepares = connection, prepares
         self._transformer = Transformer(connection)
         self._waiting: deque[Answer] = deque()
+        # Whether something was sent since the server was told to answer.
+        self._unasked = False
         self._error: psycopg.Error | None = None
         self._counts: dict[Key, int] = {}
         # Under which names they are prepared.
@@ -175,6 +177,7 @@ class Statements:
     def _sent(self, prepares: Key | None = None) -> Answer:
         answer = Answer(self, prepares)
         self._waiting.append(answer)
+        self._unasked = True
         return answer
 
     def _dump(self, value: object) -> Dumped:
@@ -217,7 +220,9 @@ class Statements:
             psycopg.Error: its statement failed, or one before it.
         """
         if self._error is None:
-            self.connection.pgconn.send_flush_request()
+            if self._unasked:
+                self.connection.pgconn.send_flush_request()
+                self._unasked = False
             self._receive(answer)
         if self._error is not None:
             raise self._error

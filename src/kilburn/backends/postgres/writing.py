@@ -157,6 +157,7 @@ class Writing:
         if known is not None and len(known.fetchall()) != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
         before = {row[0]: row for row in old.fetchall()} if old is not None else {}
+        keeps_said = said is None or said.fetchone() is not None
         if gone := set(removed) - before.keys() - added:
             raise StoreError(f"no page {min(gone)} in segment {segment}", advice="name pages that exist")
 
@@ -184,7 +185,7 @@ class Writing:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
-        if batch.said is not None and self._new() and (said is None or said.fetchone() is not None):
+        if batch.said is not None and self._new() and keeps_said:
             put_history(self._statements, *self._own, batch.said.added, batch.said.after, max(self._new()))
         if batch.erase or batch.inherited:
             self._erase([before[page] for page in batch.erase], stored)
