@@ -17,7 +17,7 @@ from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows
 from kilburn.backends.postgres.erasing import flag
-from kilburn.backends.postgres.statements import Answer, Row, Statements
+from kilburn.backends.postgres.statements import Row, ServerAnswer, Statements
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -93,12 +93,12 @@ _END = (
 )
 
 
-def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> Answer:
+def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> ServerAnswer:
     """Lock the rows of segments, in order; the answer has them."""
     return statements.send(_LOCK if wait else f"{_LOCK} NOWAIT", tenant, sorted(set(segments)))
 
 
-def locked(answer: Answer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
+def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
     """The segments of such an answer, and their epochs."""
     found = answer.fetchall()
     return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
@@ -228,7 +228,7 @@ class Writing:
     def _new(self) -> list[int]:
         return [page.id for page in self._batch.pages if page.id > 0]
 
-    def _ask_said(self, said: Digests) -> Answer | None:
+    def _ask_said(self, said: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
         if not new or (not said.after and min(new) == 1):
