@@ -22,7 +22,7 @@ from kilburn.backend import Backend, Batch
 from kilburn.backends.postgres import halves
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.server import OwnServer
-from kilburn.backends.postgres.statements import SentStatement, Statements
+from kilburn.backends.postgres.statements import ServerAnswer, Statements
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import Extents
 from kilburn.errors import StoreError, StoreReadOnly
@@ -125,7 +125,7 @@ class Explaining(Statements):
         self._asked = asked
         self.plans: list[dict[str, Any]] = []
 
-    def send(self, sql: str | SQL | Composed, *values: object) -> SentStatement:
+    def send(self, sql: str | SQL | Composed, *values: object) -> ServerAnswer:
         """See `Statements`."""
         told = SQL(sql) if isinstance(sql, str) else sql  # type: ignore[arg-type]
         if "kilburn." in told.as_string():

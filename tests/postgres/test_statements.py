@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.sql import SQL, Literal
 
+from kilburn.backend import Digests
 from kilburn.backends.postgres import statements as module
 from kilburn.backends.postgres.connection import Database, checked_url
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.statements import Statements
+from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreError
-from ways import way_to
+from kilburn.testing.stores import batch_of, start
+from ways import Link, way_to
 
 PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'kilburn%%'"
 
@@ -167,3 +172,23 @@ def test_more_than_a_socket_holds_goes_both_ways(store: Database) -> None:
         return [answer.fetchone() for answer in answers]
 
     assert store.read("trying", both) == [(data,)] * 20
+
+
+def test_an_append_waits_for_the_server_twice(server: OwnServer, url: str) -> None:
+    """For what it has to know, and for all that it writes: after each it sends nothing until it is answered."""
+    told: list[str] = []
+
+    def answered(link: Link, message: bytes) -> bytes:
+        told.append("<")
+        return message
+
+    with way_to(str(server.folder / ".s.PGSQL.5432"), url) as way, Postgres(way.url) as backend:
+        segment = start(backend)
+        for head in range(5):
+            if head == 4:
+                way.asked, way.answered = (lambda link, number: told.append(">")), answered
+            batch = batch_of(head, {head + 1: f"text {head}"})
+            backend.commit(segment, msgspec.structs.replace(batch, said=Digests(head, (bytes([head]),))))
+        assert re.fullmatch("(>+<+){2}", "".join(told))
+    with Postgres(url) as backend:
+        assert [(owner.at, owner.count) for owner in backend.said_by(bytes([4]), 2)] == [(5, 5)]

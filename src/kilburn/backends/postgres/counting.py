@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from kilburn.backends.counting import IDLE, LEASE, Demand, Ruling
 from kilburn.backends.postgres.connection import Database, checked_url
-from kilburn.backends.postgres.statements import SentStatement, Statements
+from kilburn.backends.postgres.statements import ServerAnswer, Statements
 
 SHARED = """
 -- The keys of the gateways over this database. `changed` counts the changes: whoever knows some reads what came later.
@@ -133,7 +133,7 @@ class PostgresTurnstile:
         if tidies:
             self._tidied = time.monotonic()
 
-        def do(statements: Statements) -> SentStatement:
+        def do(statements: Statements) -> ServerAnswer:
             if tidies:
                 for delete in _OLD:
                     statements.send(delete, IDLE)

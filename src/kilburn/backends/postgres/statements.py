@@ -97,7 +97,7 @@ def _as_sent(sql: str) -> bytes:
     return re.sub("%[%s]", lambda found: "%" if found[0] == "%%" else f"${next(places)}", sql).encode()
 
 
-class SentStatement:
+class ServerAnswer:
     """What the server says to one statement; it is waited for when somebody asks. Behind the last statement it is there, and any
     thread may read it."""
 
@@ -135,7 +135,9 @@ class Statements:
     def __init__(self, connection: Connection, *, prepares: bool) -> None:
         self.connection, self._prepares = connection, prepares
         self._transformer = Transformer(connection)
-        self._waiting: deque[SentStatement] = deque()
+        self._waiting: deque[ServerAnswer] = deque()
+        # Whether something was sent since the server was told to answer.
+        self._unasked = False
         self._error: psycopg.Error | None = None
         self._counts: dict[Key, int] = {}
         # Under which names they are prepared.
@@ -161,7 +163,7 @@ class Statements:
         if self._error is not None and error is None:
             raise self._error
 
-    def send(self, sql: str | SQL | Composed, *values: object) -> SentStatement:
+    def send(self, sql: str | SQL | Composed, *values: object) -> ServerAnswer:
         """Send one; its answer is read by whoever wants it."""
         text = _as_sent(sql if isinstance(sql, str) else sql.as_string())
         data, types, formats = zip(*map(self._dump, values), strict=True) if values else ((), (), ())
@@ -172,9 +174,10 @@ class Statements:
             self.connection.pgconn.send_query_prepared(name, data, formats, Format.BINARY)
         return self._sent()
 
-    def _sent(self, prepares: Key | None = None) -> SentStatement:
-        answer = SentStatement(self, prepares)
+    def _sent(self, prepares: Key | None = None) -> ServerAnswer:
+        answer = ServerAnswer(self, prepares)
         self._waiting.append(answer)
+        self._unasked = True
         return answer
 
     def _dump(self, value: object) -> Dumped:
@@ -210,21 +213,23 @@ class Statements:
         """The first row of a query, or None."""
         return self.send(sql, *values).fetchone()
 
-    def wait(self, answer: SentStatement) -> PGresult:
+    def wait(self, answer: ServerAnswer) -> PGresult:
         """Wait for an answer.
 
         Raises:
             psycopg.Error: its statement failed, or one before it.
         """
         if self._error is None:
-            self.connection.pgconn.send_flush_request()
+            if self._unasked:
+                self.connection.pgconn.send_flush_request()
+                self._unasked = False
             self._receive(answer)
         if self._error is not None:
             raise self._error
         assert answer.result is not None
         return answer.result
 
-    def _receive(self, wanted: SentStatement | None = None) -> None:
+    def _receive(self, wanted: ServerAnswer | None = None) -> None:
         """Send what is held back, and take answers up to one of them, or all up to the end of the pipeline."""
         pgconn = self.connection.pgconn
         while pgconn.flush():
@@ -244,7 +249,7 @@ class Statements:
             else:
                 self._take(self._waiting[0], result)
 
-    def _take(self, answer: SentStatement, result: PGresult) -> None:
+    def _take(self, answer: ServerAnswer, result: PGresult) -> None:
         answer.result = result
         if result.status in _FAILED:
             if answer.prepares is not None:

@@ -17,7 +17,7 @@ from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows
 from kilburn.backends.postgres.erasing import flag
-from kilburn.backends.postgres.statements import Row, SentStatement, Statements
+from kilburn.backends.postgres.statements import Row, ServerAnswer, Statements
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -93,12 +93,12 @@ _END = (
 )
 
 
-def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> SentStatement:
+def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> ServerAnswer:
     """Lock the rows of segments, in order; the answer has them."""
     return statements.send(_LOCK if wait else f"{_LOCK} NOWAIT", tenant, sorted(set(segments)))
 
 
-def locked(answer: SentStatement) -> tuple[dict[int, SegmentRow], dict[int, int]]:
+def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
     """The segments of such an answer, and their epochs."""
     found = answer.fetchall()
     return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
@@ -157,6 +157,7 @@ class Writing:
         if known is not None and len(known.fetchall()) != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
         before = {row[0]: row for row in old.fetchall()} if old is not None else {}
+        keeps_said = said is None or said.fetchone() is not None
         if gone := set(removed) - before.keys() - added:
             raise StoreError(f"no page {min(gone)} in segment {segment}", advice="name pages that exist")
 
@@ -184,7 +185,7 @@ class Writing:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
-        if batch.said is not None and self._new() and (said is None or said.fetchone() is not None):
+        if batch.said is not None and self._new() and keeps_said:
             put_history(self._statements, *self._own, batch.said.added, batch.said.after, max(self._new()))
         if batch.erase or batch.inherited:
             self._erase([before[page] for page in batch.erase], stored)
@@ -227,7 +228,7 @@ class Writing:
     def _new(self) -> list[int]:
         return [page.id for page in self._batch.pages if page.id > 0]
 
-    def _ask_said(self, said: Digests) -> SentStatement | None:
+    def _ask_said(self, said: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
         if not new or (not said.after and min(new) == 1):
