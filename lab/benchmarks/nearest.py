@@ -3,9 +3,11 @@
     python lab/benchmarks/nearest.py
     python lab/benchmarks/nearest.py --counts 1000 --searches 10
     python lab/benchmarks/nearest.py --counts 30000 --vectors passages.npy
+    python lab/benchmarks/nearest.py --counts 25000 --searches 50 --texts passages.jsonl --crowd
 
-Vectors are made up around topics (`kilburn lab vectors` has them too), or read. Processor time is of this process and of the
-server's together. A round trip is an answer that is waited for.
+Vectors are made up around topics (`kilburn lab vectors` has them too), or read, or those of texts by `minilm`. With `--crowd`
+another tenant of the database has as many vectors, which are the same. `back` is how many come back of 50. Processor time is of
+this process and of the server's together. A round trip is an answer that is waited for.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from kilburn.backends.postgres.connection import BoundedConnection
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.sqlite import Sqlite
+from kilburn.kernel.resolve import resolve
+from kilburn.retrieval import Ranking
 from kilburn.search.scan import Scan, pack
+from kilburn.search.search import RANKING, Searcher
 from kilburn.search.vectors import Vectors
 from kilburn.testing.stores import batch_of, start
-from kilburn_lab.evals.vectors import made_up
+from kilburn_lab.evals.vectors import made_up, read
 
 NAME = "nearest:Ready"
 SESSIONS = 10
@@ -109,6 +114,11 @@ def measured(backend: Backend, do: Callable[[int], object], times: int, counted:
     return (mine + there) / times * 1e3, waits / times
 
 
+def back(vectors: Vectors, searches: int) -> float:
+    """How many of 50 come back."""
+    return sum(len(vectors.nearest(f"query {number}", None, 50)) for number in range(searches)) / searches
+
+
 def recall(backend: Backend, queries: Any, count: int) -> float:
     """The share of the ten nearest that are found."""
     scan = Scan(queries.shape[1])
@@ -125,15 +135,24 @@ def recall(backend: Backend, queries: Any, count: int) -> float:
 
 def rows_of(backend: Backend, kind: str, count: int, queries: Any, searches: int, counted: Counted) -> list[Row]:
     vectors = Vectors(backend, Ready(queries))
+    ranking: Ranking = resolve("search.rankings", RANKING)
+    infos = backend.segments()
+
+    def both(number: int) -> object:
+        searcher = Searcher(backend, ranking, vectors, infos, everywhere=True)
+        return searcher.ranked(f"{text_of(number * 31)} for query {number}", 1e9, 500)
+
     made: list[Row] = []
     for what, do in (
         ("words", lambda number: backend.search(text_of(number * 31), limit=50)),
         ("vectors", lambda number: vectors.nearest(f"query {number}", None, 50)),
+        ("words and vectors", both),
         ("vectors of a session", lambda number: vectors.nearest(f"query {number}", [1 + number % SESSIONS], 50)),
     ):
         processor, waits = measured(backend, do, searches, counted)  # type: ignore[arg-type]
         made.append({"search": what, "passages": count, "in": kind, "processor ms": processor, "round trips": waits})
     made[1]["recall@10"] = recall(backend, queries[: 2 * searches], count)
+    made[1]["back"] = back(vectors, searches)
     return made
 
 
@@ -142,20 +161,30 @@ def main() -> None:
     options.add_argument("--counts", default="1000,10000,100000")
     options.add_argument("--searches", type=int, default=50)
     options.add_argument("--vectors", type=Path, help="an array of vectors, one a row (.npy); the last 100 are asked for")
+    options.add_argument("--texts", type=Path, help="texts as JSON lines, which minilm embeds: `text` or `docs`, and `queries`")
+    options.add_argument("--crowd", action="store_true", help="another tenant has as many vectors")
     asked = options.parse_args()
     counted, rows = Counted(), []
+    counts = [int(one) for one in asked.counts.split(",")]
+    texts = read(asked.texts, resolve("search.embedders", "minilm"), max(counts), 100, 1) if asked.texts else None
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)
         server = OwnServer(Path(folder) / "s", ("fsync=off",))
         server.start()
         try:
-            for count in [int(one) for one in asked.counts.split(",")]:
-                if asked.vectors is None:
+            for count in counts:
+                if texts is not None:
+                    vectors, queries = texts.vectors[:count], texts.queries
+                elif asked.vectors is None:
                     source = made_up(count, 100, 1)
                     vectors, queries = source.vectors, source.queries
                 else:
                     whole = np.load(asked.vectors, allow_pickle=False)
                     vectors, queries = whole[: min(count, len(whole) - 100)], whole[-100:]
+                if asked.crowd:
+                    with Postgres(server.url, tenant=f"crowd of {count}") as crowd:
+                        fill(crowd, vectors)
+                        crowd.tend()
                 with Sqlite(f"{folder}/{count}.db") as file, Postgres(server.url, tenant=f"of {count}") as database:
                     for backend in (file, database):
                         fill(backend, vectors)

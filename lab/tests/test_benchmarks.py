@@ -49,7 +49,7 @@ TINY = {
     "branching": ["--pages", "20", "--times", "2"],
     "copying": ["--pages", "200", "--reads", "5", "--all"],
     "postgres": ["--appends", "8"],
-    "nearest": ["--counts", "40", "--searches", "2"],
+    "nearest": ["--counts", "40", "--searches", "2", "--crowd"],
     "workers": ["--rounds", "1", "--requests", "6", "--clients", "2", "--firsts", "1", "--store", "file"],
     "writers": ["--rounds", "1", "--times", "4"],
     "migration": ["--files", "2", "--lines", "3"],
@@ -94,6 +94,13 @@ def test_a_benchmark_prints_json_with_ratios(name: str, tmp_path: Path) -> None:
     ratios = [value for row in rows for key, value in row.items() if key == "x" or key.startswith("x ")]
     assert any(value == 1 for value in ratios), "no row is the baseline"
     assert list(tmp_path.iterdir()) == [], "it left files behind"
+
+
+@pytest.mark.slow
+def test_an_append_is_measured_beside_other_tenants(tmp_path: Path) -> None:
+    (row,) = json.loads(run("postgres", tmp_path, "--beside", "1000", "--appends", "16", "--json"))["rows"]
+    assert row["doing"] == "append beside 1,000 pages of 1,000 tenants"
+    assert row["x"] > 0
 
 
 def test_without_json_it_prints_a_table(tmp_path: Path) -> None:

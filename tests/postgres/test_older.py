@@ -47,7 +47,10 @@ def test_a_database_without_settings_gets_them(url: str) -> None:
         assert reader.scrub() == []
         assert reader.unreached() == ()
         assert [hit.page for hit in reader.search("before")] == [1]
+        assert [[hit.page for hit in hits] for hits in reader.newest(1, [("kept before", "from")])] == [[1]]
+        assert reader.findings() == []
     with Postgres(url) as backend:
+        assert backend.findings() == []
         backend.keep_setting("one", "1")
         assert [hit.page for hit in backend.search("before")] == [1]
         assert backend.settings() == {"one": "1"}

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kilburn.backend import Backend, Batch
-from kilburn.backends.postgres.postings import AHEAD, BLOCK
+from kilburn.backends.postgres.connection import Statements
+from kilburn.backends.postgres.postings import AHEAD, BLOCK, Postings
 from kilburn.backends.postgres.store import Postgres
-from kilburn.backends.ranked import ROWS
+from kilburn.backends.ranked import ROWS, Extents
 from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 
@@ -116,18 +117,28 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
                     assert database.newest(segment, pairs, 9) == file.newest(segment, pairs, 9)
 
 
-def test_both_find_the_same_where_sessions_are_many(url: str) -> None:
-    """Words of more blocks than are read ahead: the others are looked up among the passages with a rarer word."""
+@pytest.mark.parametrize("ahead", [0, 300, AHEAD])
+def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> None:
+    """Of words that are not known to their end, the rest is looked up among the passages with a rarer word."""
     common = "common often and then file window policy branch token cache line error module"
     with MemoryBackend() as file, Postgres(url) as database:
-        for at in range(AHEAD + 16):
-            for backend in (file, database):
-                number = start(backend, f"session {at}")
+        for backend in (file, database):
+            for at in range(90):
                 texts = {page: f"{common} rare{at % 5} seldom{page % 3} item{at * page}" for page in range(1, 9)}
-                backend.commit(number, batch_of(0, texts))
-        many = list(range(3, AHEAD + 10))
+                backend.commit(start(backend, f"session {at}"), batch_of(0, texts))
+        sizes = [len(f"{common} rare{at % 5} seldom{page % 3} item{at * page}") for at in range(90) for page in range(1, 9)]
+        every = [(at + 1, 8, sum(sizes[8 * at : 8 * at + 8])) for at in range(90)]
+
+        def search(query: str, made: list[tuple[int, int, int]], limit: int) -> list[tuple[int, float]]:
+            def do(statements: Statements) -> list[tuple[int, float]]:
+                index = Postings(statements, database._number, database._version, ahead=ahead)
+                return index.search(query, Extents(made), limit, apart=made != every)
+
+            return database._db.read("searching", do)
+
         for query in (f"{common} rare3 item14", f"{common} seldom1 rare2", f"{common} rare1 rare2 rare3", common):
-            for segments in (None, many, many[::2]):
+            for made in (every, every[3:70], every[::2]):
                 for limit in (1, 2, 9):
-                    found = database.search(query, segments=segments, limit=limit)
-                    assert found == file.search(query, segments=segments, limit=limit), query
+                    segments = None if made == every else [number for number, *_ in made]
+                    found = file.search(query, segments=segments, limit=limit)
+                    assert search(query, made, limit) == [(hit.entry, hit.score) for hit in found], query

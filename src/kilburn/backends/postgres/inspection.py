@@ -283,14 +283,14 @@ class Inspection:
     def _postings(self) -> Iterator[tuple[bytes, int]]:
         select = (
             f"SELECT word, block, lows FROM {posting_rows(self._version)} AS every WHERE tenant = %s"
-            " AND (word, block, lows) > (%s, %s, %s) ORDER BY word, block, lows LIMIT %s"
+            " AND (word, block) > (%s, %s) ORDER BY word, block LIMIT %s"
         )
-        last: Row = b"", FIRST, b""
+        last: Row = b"", FIRST
         while some := self._own(select, *last, ROWS):
             for word, block, lows in some:
                 for entry in entries_in(block, lows):
                     yield word, entry
-            last = some[-1]
+            last = some[-1][:2]
 
     def _citations(self, segments: Iterable[SegmentRow]) -> Iterator[Finding]:
         """Compares the index of citations with the pages, and looks for what they cite."""

@@ -18,7 +18,7 @@ import apsw
 
 from kilburn.backends.passages import passages
 from kilburn.backends.postgres.statements import Statements
-from kilburn.backends.ranked import CLASSES, DEPTH, RankedIndex, entry_of, length_class
+from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
 LONGEST = 64
@@ -31,13 +31,13 @@ BITS = (BLOCK * CLASSES - 1).bit_length()
 """Bits of an entry's number within its block."""
 
 STRETCH = 32
-"""Blocks that are looked through at a time, where words have to be together in one passage."""
+"""Blocks that are looked through first, where words have to be together in one passage; then twice as many, and so on."""
 
 FEW = 12
 """Where so many times fewer entries are looked for than there are bytes in a row, they are looked for one by one."""
 
-AHEAD = 64
-"""Blocks of each word that are read before anybody asks for them: they are few bytes, and an answer is what takes long."""
+AHEAD = 1 << 15
+"""Entries of each word that are read before anybody asks for them: they are few bytes, and an answer is what takes long."""
 
 TOGETHER = 512
 """Blocks of which what all words of a query have in them is read at once."""
@@ -47,24 +47,27 @@ PACKED = 5
 
 # Before there were blocks, each passage of a word had a row; whoever only reads may still find it so.
 _LOOSE = (
-    f"(SELECT tenant, word, entry >> {BITS} AS block, decode(lpad(to_hex("
-    f"((entry & {(1 << BITS) - 1}) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex') AS lows FROM kilburn.posting)"
+    f"(SELECT tenant, word, entry >> {BITS} AS block, string_agg(decode(lpad(to_hex("
+    f"((entry & {(1 << BITS) - 1}) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex'), '' ORDER BY entry) AS lows"
+    f" FROM kilburn.posting GROUP BY tenant, word, entry >> {BITS})"
 )
 _FIRST = (
     "SELECT asked.place, block, lows FROM unnest(%s::bytea[]) WITH ORDINALITY AS asked(word, place)"
     " CROSS JOIN unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
-    " CROSS JOIN LATERAL (SELECT block, lows, sum(length(lows)) OVER ordered - length(lows) AS before, row_number() OVER ordered"
-    " AS number FROM (SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = asked.word"
-    " AND block BETWEEN low AND high ORDER BY block, lows LIMIT %s) AS one WINDOW ordered AS (ORDER BY block, lows)) AS found"
-    " WHERE before < %s OR number <= %s ORDER BY asked.place, range.place, block, lows"
+    " CROSS JOIN LATERAL (SELECT block, lows, sum(length(lows)) OVER (ORDER BY block) - length(lows) AS before"
+    " FROM (SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = asked.word"
+    " AND block BETWEEN low AND high ORDER BY block LIMIT %s) AS one) AS found"
+    " WHERE before < %s ORDER BY asked.place, range.place, block"
 )
 _OF_THESE = (
     "SELECT word, block, lows FROM {posting} AS every WHERE tenant = %s AND word = ANY(%s::bytea[]) AND block = ANY(%s::bigint[])"
 )
+# Each block is looked up by itself (OFFSET 0): a join would read the words of all.
 _TOGETHER = (
-    "SELECT block, word, lows FROM (SELECT DISTINCT block FROM {posting} AS every WHERE tenant = %s AND word = %s"
-    " AND block BETWEEN %s AND %s ORDER BY block LIMIT %s) AS first JOIN {posting} AS every USING(block)"
-    " WHERE tenant = %s AND word = ANY(%s::bytea[]) ORDER BY block, lows"
+    "SELECT first.block, word, lows FROM (SELECT block FROM {posting} AS every WHERE tenant = %s AND word = %s"
+    " AND block BETWEEN %s AND %s ORDER BY block LIMIT %s) AS first CROSS JOIN LATERAL (SELECT word, lows"
+    " FROM {posting} AS every WHERE tenant = %s AND word = ANY(%s::bytea[]) AND every.block = first.block OFFSET 0) AS own"
+    " ORDER BY first.block"
 )
 # The newest passages of a segment come first. Nobody else writes to its blocks meanwhile.
 _ADD = (
@@ -207,11 +210,12 @@ class Postings(RankedIndex):
 
     Args:
         version: of the schema.
+        ahead: entries of each word that are read at once.
     """
 
-    def __init__(self, statements: Statements, tenant: int, version: int) -> None:
+    def __init__(self, statements: Statements, tenant: int, version: int, *, ahead: int = AHEAD) -> None:
         self._split, self._stem = _tokenizers._split, _tokenizers._stem
-        self._statements, self._tenant = statements, tenant
+        self._statements, self._tenant, self._ahead = statements, tenant, ahead
         posting = posting_rows(version)
         self._first, self._of_these, self._together = (each.format(posting=posting) for each in (_FIRST, _OF_THESE, _TOGETHER))
         self._rows: dict[str, dict[int, bytes]] = {}
@@ -278,23 +282,22 @@ class Postings(RankedIndex):
 
     def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
         """See `RankedIndex`."""
-        found = []
-        for word, rows in zip(words, self._ask(words, ranges, depth, AHEAD), strict=True):
-            found.append(_first(rows, ranges, depth))
-            if len(ranges) == 1:
-                self._rows[word] = dict(rows)
-                if len(rows) < AHEAD or len(found[-1]) < depth:
-                    self._whole.add(word)
-        return found
+        ahead = max(self._ahead, _each(ranges, depth) + BLOCK)
+        found = self._ask(words, ranges, depth, ahead)
+        for word, rows in zip(words, found, strict=True):
+            self._rows[word] = dict(rows)
+            if len(rows) < ROWS + BLOCK and sum(len(lows) for _, lows in rows) < 2 * ahead:
+                self._whole.add(word)
+        return [_first(rows, ranges, depth) for rows in found]
 
     def _ask(
         self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, ahead: int = 0
     ) -> list[list[tuple[int, bytes]]]:
         """The first rows of each range that have a word, until there are enough entries."""
-        each = _each(ranges, depth)
-        # A block in which a range begins may have entries before it.
-        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, each + BLOCK
-        rows = self._statements.rows(self._first, list(map(self._key, words)), *place, 2 * (each + BLOCK), ahead)
+        # A block in which a range begins may have entries before it. None of a block's rows is empty.
+        enough = max(ahead, _each(ranges, depth) + BLOCK)
+        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, ROWS + BLOCK
+        rows = self._statements.rows(self._first, list(map(self._key, words)), *place, 2 * enough)
         found: list[list[tuple[int, bytes]]] = [[] for _ in words]
         for number, block, lows in rows:
             found[number - 1].append((block, lows))
@@ -304,14 +307,14 @@ class Postings(RankedIndex):
         self, word: bytes, every: Sequence[bytes], some: Sequence[bytes], low: int, high: int, limit: int
     ) -> Iterator[int]:
         """The first entries of a range that have a word, every one of others, and one of some if there are any."""
-        first, made = low >> BITS, 0
+        first, made, stretch = low >> BITS, 0, STRETCH
         words = list({word, *every, *some})
         while True:
-            place = self._tenant, word, first, high >> BITS, STRETCH
+            place = self._tenant, word, first, high >> BITS, stretch
             rows = self._statements.rows(self._together, *place, self._tenant, words)
             blocks: dict[int, dict[bytes, set[int]]] = {}
             for block, one, lows in rows:
-                blocks.setdefault(block, {}).setdefault(one, set()).update(entries_in(block, lows))
+                blocks.setdefault(block, {})[one] = set(entries_in(block, lows))
             for of in blocks.values():
                 found = of[word].intersection(*(of.get(other, ()) for other in every))
                 if some:
@@ -322,9 +325,9 @@ class Postings(RankedIndex):
                         made += 1
                         if made == limit:
                             return
-            if len(blocks) < STRETCH:
+            if len(blocks) < stretch:
                 return
-            first = max(blocks) + 1
+            first, stretch = max(blocks) + 1, 2 * stretch
 
     def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
         """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
