@@ -3,10 +3,10 @@
     python lab/recipes/free.py --out trained/free
 
 A task asks for one key; pages of pairs come, one a look, and the key stands on one of them. The base is trained on a few pages,
-so it errs among many. It also knows the form of a deletion, and names stretches at random. For training, every deletion of a page
-is tried: it is kept if the base, with the page pruned, is right wherever it is right with all of it. A low-rank adapter is trained
-on the largest that was kept; that of another arm on the largest of all. For a pass the adapter is
-merged into the weights, and then taken out.
+so it errs among many. It also knows the form of a deletion, and names stretches at random. For training, every deletion of a
+page is tried: it is kept if the base, with the page pruned, is right wherever it is right with all of it. A low-rank adapter is
+trained on the largest that was kept; that of another arm on the largest of all. For a pass the adapter is merged into the
+weights, and then taken out.
 """
 
 from __future__ import annotations
