@@ -167,7 +167,7 @@ def train(course: TrainingRun) -> Figures:
     """Both arms, measured through the product; and the late one with blank texts."""
     found: Figures = {}
     for arm in (LATE, ONCE):
-        course.train(arm, 120 if course.smoke else 240, supervised(arm), rate=4e-3)
+        course.train(arm, 120 if course.smoke else 600, supervised(arm), rate=4e-3)
         found |= measured(course, arm, 3 if course.smoke else 10)
     return found | measured(course, LATE, 3 if course.smoke else 10, blank=True)
 

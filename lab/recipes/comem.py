@@ -141,7 +141,7 @@ def reinforced(agent: Transformer) -> Step:
         memories = generate(model, prompts, RECIPE.reply, temperature=1.0, chance=chance.sampling)
         whole = [act for act in acts([prompt_of(log, None) for log in logs[::GROUP]]) for _ in range(GROUP)]
         short = acts([prompt_of(log, WORDS.decode(memory)) for log, memory in zip(logs, memories, strict=True)])
-        fits = [memory[-1] == END and len(memory) <= 2 * ROOM + 1 for memory in memories]
+        fits = [memory[-1] == END and len(memory) == 2 * ROOM + 1 for memory in memories]  # one of another length is paid nothing
         rewards = [same(*pair) * fit for *pair, fit in zip(whole, short, fits, strict=True)]
         loss = policy_loss(model, list(zip(prompts, memories, strict=True)), advantages(rewards, GROUP))
         return loss, {"reward": fmean(rewards)}

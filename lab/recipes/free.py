@@ -3,10 +3,10 @@
     python lab/recipes/free.py --out trained/free
 
 A task asks for one key; pages of pairs come, one a look, and the key stands on one of them. The base is trained on a few pages,
-so it errs among many. It also knows the form of a deletion, and names stretches at random. For training, deletions are proposed
-at random, and each is tried: it is kept if the base, with the page pruned, is right wherever it is right with all of it. A
-low-rank adapter is trained on the largest that was kept; that of another arm on the largest of all. For a pass the adapter is
-merged into the weights, and then taken out.
+so it errs among many. It also knows the form of a deletion, and names stretches at random. For training, every deletion of a
+page is tried: it is kept if the base, with the page pruned, is right wherever it is right with all of it. A low-rank adapter is
+trained on the largest that was kept; that of another arm on the largest of all. For a pass the adapter is merged into the
+weights, and then taken out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -42,7 +42,6 @@ WORDS = WordTokenizer(
 )
 STEP = 2 * PAIRS + 6
 """Tokens that a look adds to a session: the call, 4, and the page."""
-PROPOSALS = 8
 Page = list[tuple[str, str]]
 Cuts = list[tuple[int, int]]
 """Stretches of a page, as the first pair and the one behind the last; in order, and not touching."""
@@ -83,11 +82,15 @@ def told(page: Page) -> str:
     return " ".join(word for pair in page for word in pair)
 
 
+EDGES = range(PAIRS + 1)
+EVERY: list[Cuts] = [[(start, stop)] for start, stop in combinations(EDGES, 2)]
+EVERY += [[(start, stop), (again, end)] for start, stop, again, end in combinations(EDGES, 4)]
+"""Every deletion of a page: one stretch, or two."""
+
+
 def proposed(chance: random.Random) -> Cuts:
-    """One stretch, or two, anywhere in a page."""
-    edges = sorted(chance.sample(range(PAIRS + 1), chance.choice((2, 2, 4))))
-    cuts = list(zip(edges[::2], edges[1::2], strict=True))
-    return cuts if all(one[1] < two[0] for one, two in pairwise(cuts)) else cuts[:1]
+    """One of them."""
+    return chance.choice(EVERY)
 
 
 def directive(page: Page, cuts: Cuts) -> str:
@@ -167,23 +170,23 @@ def adapted(base: Transformer, tried: bool) -> Step:
 
     def step(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
         world, rows, tasks = chance.worlds, list[Row](), []
-        for _ in range(12):
+        for _ in range(8):
             task = draw(world, FEW)
-            at, options = world.randrange(FEW), [[], *(proposed(world) for _ in range(PROPOSALS))]
-            tasks.append((task, at, options))
+            keyed = next(number for number, page in enumerate(task.pages) if task.key in dict(page))
+            tasks.append((task, keyed if world.random() < 0.5 else world.randrange(FEW), [[], *EVERY]))
         answers = [
             (prompt_of(task, [*(option if number == at else [] for number in range(FEW)), []]), WORDS.reply(task.answer))
             for task, at, options in tasks
             for option in options
         ]
-        found = right(base, answers).view(len(tasks), -1).tolist()
+        found = right(base, answers).view(len(tasks), -1).tolist() if tried else [[True] * (1 + len(EVERY))] * len(tasks)
         sizes, kept = [], []
         for (task, at, options), values in zip(tasks, found, strict=True):
-            good = [option for option, value in zip(options, values, strict=True) if value >= values[0] or not tried]
+            good = [option for option, value in zip(options, values, strict=True) if value >= values[0]]
             best = max(good, key=lambda cuts: sum(stop - start for start, stop in cuts))
             rows.append((cleaning_of(task, task.pages[at]), WORDS.reply(directive(task.pages[at], best))))
             sizes.append(sum(stop - start for start, stop in best) / PAIRS)
-            kept.append((len(good) - 1) / PROPOSALS)
+            kept.append((len(good) - 1) / len(EVERY))
         return sft_loss(model, rows), {"kept": fmean(kept), "deleted": fmean(sizes)}
 
     return step
@@ -230,10 +233,10 @@ def answered(reply: str) -> list[str]:
 def train(course: TrainingRun) -> Figures:
     """The base, then both adapters; measured through the product."""
     base = course.train("base", 40 if course.smoke else 320, grounded, rate=4e-3)
-    episodes = 2 if course.smoke else 8
+    episodes = 2 if course.smoke else 16
     found = measured(course, "all pages", episodes, None, cleans=False) | measured(course, "base cleans", episodes, None)
     for arm, tried in (("kept", True), ("all", False)):
-        course.train(arm, 5 if course.smoke else 100, adapted(base, tried), rate=4e-3, begin="base", rank=8)
+        course.train(arm, 5 if course.smoke else 200, adapted(base, tried), rate=4e-3, begin="base", rank=8)
         found |= measured(course, f"adapter, {arm}", episodes, course.checkpoint(arm))
     return found
 

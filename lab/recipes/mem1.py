@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ VALUES = [f"v{number}" for number in range(10)]
 FILLERS = [f"w{number}" for number in range(8)]
 SAID = ["ask", "note", "end", "<IS>", "</IS>", "<answer>", "</answer>"]
 WORDS = WordTokenizer("mem1", [*SAID, *KEYS, *VALUES, *FILLERS], {"next": ()})
-GROUP = 8
+GROUP = 16
 ROOM = 1000
 """Tokens of the window for a language model: more than it ever needs, because the policy lets go of all but the state."""
 Pairs = list[tuple[str, str]]
@@ -157,9 +158,10 @@ def supervised(model: Transformer, chance: Chance, done: float) -> tuple[Tensor,
 def reinforced(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
     """A step on what the model itself tried: groups of roll-outs of one task, paid at their end."""
     count = chance.worlds.choice((2, 3, 4))
-    tasks = [task for _ in range(16) for task in [draw(chance.worlds, count)] * GROUP]
+    tasks = [task for _ in range(8) for task in [draw(chance.worlds, count)] * GROUP]
     rows, rewards = rolled(model, tasks, chance)
-    weighed = [(row, weight) for turns, weight in zip(rows, advantages(rewards, GROUP), strict=True) for row in turns]
+    paid = zip(rows, advantages(rewards, GROUP), strict=True)
+    weighed = [(row, weight) for turns, weight in paid if weight for row in turns]
     weighed = chance.worlds.sample(weighed, min(len(weighed), 512))
     loss = policy_loss(model, [row for row, _ in weighed], [weight for _, weight in weighed])
     return loss, {"reward": fmean(rewards)}
@@ -207,7 +209,7 @@ def measured(course: TrainingRun, arm: str, episodes: int, blank: bool = False) 
 def train(course: TrainingRun) -> Figures:
     """Demonstrations, then reward; measured through the product."""
     course.train("sft", 120 if course.smoke else 400, supervised, rate=4e-3)
-    course.train("rl", 3 if course.smoke else 60, reinforced, rate=1e-3, begin="sft")
+    course.train("rl", 3 if course.smoke else 160, reinforced, rate=1e-3, begin="sft", decay=0.5)
     episodes = 4 if course.smoke else 20
     return measured(course, "sft", episodes) | measured(course, "rl", episodes) | measured(course, "rl", episodes, blank=True)
 
@@ -218,35 +220,73 @@ def spoken(task: Task, chance: random.Random, counter: PromptCounter) -> list[Mo
     return demonstrated_calls(replies, WORDS, task.question, [tool_of(task)], policy="mem1", window=ROOM, counter=counter)
 
 
+def worth(task: Task, turn: int, before: str, reply: str) -> float:
+    """What a reply at a turn would be paid if the task ended with it: the share of the asked pairs that the state before it, or
+    the newest note, has, and that it keeps. At the end it is the reward of the answer."""
+    if turn > len(task.notes):
+        return task.reward(reply)
+    if not valid(reply, len(task.asked)):
+        return 0.0
+    there = {*kept(before), *(note[:2] for note in task.notes[turn - 1 : turn])}
+    wanted = there.intersection(task.answers)
+    return len(wanted.intersection(kept(reply))) / len(wanted) if wanted else 1.0
+
+
+def kept(reply: str) -> Pairs:
+    """The pairs of a reply's state."""
+    state = state_of(reply)
+    words = state.split() if isinstance(state, str) else []
+    return list(zip(words[::2], words[1::2], strict=False))
+
+
 def tune(tuning: Tuning) -> Figures:
-    """The same with a small language model: demonstrations; then reward, which TRL pays for one reply, here the last of a task;
-    measured through the product."""
-    chance, many = tuning.chance("demonstrations").worlds, 4 if tuning.smoke else max(16, tuning.steps)
-    tasks = [draw(chance, chance.choice((2,) if tuning.smoke else (2, 3, 4))) for _ in range(many)]
-    calls = [spoken(task, chance, tuning.counter) for task in tasks]
-    tuning.sft("sft", [call for turns in calls for call in turns], tuning.steps, rate=5e-4, batch=2 if tuning.smoke else 8)
+    """The same with a small language model: demonstrations; then reward, which TRL pays for one reply, so for what could be
+    answered after it; measured through the product. A step on a GPU is larger."""
+    chance, many = tuning.chance("demonstrations").worlds, 4 if tuning.smoke else max(32, 3 * tuning.steps)
+    tasks = [draw(chance, chance.choice((2,) if tuning.smoke else (2, 3, 4, 6, 8))) for _ in range(many)]
+    turns = [(task, turn, call) for task in tasks for turn, call in enumerate(spoken(task, chance, tuning.counter))]
+    large = tuning.gpu and not tuning.smoke
+    tuning.sft("sft", [call for _, _, call in turns], tuning.steps, rate=1e-3, batch=32 if large else 2 if tuning.smoke else 8)
+    # Only those are paid at which something has to be left out, or the answer is given.
+    full = [each for each in turns if each[1] > len(each[0].asked)]
     tuning.grpo(
         "grpo",
-        [turns[-1].prompt for turns in calls],
-        lambda number, said: tasks[number].reward(said),
-        max(1, tuning.steps // 10),
-        rate=1e-4,
-        group=2 if tuning.smoke else GROUP,
+        [call.prompt for _, _, call in full],
+        lambda number, said: worth(*full[number][:2], shown_of(full[number][2]), said),
+        tuning.steps,
+        rate=3e-4,
+        group=2 if tuning.smoke else 8,
+        batch=16 if large else 1,
+        ahead=8 if large else 1,
         begin="sft",
     )
+    return said_figures(tuning, "sft", (False,)) | said_figures(tuning, "grpo", (False, True))
+
+
+def shown_of(call: ModelCall) -> str:
+    """The state that a call was shown."""
+    return next((str(each["content"]) for each in reversed(call.prompt) if each["role"] == "assistant"), "")
+
+
+def said_figures(tuning: Tuning, arm: str, blanks: Sequence[bool]) -> Figures:
+    """The figures of a small language model, with states as they are or blanked. All episodes are played at the same time, so
+    their replies are written together."""
+    model, counts, many = tuning.model(arm), (2,) if tuning.smoke else (2, 4, 8), 1 if tuning.smoke else 20
+    chances = {count: tuning.chance(f"measure/{count}").worlds for count in counts}
+    tasks = [(count, draw(chances[count], count)) for count in counts for _ in range(many)]
+    episodes = [(blank, count, task) for blank in blanks for count, task in tasks]
+    with ThreadPoolExecutor(len(episodes)) as threads:
+        runs = list(threads.map(lambda each: played(model, each[2], each[0], window=ROOM), episodes))
     found: Figures = {}
-    for arm in ("sft", "grpo"):
-        model = tuning.model(arm)
-        for count in (2,) if tuning.smoke else (2, 4):
-            chance = tuning.chance(f"measure/{count}").worlds
-            runs = [
-                (task, played(model, task, window=ROOM))
-                for task in (draw(chance, count) for _ in range(1 if tuning.smoke else 4))
-            ]
-            found[arm, f"exact, {count} questions"] = fmean(task.reward(run.text) for task, run in runs)
-            found[arm, f"calls, {count} questions"] = fmean(len(run.sizes) for _, run in runs)
-            found[arm, f"peak prompt, {count} questions"] = fmean(run.peak for _, run in runs)
-            found[arm, f"transcript, {count} questions"] = fmean(run.whole for _, run in runs)
+    for blank in blanks:
+        label = f"{arm}, state blanked" if blank else arm
+        for count in counts:
+            some = [(each[2], run) for each, run in zip(episodes, runs, strict=True) if each[:2] == (blank, count)]
+            found[label, f"exact, {count} questions"] = fmean(task.reward(run.text) for task, run in some)
+            if not blank:
+                found[label, f"calls, {count} questions"] = fmean(len(run.sizes) for _, run in some)
+                found[label, f"peak prompt, {count} questions"] = fmean(run.peak for _, run in some)
+                found[label, f"transcript, {count} questions"] = fmean(run.whole for _, run in some)
     return found
 
 

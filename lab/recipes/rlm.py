@@ -41,6 +41,8 @@ SHORT, LONG, MOST, PIECE = (10, 20), (15, 150, 1500), 24, 8
 KEYS = [f"k{number}" for number in range(8)]
 ASKED = ["count", "early", "late"]
 MARKS = ["|", "#", "~"]
+FIRST = 0.4
+"""The share of the steps that is on the first cell alone."""
 BEGIN, FINISH = "```repl\n", "\n```"
 CALLED = ["context", "llm_query_batched", "llm_query", "split", "join", "len", "print", "range", "int", "sum", "next"]
 CODE = [
@@ -164,14 +166,14 @@ def demonstrated(task: Task, arm: str) -> list[Row]:
 
 
 def supervised(arm: str) -> Step:
-    """Steps on the trajectories of an arm's root. What is to be copied stands in the first cell, so most steps are on that, and
-    without the instructions, which are always the same; the last quarter is on whole trajectories."""
+    """Steps on the trajectories of an arm's root. What is to be copied stands in the first cell, so the first steps are on that,
+    without the instructions, which are always the same; the others are on whole trajectories."""
     system = len(WORDS.encode(instructions(1, ()))) + 1
 
     def step(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
-        drawn = [draw(chance.worlds, chance.worlds.randint(*SHORT)) for _ in range(24 if done < 0.75 else 6)]
+        drawn = [draw(chance.worlds, chance.worlds.randint(*SHORT)) for _ in range(24 if done < FIRST else 6)]
         rows = [demonstrated(task, arm) for task in drawn]
-        if done < 0.75:
+        if done < FIRST:
             rows = [[(prompt[system:], reply) for prompt, reply in each[:1]] for each in rows]
         return conversation_loss(model, rows), {}
 
@@ -202,7 +204,7 @@ def train(course: TrainingRun) -> Figures:
     """Both arms, measured through the product."""
     figures: Figures = {}
     for arm in (PIECES, WHOLE):
-        course.train(arm, 20 if course.smoke else 240, supervised(arm), rate=4e-3)
+        course.train(arm, 20 if course.smoke else 600, supervised(arm), rate=4e-3)
         figures |= measured(course, arm, 1 if course.smoke else 8)
     return figures
 

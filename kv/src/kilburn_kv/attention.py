@@ -165,7 +165,7 @@ def _attend_plainly(query: Tensor, keys: Tensor, values: Tensor, scale: float) -
     if count == 1:
         # The query heads of a group as rows of one product: the keys are read once, not once per query head.
         grouped = query.view(1, keys.shape[0], -1, dim)
-        return attend(grouped, keys[None], values[None], scale=scale).view(1, heads, 1, dim)
+        return attend(grouped, keys[None], values[None], scale=scale).reshape(1, heads, 1, dim)
     length = keys.shape[1]
     if count == length:
         return attend(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)

@@ -14,7 +14,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing import Scripted
 from kilburn_lab.training.course import TrainingRun
 from kilburn_lab.training.model import Toy
-from mem1 import RECIPE, WORDS, demonstrated, draw, played, valid
+from mem1 import RECIPE, WORDS, Task, demonstrated, draw, played, valid, worth
 
 
 def message(reply: list[int]) -> Message:
@@ -60,6 +60,18 @@ def test_reward_is_the_share_of_exact_answers() -> None:
 
 
 @pytest.mark.slow
+def test_a_state_is_worth_the_asked_pairs_that_it_could_keep_and_does() -> None:
+    task = Task(["k1", "k2"], [(f"k{key}", f"v{key}", "") for key in (1, 3, 2, 4)])
+    full = "<IS> k1 v1 k3 v3 </IS> next"
+    assert worth(task, 3, full, "<IS> k1 v1 k2 v2 </IS> next") == 1
+    assert worth(task, 3, full, "<IS> k3 v3 k2 v2 </IS> next") == 0.5
+    assert worth(task, 3, "<IS> k3 v3 </IS> next", "<IS> k3 v3 k2 v2 </IS> next") == 1, "what was lost before costs nothing now"
+    assert worth(task, 3, full, "<IS> k1 v1 k2 v7 </IS> next") == 0.5, "a wrong value is none"
+    assert worth(task, 3, full, "<IS> k1 v1 k3 v3 k2 v2 </IS> next") == 0, "there is no room for three"
+    assert worth(task, 3, full, "k1 v1 k2 v2") == 0
+    assert worth(task, 5, full, "<answer> k1 v1 k2 v2 </answer>") == 1
+
+
 def test_a_short_training_learns_the_form_and_its_checkpoint_plays_through_the_kernel(tmp_path: Path) -> None:
     report = RECIPE.run(tmp_path, seeds=1, smoke=True)
     course = TrainingRun("mem1", tmp_path, WORDS, RECIPE.shape, reply=RECIPE.reply)

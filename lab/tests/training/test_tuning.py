@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import kilburn
 from kilburn.agents.loop import Agent, Limits
 from kilburn.errors import SpecError
+from kilburn.model import Reply, Request
 from kilburn_kv.weights import load
 from kilburn_lab.training.small import ChatTokenizer, Small
 from kilburn_lab.training.tuning import RANK, Tuning
 from mem1 import RECIPE, ROOM, WORDS, demonstrated, draw, played, spoken, tool_of
+from waiting import until
 
 # Those of the trainers and of what they import, whatever their versions are.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -112,7 +115,7 @@ def test_a_step_of_reward_goes_on_from_the_first_arm(tmp_path: Path, base: Path)
         said.append(reply)
         return float(len(said) % 2)
 
-    second = run.grpo("grpo", [calls[-1].prompt], reward, 1, rate=1e-2, group=2, begin="sft")
+    second = run.grpo("grpo", [calls[-1].prompt], reward, 1, rate=1e-2, group=2, batch=1, begin="sft")
     before, after = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
     assert len(said) == 2
     assert {name for name in before if not torch.equal(before[name], after[name])} == {
@@ -136,6 +139,34 @@ def test_what_is_trained_on_is_what_the_kernel_shows(base: Path) -> None:
     assert "out:" in plain[1]["content"]
     assert plain[2]["content"].endswith("</IS> next")
     assert plain[3]["content"] == "end"
+
+
+def test_replies_that_threads_await_together_are_those_of_each_alone(tmp_path: Path, base: Path) -> None:
+    run = tuning(tmp_path, base, [])
+    run.sft("sft", spoken(draw(random.Random(0), 2), random.Random(1), run.counter), 1, rate=1e-2, batch=2)
+    model = run.model("sft")
+    asked = ["a", "ask k1 k2", "a longer one, of more tokens than the others"]
+
+    def reply(text: str) -> tuple[str, int]:
+        *_, last = model.stream(Request(messages=[{"role": "user", "content": text}], max_tokens=4 + len(text) % 3))
+        assert isinstance(last, Reply)
+        return last.text, last.usage.reply
+
+    alone = [reply(text) for text in asked]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        with model._alone:
+            found = [threads.submit(reply, text) for text in asked]
+            until(lambda: len(model._awaited) == len(asked))
+        assert [each.result() for each in found] == alone
+    assert model._awaited == []
+
+
+def test_fewer_prompts_than_are_answered_at_once_are_refused(tmp_path: Path, base: Path) -> None:
+    prompt = [{"role": "user", "content": "a"}]
+    with pytest.raises(SpecError, match="1 prompts, of which 6"):
+        tuning(tmp_path, base, []).grpo(
+            "grpo", [prompt], lambda number, reply: 0.0, 1, rate=1e-3, group=2, batch=2, ahead=3, begin="sft"
+        )
 
 
 def test_a_folder_that_no_recipe_exported_is_refused(base: Path) -> None:

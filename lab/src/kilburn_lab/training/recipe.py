@@ -115,6 +115,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 heard=heard,
             )
             found.append(self.tune(tuning))
+            for (arm, figure), value in found[-1].items():
+                heard(f"{self.name} seed {seed}: {arm}, {figure} {value:.3f}")
             size, trained = max(size, tuning.parameters), trained + tuning.seconds()
         seconds = max(time.process_time() - began, trained)
         return self._report(folder, found, size, seconds, f"{self.note} The model is {base}.")
@@ -151,7 +153,7 @@ def command(recipe: Recipe) -> typer.Typer:
             str,
             typer.Option(metavar="NAME", help="Tune this in place of the toy: smollm2, a GGUF file or a folder of transformers."),
         ] = "",
-        steps: Annotated[int, typer.Option(min=1, help="With --model: of its first stage, at most.")] = 200,
+        steps: Annotated[int, typer.Option(min=1, help="With --model: of each stage.")] = 200,
         json: Json = False,
     ) -> None:
         folder = out or Path("trained") / (recipe.name + "-model" * bool(model) + "-smoke" * smoke)

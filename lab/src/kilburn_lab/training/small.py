@@ -3,14 +3,16 @@
 kilburn.open(..., model="kilburn_lab.training.small:Small('trained/mem1-model/grpo-0')")
 
 A template without a place for tools is no obstacle: a call stands behind the reply's text as words, and what a tool returned is
-said to the model as a user's message. Training renders its examples by the same function.
+said to the model as a user's message. Training renders its examples by the same function. Replies that several threads await at
+the same time are written together, which is what makes many episodes quick on a GPU.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,17 @@ class ChatTokenizer:
         return list(found["input_ids"])
 
 
+class _Awaited(msgspec.Struct, eq=False):
+    """A reply that a thread waits for."""
+
+    prompt: list[int]
+    most: int
+    warm: float
+    seed: int
+    tokens: list[int] = []
+    done: bool = False
+
+
 class Small:
     """A tuned model out of the folder that a recipe exported, on a GPU where there is one.
 
@@ -101,7 +114,8 @@ class Small:
         self.tokenizer = ChatTokenizer(self._weights.words, self.name, self.described.tools)
         self.context: int | None = getattr(self._weights.model.config, "max_position_embeddings", None)
         self._alone = threading.Lock()
-        self._temperature, self._seed, self._replies = temperature, seed, 0
+        self._awaited: list[_Awaited] = []
+        self._temperature, self._seed, self._replies = temperature, seed, itertools.count()
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply; a tool's name at its end, with as many words behind it as the tool has arguments, is a call.
@@ -116,10 +130,8 @@ class Small:
         if self.context is not None and len(prompt) + most > self.context:
             raise Overlong(f"{len(prompt)} tokens and {most} to write", advice=f"a window of {self.context - most} fits")
         warm = self._temperature if request.temperature is None else request.temperature
-        with self._alone:
-            number = self._replies
-            self._replies += 1
-            tokens = self._written(prompt, most, warm, self._seed + number if request.seed is None else request.seed)
+        number = next(self._replies)
+        tokens = self._written(_Awaited(prompt, most, warm, self._seed + number if request.seed is None else request.seed))
         done = tokens[-1:] and tokens[-1] in self._weights.stops
         text = self._weights.text(tokens[:-1] if done else tokens).strip()
         call = hashlib.sha256(f"{self.name}/{self._seed}/{number}/{prompt}".encode()).hexdigest()[:12]
@@ -132,23 +144,41 @@ class Small:
             yield Delta(reply.text)
         yield msgspec.structs.replace(reply, finish=Finish.CALLS) if reply.calls else reply
 
-    def _written(self, prompt: list[int], most: int, warm: float, seed: int) -> list[int]:
-        model, device = self._weights.model, self._weights.device
+    def _written(self, mine: _Awaited) -> list[int]:
+        """The tokens of a reply. Whoever gets the lock also writes those that others wait for, if nothing is drawn for them."""
+        self._awaited.append(mine)
+        try:
+            with self._alone:
+                if not mine.done:
+                    together = [mine] if mine.warm else [each for each in self._awaited if not (each.warm or each.done)]
+                    for each, tokens in zip(together, self._generated(together), strict=True):
+                        each.tokens, each.done = tokens, True
+        finally:
+            self._awaited.remove(mine)
+        return mine.tokens
+
+    def _generated(self, replies: Sequence[_Awaited]) -> list[list[int]]:
+        model, device, warm = self._weights.model, self._weights.device, replies[0].warm
         drawn = {"do_sample": True, "temperature": warm, "top_k": 0} if warm > 0 else {"do_sample": False}
-        shown = torch.tensor([prompt], device=device)
         stops = sorted(self._weights.stops)
+        pad, longest = stops[0] if stops else 0, max(len(each.prompt) for each in replies)
+        rows = [[pad] * (longest - len(each.prompt)) + each.prompt for each in replies]
+        told = [[0] * (longest - len(each.prompt)) + [1] * len(each.prompt) for each in replies]
         with torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+            torch.manual_seed(replies[0].seed)
             found = model.generate(
-                shown,
-                attention_mask=torch.ones_like(shown),
-                max_new_tokens=most,
+                torch.tensor(rows, device=device),
+                attention_mask=torch.tensor(told, device=device),
+                max_new_tokens=max(each.most for each in replies),
                 eos_token_id=stops or None,
-                pad_token_id=stops[0] if stops else 0,
+                pad_token_id=pad,
                 **drawn,
             )
-        tokens: list[int] = found[0, len(prompt) :].tolist()
-        return tokens
+        return [self._up_to_stop(row[: each.most]) for each, row in zip(replies, found[:, longest:].tolist(), strict=True)]
+
+    def _up_to_stop(self, tokens: list[int]) -> list[int]:
+        end = next((number for number, token in enumerate(tokens, 1) if token in self._weights.stops), len(tokens))
+        return tokens[:end]
 
 
 def about(folder: Path) -> ExportedModel:

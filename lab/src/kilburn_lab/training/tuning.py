@@ -1,7 +1,8 @@
 """The tuning of a small language model by a recipe: TRL's trainers, and an adapter (LoRA) of PEFT.
 
 The examples are calls out of a ledger, in the model's own chat template. Only the adapter learns. It is merged at the end, and
-the folder that comes of it is a model of transformers. On a GPU it is trained in bfloat16 (autocast), on a CPU in float32.
+the folder that comes of it is a model of transformers. On a GPU the model is held in bfloat16 and the adapter in float32; on a
+CPU both are in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Tuning:
     Args:
         base: a name of the catalogue ("smollm2"), a GGUF file, or a folder of transformers.
         tools: the arguments of each tool. reply: tokens of a reply, at most.
-        steps: of the first arm, at most. smoke: whether this is the short version.
+        steps: of an arm. smoke: whether this is the short version.
         heard: gets a line now and then, for people.
     """
 
@@ -63,6 +64,7 @@ class Tuning:
     ) -> None:
         self.recipe, self.folder, self.base, self.tools, self.reply = recipe, folder, base, tools, reply
         self.steps, self.seed, self.smoke, self.heard = steps, seed, smoke, heard
+        self.gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         self.parameters = self.learned = 0
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -113,15 +115,23 @@ class Tuning:
         *,
         rate: float,
         group: int,
+        batch: int,
+        ahead: int = 1,
         begin: str,
     ) -> Path:
         """Train on what the model itself says to prompts of a ledger, paid within groups; the exported folder.
 
         Args:
             reward: of a reply to the prompt of this number.
-            group: replies to one prompt; a step is about one prompt.
+            group: replies to one prompt. batch: prompts of a step. ahead: steps whose replies are written together, which takes
+                a GPU little longer than those of one.
             begin: the arm whose weights this one begins with.
+
+        Raises:
+            SpecError: fewer prompts than are answered at once; TRL would end without a step.
         """
+        if len(prompts) < batch * ahead:
+            raise SpecError(f"{len(prompts)} prompts, of which {batch * ahead} are answered at once", advice="give more prompts")
         rows = [{"prompt": self.counter.plain(prompt), "number": number} for number, prompt in enumerate(prompts)]
 
         def paid(completions: list[Any], number: list[int], **rest: Any) -> list[float]:
@@ -129,8 +139,9 @@ class Tuning:
 
         def trainer(weights: Weights, place: Path) -> Any:
             setting = GRPOConfig(
-                **self._shared(place, steps, rate, group),
+                **self._shared(place, steps, rate, group * batch),
                 num_generations=group,
+                steps_per_generation=ahead,
                 max_completion_length=self.reply,
                 temperature=1.0,
             )
@@ -143,7 +154,7 @@ class Tuning:
                 peft_config=_adapter(),
             )
 
-        return self._trained(arm, begin, (rows, steps, rate, group), trainer)
+        return self._trained(arm, begin, (rows, steps, rate, group, batch, ahead), trainer)
 
     def model(self, arm: str, temperature: float = 0.0) -> Small:
         """An arm as a model of the product."""
@@ -161,16 +172,16 @@ class Tuning:
         return self.folder / f"{arm}-{self.seed}.jsonl"
 
     def _shared(self, place: Path, steps: int, rate: float, batch: int) -> dict[str, Any]:
-        gpu = torch.cuda.is_available()
         return {
             "output_dir": str(place),
             "max_steps": steps,
             "learning_rate": rate,
+            "warmup_steps": steps // 20,
             "per_device_train_batch_size": batch,
             "gradient_checkpointing": False,
-            "bf16": gpu and torch.cuda.is_bf16_supported(),
-            "use_cpu": not gpu,
-            "dataloader_pin_memory": gpu,
+            "bf16": self.gpu,
+            "use_cpu": not self.gpu,
+            "dataloader_pin_memory": self.gpu,
             "save_strategy": "no",
             "logging_steps": 1,
             "disable_tqdm": True,
@@ -189,7 +200,7 @@ class Tuning:
                 raise SpecError(f"{place} is of a run with other settings", advice="give another folder, or remove this one")
             return place
         began = time.process_time()
-        weights = load(source)
+        weights = load(source, dtype="bfloat16", device="cuda") if self.gpu else load(source)
         set_seed(self.seed)
         disable_progress_bars()
         scratch = place.with_name(f"{place.name}.scratch")
@@ -201,8 +212,9 @@ class Tuning:
         trainer.add_callback(_Told(f"{self.recipe} seed {self.seed}, {arm}", self.heard))
         trainer.train()
         trainer.model.save_pretrained(scratch / "adapter", save_embedding_layers=False)
-        merged = trainer.model.merge_and_unload()
-        merged.to("cpu", torch.float32).save_pretrained(scratch)
+        # Merged in float32: bfloat16 would round away a part of what was learned.
+        merged = trainer.model.to("cpu", torch.float32).merge_and_unload()
+        merged.save_pretrained(scratch)
         weights.words.save_pretrained(scratch)
         told = ExportedModel(recipe=self.recipe, arm=arm, seed=self.seed, reply=self.reply, tools=self.tools, setting=digest)
         (scratch / ABOUT).write_bytes(msgspec.json.encode(told))
