@@ -7,7 +7,7 @@ window keeps one observation. So at most one key can be looked up in the main li
 folded into the value that it returns. The demonstrator of the first stage is a poor one: it branches half of the time, looks up
 what its branch was not asked for, and branches within a branch, which is refused. Then arms differ in what is paid: right
 answers alone, and each process reward of FoldGRPO (main line too long, branch out of its scope, failed call) by itself and
-together. One arm is trained on the same roll-outs with nothing folded, and used folded.
+together. One arm is trained on the same demonstrations with nothing folded, and used folded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kilburn_lab.training.course import Chance, Step, TrainingRun
 from kilburn_lab.training.episode import Shown, TrainedModel
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.recipe import Figures, Recipe, command
-from kilburn_lab.training.steps import Row, policy_loss, sft_loss
+from kilburn_lab.training.steps import Row, conversation_loss, policy_loss, sft_loss
 from kilburn_lab.training.transformer import Transformer, TransformerShape, generate
 from kilburn_lab.training.words import AGENT, END, GAP, TOOL, USER, WordTokenizer
 
@@ -54,7 +54,7 @@ WORDS = WordTokenizer(
     brief=True,
 )
 PENALTIES = ("unfolded", "scope", "failure")
-ARMS = {"outcome": (), "FoldGRPO": PENALTIES, **{f"{name} alone": (name,) for name in PENALTIES}, "trained unfolded": PENALTIES}
+ARMS = {"outcome": (), "FoldGRPO": PENALTIES, **{f"{name} alone": (name,) for name in PENALTIES}}
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -241,6 +241,13 @@ def supervised(model: Transformer, chance: Chance, done: float) -> tuple[Tensor,
     return sft_loss(model, [*found, *chance.worlds.sample(others, 24)]), {}
 
 
+def unfolded(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
+    """A step on the same demonstrations, each as one transcript in which nothing ever left."""
+    says = demonstrator(chance.worlds)
+    trials = rolled([draw(chance.worlds) for _ in range(24)], lambda trials: [WORDS.reply(says(trial)) for trial in trials])
+    return conversation_loss(model, [[turn.whole for turn in trial.turns] for trial in trials]), {}
+
+
 def weights_of(trials: Sequence[Trial], heeded: Sequence[str]) -> list[float]:
     """The advantage of each turn: the outcome with its penalty, cut to 0 to 1, less the mean outcome of the group, in standard
     deviations of the group. Trials of one group stand together. A spread below a quarter counts as that: where all are right, a
@@ -255,18 +262,22 @@ def weights_of(trials: Sequence[Trial], heeded: Sequence[str]) -> list[float]:
     return found
 
 
+def speaking(model: Transformer, chance: Chance, whole: bool = False) -> Callable[[list[Trial]], list[list[int]]]:
+    """Replies that a model draws, where it is shown what the kernel shows, or the whole transcript."""
+
+    def says(going: list[Trial]) -> list[list[int]]:
+        prompts = [tokens_of(trial.whole) if whole else trial.prompt for trial in going]
+        return generate(model, prompts, RECIPE.reply, temperature=1.0, chance=chance.sampling)
+
+    return says
+
+
 def reinforced(arm: str) -> Step:
-    """Steps on what the model itself tried, in the contexts in which it tried it, or in the whole transcript."""
+    """Steps on what the model itself tried, in the contexts in which it tried it, paid as the arm says."""
 
     def step(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
-        tasks = [task for _ in range(6) for task in [draw(chance.worlds)] * GROUP]
-        trials = rolled(
-            tasks,
-            lambda going: generate(
-                model, [trial.prompt for trial in going], RECIPE.reply, temperature=1.0, chance=chance.sampling
-            ),
-        )
-        turns = [turn.whole if arm == "trained unfolded" else turn.row for trial in trials for turn in trial.turns]
+        trials = rolled([task for _ in range(6) for task in [draw(chance.worlds)] * GROUP], speaking(model, chance))
+        turns = [turn.row for trial in trials for turn in trial.turns]
         weighed = list(zip(turns, weights_of(trials, ARMS[arm]), strict=True))
         weighed = chance.worlds.sample(weighed, min(len(weighed), 240))
         loss = policy_loss(model, [row for row, _ in weighed], [weight for _, weight in weighed])
@@ -339,11 +350,15 @@ def replayed(task: Task, replies: Sequence[str]) -> Trial:
 
 def train(course: TrainingRun) -> Figures:
     """Demonstrations, then each reward; measured through the product."""
-    episodes = 3 if course.smoke else 20
+    episodes = 3 if course.smoke else 16
     course.train("sft", 40 if course.smoke else 300, supervised, rate=6e-3)
     found = measured(course, "sft", episodes)
+    model, chance = course.train("sft unfolded", 40 if course.smoke else 300, unfolded, rate=6e-3), course.chance("measure whole")
+    whole = rolled([draw(chance.worlds) for _ in range(4 if course.smoke else 64)], speaking(model, chance, whole=True))
+    found["sft unfolded", "right, nothing folded in use"] = fmean(trial.right for trial in whole)
+    found |= measured(course, "sft unfolded", episodes)
     for arm in ARMS:
-        course.train(arm, 1 if course.smoke else 16, reinforced(arm), rate=2e-3, begin="sft")
+        course.train(arm, 1 if course.smoke else 12, reinforced(arm), rate=2e-3, begin="sft")
         found |= measured(course, arm, episodes)
     return found | measured(course, "FoldGRPO", episodes, branches=0)
 

@@ -138,7 +138,7 @@ def test_a_short_training_plays_through_the_product(tmp_path: Path) -> None:
     course = TrainingRun("contextfold", tmp_path, WORDS, RECIPE.shape, reply=RECIPE.reply)
     losses = [line["loss"] for line in course.lines("sft")]
     assert losses[-1] < losses[0] / 2
-    assert {row.arm for row in report.rows} == {"sft", *ARMS, "FoldGRPO, no branches"}
+    assert {row.arm for row in report.rows} == {"sft", "sft unfolded", *ARMS, "FoldGRPO, no branches"}
     run = played(Toy(str(course.checkpoint("FoldGRPO")), temperature=1.0), draw(random.Random(1)))
     assert run.longest >= 6, "the question is in every prompt of the main line"
     assert 1 <= len(run.replies) <= STEPS * (WITHIN + 2)
