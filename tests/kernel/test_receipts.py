@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import kilburn
-from kernel.talk import assistant, call_of, tool, user
+from kernel.talk import FORMS, assistant, call_of, meddle, tool, user
 from kilburn.agents.compaction import compact
 from kilburn.budget import Budget
 from kilburn.effect import Note
@@ -21,7 +23,7 @@ from kilburn.kernel.session import Session
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Kind, parse_address
 from kilburn.policy import Plan, View
-from kilburn.testing import Scripted
+from kilburn.testing import Scripted, check_laws
 
 
 class Noting:
@@ -354,3 +356,21 @@ def test_every_earlier_prompt_is_found_in_a_long_ledger(tmp_path: Path) -> None:
         assert {turn: session.difference(turn).before for turn in uses} == uses
         branch = session.fork("Look into it.")
         assert {turn: branch.difference(turn).before for turn in uses} == uses
+
+
+@pytest.mark.parametrize(("seed", "policy"), [(3, "summarize"), (30, "hybrid"), (43, "hybrid"), (56, "agentfold")])
+def test_what_folds_stand_for_is_right_after_taking_back_beside_changes_by_hand(seed: int, policy: str) -> None:
+    """A fold that comes back may stand for some of its pages still."""
+    chance, taken_back = random.Random(seed), 0
+    with kilburn.open(":memory:", window=1500, policy=policy, tokenizer="chars/4", embedder=None) as store:
+        session = store.session("a")
+        for message in FORMS["chat"](seed, 40):
+            session.append(message)
+            if chance.random() < 0.5:
+                meddle(session, chance)
+            if chance.random() < 0.4:
+                with suppress(KernelError, LawBroken):
+                    session.undo(5000)
+                    taken_back += 1
+        assert taken_back
+        check_laws(session)

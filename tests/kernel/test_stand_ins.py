@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kilburn.kernel.stand_ins import StandIns
 
 PAGES = st.lists(st.integers(1, 30), max_size=30, unique=True)
-STEPS = st.lists(st.tuples(st.booleans(), PAGES), max_size=20)
+STEPS = st.lists(st.tuples(st.booleans(), PAGES, st.integers(0, 5)), max_size=20)
+"""Each takes pages, or puts them under a new fold (0), or under the one of that many steps before, which may be there still."""
 
 
 def says(stand_ins: StandIns) -> dict[int, int]:
@@ -19,15 +20,16 @@ def says(stand_ins: StandIns) -> dict[int, int]:
 
 
 @given(STEPS, PAGES)
-def test_it_says_what_a_dict_would_and_forgets_what_is_undone(steps: list[tuple[bool, list[int]]], asked: list[int]) -> None:
+def test_it_says_what_a_dict_would_and_forgets_what_is_undone(steps: list[tuple[bool, list[int], int]], asked: list[int]) -> None:
     stand_ins, plain = StandIns(), dict[int, int]()
     history = []
-    for number, (takes, pages) in enumerate(steps, 1):
-        history.append((dict(plain), stand_ins.take(pages) if takes else stand_ins.put(pages, -number)))
+    for number, (takes, pages, back) in enumerate(steps, 1):
+        fold = -max(1, number - back)
+        history.append((dict(plain), stand_ins.take(pages) if takes else stand_ins.put(pages, fold)))
         for page in pages:
             plain.pop(page, None)
             if not takes:
-                plain[page] = -number
+                plain[page] = fold
         assert says(stand_ins) == plain
         assert stand_ins.over(set(asked)) == {plain[page] for page in asked if page in plain}
     for before, undo in reversed(history):

@@ -63,8 +63,12 @@ class StandIns(Mapping[int, int]):
         return {fold for fold, bundle in self._folds.items() if not bundle.pages.isdisjoint(pages)}
 
     def put(self, pages: Collection[int], fold: int) -> Callable[[], None]:
-        """Make a fold stand for pages, in place of any other; returns what undoes it."""
+        """Make a fold stand for pages, in place of any other, and for those that it stands for already; returns what undoes it."""
         chosen = pages if isinstance(pages, Set) else set(pages)
+        if (there := self._folds.get(fold)) is not None:
+            # A fold that comes back may stand for some of its pages still.
+            before = self._move(chosen - there.pages, there)
+            return lambda: self._put_back(before)
         kept = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
         rest = chosen - kept.pages if kept is not None else chosen
         if kept is None or len(chosen) - len(rest) < len(kept.pages):

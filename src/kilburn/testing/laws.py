@@ -111,7 +111,9 @@ def check_collection(collection: Collection) -> None:
 
 def _holds(message: dict[str, Any], text: str) -> bool:
     content = message.get("content")
-    return content == text or (isinstance(content, list) and any(part.get("text") == text for part in content))
+    if isinstance(content, list):
+        return any(text in (part.get("text"), part.get("refusal")) for part in content)
+    return text in (content, message.get("refusal"))
 
 
 def _check_request(session: Session) -> None:
