@@ -83,7 +83,7 @@ def test_a_disk_for_tables_that_is_full(server: OwnServer) -> None:
                 random, told = Random(2), None
                 while told is None or told.status == 0:
                     told = run("remember", "--db", url, "--user", "ana", "--secrets", "off", random.randbytes(4900).hex())
-                assert (told.status, "Traceback" in told.err, "free some space" in told.err) == (1, False, True)
+                assert (told.status, "Traceback" in told.err, "free some space" in told.err) == (1, False, True), told.err
                 ballast.unlink()
                 session.append({"role": "user", "content": "and on"})
             check_continues(url, [*said, "and on"])

@@ -47,6 +47,9 @@ def seal_of_state(segment: int, page: int, at: bytes, pinned: int, mark: float, 
     return seal_of("stand", segment, page, at, pinned, mark, *(() if until is None else (until,)))
 
 
+REMEMBERED = 100_000
+"""Sessions whose rows are kept as they were last read, for each connection: about 1 KB each."""
+
 _PLACES = {place.value.encode(): place for place in Place}
 
 _PAGE = "page.id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
@@ -290,6 +293,8 @@ class SealedRows(Seals):
         segment = self.segment_of(found)
         if isinstance(found[0], int):
             self._read_before[found[0]] = found, segment
+            if len(self._read_before) > REMEMBERED:
+                del self._read_before[next(iter(self._read_before))]
         return segment
 
     def pages(self, segment: SegmentRow) -> list[tuple[Page, State]]:
