@@ -63,7 +63,7 @@ class StandIns(Mapping[int, int]):
         return {fold for fold, bundle in self._folds.items() if not bundle.pages.isdisjoint(pages)}
 
     def put(self, pages: Collection[int], fold: int) -> Callable[[], None]:
-        """Make a fold stand for pages, in place of any other, and for those that it stands for already; returns what undoes it."""
+        """Make a fold stand for pages, in place of any other, beside those that it stands for already; returns what undoes it."""
         chosen = pages if isinstance(pages, Set) else set(pages)
         if (there := self._folds.get(fold)) is not None:
             # A fold that comes back may stand for some of its pages still.
