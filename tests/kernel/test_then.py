@@ -11,8 +11,10 @@ import pytest
 
 import kilburn
 from kernel.talk import chat, meddle, user
+from kilburn.errors import Forgotten
 from kilburn.event import Act
 from kilburn.kernel.shipments import shipments
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing import check_laws
 
 
@@ -81,3 +83,19 @@ def test_what_was_shipped_is_told_as_of_then(tmp_path: Path) -> None:
 
         assert not session.window.is_visible(2)
         assert told("again") == told("first") == (2, ("p1-p2",), (), told("first")[3])
+
+
+def test_what_a_message_was_made_from_may_have_come_since(tmp_path: Path) -> None:
+    with opened(tmp_path, "fifo", 20_000) as store:
+        session = store.session("a")
+        session.append(user("the first word"))
+        turn = session.turn
+        session.append(user("the second word"), {"role": "assistant", "content": "a third"})
+        brought = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="p2 says: the second word"),), sources=(2,))
+        said = json.dumps(session.render_from(turn, [brought]))
+        assert "p2 says" in said
+        assert "a third" not in said
+        session.forget("p2")
+        with pytest.raises(Forgotten):
+            session.render_from(turn, [brought])
+        check_laws(session)

@@ -47,7 +47,7 @@ from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.replay import last_of, rebuild
 from kilburn.kernel.segment import Segment
 from kilburn.kernel.window import GONE, WindowState
-from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Evict, Move
 from kilburn.page import Page, Place, address_of, parse_address, span_of
@@ -484,7 +484,7 @@ class Session(Segment):
             with then.batch(undone=True):
                 then.leave_out(self.window)
                 if messages:
-                    then.take_in(messages)
+                    then.take_in([_said_then(message, then.window, self.window) for message in messages])
                 Planner(then, self._planner.policy, self._planner.name).enforce()
                 prompt = Prompts(then).render(format, _asked(request) | {"turn": turn})
             kernel.take_over(then.pending.events)
@@ -1134,6 +1134,24 @@ class Branches:
         if kernel.window.cost(last) <= kernel.capacity // 4:
             kernel.mark(Act.PIN, [last], why="what the branch is to do")
         return tuple(range(first, last + 1))
+
+
+def _said_then(message: Message, then: WindowState, now: WindowState) -> Message:
+    """A message of now as it can stand in an earlier state: pages that came since, from which it was made, are none there. It
+    is believed no more than they are.
+
+    Raises:
+        Forgotten: such a page is.
+    """
+    later = [source for source in message.sources if source not in then.pages and source in now.pages]
+    if not later:
+        return message
+    if any(now.at(page) is Place.DROPPED for page in later):
+        raise Forgotten("a page of which this was made was forgotten", advice="make it anew")
+    own = TRUST_OF_ROLE[message.role] if message.trust is None else message.trust
+    trust = min([own, *(now.pages[page].trust for page in later)])
+    sources = tuple(source for source in message.sources if source not in later)
+    return msgspec.structs.replace(message, sources=sources, trust=trust)
 
 
 def _asked(request: Mapping[str, str] | None) -> Data:
