@@ -165,6 +165,8 @@ class Batch(msgspec.Struct, kw_only=True):
     Args:
         head: number of the last event that the writer knows. A store refuses a batch with another head than its own,
             because another writer was faster.
+        used: when the segment was used last, as far as the writer knows; None if it does not. A store refuses another time too:
+            it has lost events that the writer knows, and has got as many others since.
         above: the segment that this one forks from, and its last event: a store refuses the batch if it has another by now.
         events: to append, numbered head + 1 onwards.
         pages: new pages.
@@ -187,6 +189,7 @@ class Batch(msgspec.Struct, kw_only=True):
     """
 
     head: int
+    used: float | None = None
     above: tuple[int, int] | None = None
     events: Sequence[Event] = ()
     pages: Sequence[Page] = ()
@@ -203,14 +206,17 @@ class Batch(msgspec.Struct, kw_only=True):
     again: Sequence[Event] = ()
     wait: bool = True
 
-    def check_continues(self, segment: int, head: int) -> None:
-        """Check that this batch follows event `head` of a segment.
+    def check_continues(self, segment: int, head: int, used: float) -> None:
+        """Check that this batch follows event `head` of a segment that was used last at a time.
 
         Raises:
             StoreStale: its writer knew another last event. StoreError: its events are not numbered without holes.
         """
         if head != self.head:
             what = f"segment {segment} is at event {head}, not {self.head}"
+            raise StoreStale(what, advice="reopen the process, then do it again")
+        if self.used not in (None, used):
+            what = f"segment {segment} has another event {head}: the store has lost what was written last"
             raise StoreStale(what, advice="reopen the process, then do it again")
         for at, event in enumerate(self.events, head + 1):
             if event.number != at:

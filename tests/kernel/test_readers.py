@@ -14,10 +14,11 @@ import apsw
 import pytest
 
 import kilburn
+from gateway.test_lost_writes import lost
 from kernel.talk import user
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.errors import Forgotten, KernelError
+from kilburn.errors import Forgotten, KernelError, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.pending import GATHERED
 from kilburn.kernel.store import Store
@@ -263,3 +264,26 @@ def test_data_of_an_observation_cannot_pass_for_pages() -> None:
         with pytest.raises(KernelError, match="'new'"):
             session.record(Act.CACHE, policy="me", cached=5, new=["p1"])
         assert session.append({"role": "user", "content": "well"}) == "p1"
+
+
+def test_a_session_whose_last_events_were_lost_and_replaced_by_as_many_others_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store, opened(path) as other:
+        session = store.session("a")
+        session.append(user("one"))
+        there = other.session("a")
+        with lost(path):
+            session.append(user("two"))
+        there.append(user("three"))
+        assert there.head == session.head
+        with pytest.raises(StoreStale):
+            session.append(user("four"))
+        session.refresh()
+        session.append(user("four"))
+        assert [message["content"] for message in there.messages()] == ["one", "three", "four"]
+        there.refresh()
+        with lost(path):
+            session.append(user("five"))
+        there.append(user("six"))
+        assert [message["content"] for message in session.messages()] == ["one", "three", "four", "six"]
+        check_laws(session)

@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +97,34 @@ def test_a_reply_does_not_stand_without_the_question_that_a_server_lost(server: 
             assert ask(*begun).status_code == 200
     cut(server)
     assert texts(server.url, tenant) == [["q1", "r1", "q3", "r3"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_a_server_lost_is_asked_again_by_the_id_of_the_reply_before_it(server: OwnServer, stream: bool) -> None:
+    """It is no branch. The server is away as well when the reply comes; the client of a stream is told so at its end."""
+    cuts, ids, tenant = [True], list[str](), f"after-{stream}"
+
+    def reply(sent: Any) -> str:
+        question = re.findall(r"q\d", str(sent.body))[-1]
+        if question == "q2" and cuts:
+            cuts.pop()
+            server.stop("immediate")
+        return f"r-{question}"
+
+    with serving(Upstream(otherwise=reply)) as far:
+        settings = Settings(db=server.url, tenant=tenant, upstream=f"{far}/v1", tokenizer="chars/4", embedder=None)
+        with serving(build(settings)) as url:
+
+            def ask(question: str, *, stream: bool = False) -> httpx2.Response:
+                body = {"model": "m", "input": question, "stream": stream}
+                body |= {"previous_response_id": ids[-1]} if ids else {}
+                return httpx2.post(f"{url}/v1/responses", json=body, timeout=600)
+
+            ids.append(ask("q1").json()["id"])
+            failed = ask("q2", stream=stream)
+            assert "cannot be reached; try again" in failed.text
+            assert failed.status_code == (200 if stream else 503)
+            server.start()
+            for question in ("q2", "q3"):
+                ids.append(ask(question).json()["id"])
+    assert texts(server.url, tenant) == [["q1", "r-q1", "q2", "r-q2", "q3", "r-q3"]]

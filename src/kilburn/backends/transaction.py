@@ -51,7 +51,7 @@ class Transaction:
             raise StoreError(f"no segment {self._segment} here", advice="open it by name with `segment`")
         if known.whole().kind is SegmentKind.FORGOTTEN:
             raise StoreStale(f"segment {self._segment} was forgotten", advice="open it again, as a new one")
-        batch.check_continues(self._segment, known.head)
+        batch.check_continues(self._segment, known.head, known.used)
         if batch.above is not None:
             above = self._sealed.segment(self._tenant, batch.above[0])
             batch.check_above(above.head if above is not None else 0)

@@ -212,7 +212,7 @@ class Histories:
         reply = form.after(raw)
         return bool(reply) and self._place(reply, named(headers.get("x-kilburn-session", "")), user) is not None
 
-    def _place(self, reply: str, name: str | None, user: str) -> tuple[str, int, tuple[str, ...]] | None:
+    def _place(self, reply: str, name: str | None, user: str) -> tuple[SegmentInfo, int, tuple[str, ...]] | None:
         """The session with a reply, how many messages it has with it, and the ids of its calls if the session has others."""
         key = _key(reply)
         with self._lock:
@@ -222,7 +222,7 @@ class Histories:
         info = self._stored(session) if session else None
         if info is None or info.number != number or info.user != user or info.damaged:
             return None
-        return (session, turn, calls) if name is None or root_of(name) == root_of(session) else None
+        return (info, turn, calls) if name is None or root_of(name) == root_of(session) else None
 
     def _read_notes(self) -> None:
         """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
@@ -246,12 +246,17 @@ class Histories:
         place = self._place(asked.after, name, user)
         if place is None:
             raise Problem(404, "previous_response_not_found", "the session with this response was forgotten")
-        session, turn, calls = place
+        info, turn, calls = place
         asked.calls = calls
         with self._lock:
-            if session not in self._sessions:
-                self._hold(self._opened(session, root_of(session), user))
-            known = self._sessions[session]
+            known = self._sessions.get(info.name)
+            if known is not None and not known.busy and known.turn == turn and not known.session.knows(info):
+                # A database that was killed has lost what this has, and has got as much else since.
+                self._put_away(known)
+                known = None
+            if known is None:
+                known = self._opened(info.name, root_of(info.name), user)
+                self._hold(known)
             if not known.busy and known.turn == turn:
                 return _Before(known, turn, tuple(known.digests))
             return _Before(known, turn, tuple(canonical(copy_of(known.session, turn))))
@@ -525,9 +530,8 @@ class Histories:
         for each in said:
             if each.count == count:
                 conversation = self._conversation(each.name, request)
-                overtaken = conversation is not None and len(conversation.chain) < count
-                if conversation is not None and overtaken and (not conversation.busy or conversation.taken.is_set()):
-                    # Another gateway went on with it. A request that goes on with it here has what it knows for itself.
+                if conversation is not None and self._is_old(conversation, each, request.chain):
+                    # A request that goes on with it here has what it knows for itself.
                     if conversation.busy:
                         self._drop(conversation.name, conversation)
                     else:
@@ -535,6 +539,20 @@ class Histories:
                     conversation = self._conversation(each.name, request)
                 if conversation is not None and shared(conversation.chain, request.chain) >= each.at:
                     yield conversation
+
+    def _is_old(self, conversation: Conversation, owner: HistoryOwner, chain: Sequence[bytes]) -> bool:
+        """Whether memory has another state of a session than the store, which says that it has the beginning of a chain: another
+        gateway went on with it, or a database that was killed has lost what was said last."""
+        if len(conversation.chain) < owner.count:
+            return not conversation.busy or conversation.taken.is_set()
+        if conversation.busy or conversation.gaps:
+            return False
+        if conversation.chain[owner.at - 1] != chain[owner.at - 1]:
+            return True
+        if len(conversation.chain) == owner.count:
+            return False
+        info, session = self._stored(conversation.name), conversation.session
+        return info is None or not session.knows(info) or session.turn != conversation.turn
 
     def _nearest(
         self, request: _Request, conversations: Iterable[Conversation], alike: Iterable[HistoryOwner]

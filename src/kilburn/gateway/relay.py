@@ -259,6 +259,8 @@ class _Work:
         if not conversation.renewed:
             # Nothing was appended; and another program may have forgotten what the client still sends.
             session.refresh()
+            if session.turn < conversation.turn:
+                raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False
         self._fit(session.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
@@ -681,7 +683,9 @@ class _Turn:
         status, code = status_of(error)
         said = self._work.form.error(status, words_of(error), code)
         self._exchange.problem = type(error).__name__
-        await self.give()
+        with suppress(StoreError):
+            # The store that refused the reply is away for this too; the client hears of the first refusal.
+            await self.give()
         last = b""
         if self._reading is not None:
             # What came before an upstream broke off is heard; the end of a reply that cannot be kept is not.

@@ -119,18 +119,18 @@ class Kernel:
         self._pending_cost = text_cost(counter, PENDING)
         self.contents = Contents(backend, self._needed)
         self._until = until
-        self._load()
+        self._load(info)
 
-    def _load(self) -> None:
-        """Read the state of the session from the store; if that fails, the old state stays.
+    def _load(self, info: SegmentInfo) -> None:
+        """Read the state of a session from the store; if that fails, the old state stays.
 
         Raises:
             StoreCorrupt: it cannot be rebuilt.
         """
-        rebuilt = rebuild(self.backend, self.info, self.counter, until=self._until)
+        rebuilt = rebuild(self.backend, info, self.counter, until=self._until)
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage, self._work = rebuilt.lineage, rebuilt.work
-        self.pending = Pending(rebuilt.head)
+        self.pending = Pending(rebuilt.head, info.used if info.number and info.head == rebuilt.head else None)
         # A branch may look into this cache.
         self.contents.clear()
 
@@ -182,12 +182,12 @@ class Kernel:
             StoreStale: there are changes here that are not written. StoreCorrupt; the old state then stays.
         """
         found = self._found()
-        if found is not None and found.head == self.pending.head:
+        if found is not None and self.pending.follows(found):
             return False
         if found is None or self.pending.changes_state or self.window.journal_position:
             raise self.overtaken()
         observed = self.pending.events
-        self._load()
+        self._load(found)
         self.take_over(observed)
         self.stale = False
         self.changes += 1
@@ -200,7 +200,7 @@ class Kernel:
             StoreStale: one has; reading something here, or reopening the session, shows the changes.
         """
         found = self._found()
-        if found is None or found.head != self.pending.head:
+        if found is None or not self.pending.follows(found):
             raise self.overtaken()
 
     def _found(self) -> SegmentInfo | None:
@@ -642,7 +642,7 @@ class Kernel:
 
     def _recover(self) -> None:
         self.budget = self._settled
-        self._load()
+        self._load(self.info)
         self.changes += 1
         self._broken = False
 
@@ -704,11 +704,14 @@ class Kernel:
                     self.backend.commit(self.info.number, batch)
                 else:
                     self.info = self.backend.begin(self.info.name, batch, time=self.info.created, user=self.info.user)
+                    pending.used = self.info.used
                     self._descend(self.lineage._replace(segment=self.info.number))
             except StoreStale:
                 self.stale = True
                 raise
             pending.head += len(pending.events)
+            if pending.used is not None:
+                pending.used = float(max([pending.used, *(event.time for event in pending.events)]))
             if not due:
                 for event in pending.events:
                     ledger.count(event, window)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kilburn.backend import Batch, Digests, Pieces, State
+from kilburn.backend import Batch, Digests, Pieces, SegmentInfo, State
 from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind, Role
@@ -36,10 +36,11 @@ START = Savepoint(0, 0, 0)
 
 
 class Pending:
-    """A transaction that is being prepared. `head` is the last event that is written."""
+    """A transaction that is being prepared. `head` is the last event that is written, and `used` is when the session was used
+    last then, as the store has it; None if that is not known."""
 
-    def __init__(self, head: int = 0) -> None:
-        self.head = head
+    def __init__(self, head: int = 0, used: float | None = None) -> None:
+        self.head, self.used = head, used
         self.clear()
 
     def clear(self) -> None:
@@ -59,6 +60,11 @@ class Pending:
     def next(self) -> int:
         """Number of the next event."""
         return self.head + len(self.events) + 1
+
+    def follows(self, info: SegmentInfo) -> bool:
+        """Whether it is what comes next in the session that the store has. A store that was killed may have lost the last events,
+        and have got as many others since."""
+        return info.head == self.head and self.used in (None, info.used)
 
     @property
     def changes_state(self) -> bool:
@@ -131,6 +137,7 @@ class Pending:
         dropped = [page for event in self.events if event.act is Act.DROP for page in event.pages]
         return Batch(
             head=self.head,
+            used=self.used,
             above=self.above,
             events=self.events,
             pages=self.new,

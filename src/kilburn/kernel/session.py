@@ -209,6 +209,10 @@ class Session(Segment):
             self.refresh()
             yield self._kernel
 
+    def knows(self, info: SegmentInfo) -> bool:
+        """Whether memory has the state in which the store says that it has this session: it begins with the same ledger."""
+        return self._kernel.pending.follows(info)
+
     def refresh(self) -> bool:
         """Read what other writers have done; every read here begins with this. Returns whether they did anything.
 

@@ -188,14 +188,20 @@ def check_states(backend: Backend) -> None:
 
 
 def check_stale(backend: Backend) -> None:
-    """A writer that does not know the last event is refused, and nothing changes."""
+    """A writer that does not know the last event, or knows another one of its number, is refused, and nothing changes."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "a"}))
     before = snapshot(backend, segment)
     raises(StoreStale, lambda: backend.commit(segment, batch_of(0, {2: "b"})))
     raises(StoreStale, lambda: backend.commit(segment, batch_of(7, {2: "b"})))
+    other = msgspec.structs.replace(batch_of(1, {2: "b"}), used=7.0)
+    raises(StoreStale, lambda: backend.commit(segment, other))
     assert snapshot(backend, segment) == before
     assert found(backend, "b") == set()
+    info = backend.segment("session", time=0.0, create=False)
+    assert info is not None
+    backend.commit(segment, msgspec.structs.replace(other, used=info.used))
+    assert snapshot(backend, segment) != before
 
 
 def check_all_or_nothing(backend: Backend) -> None:

@@ -211,7 +211,7 @@ class Writing:
             raise StoreError(f"no segment {self._segment} here", advice="open it by name with `segment`")
         if stored.whole().kind is SegmentKind.FORGOTTEN:
             raise StoreStale(f"segment {self._segment} was forgotten", advice="open it again, as a new one")
-        batch.check_continues(self._segment, stored.head)
+        batch.check_continues(self._segment, stored.head, stored.used)
         if batch.above is not None:
             above = segments.get(batch.above[0])
             batch.check_above(above.head if above is not None else 0)
