@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -69,6 +69,14 @@ SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 FIRST_PAUSE, PAUSE = 0.0003, 0.005
 """Seconds between two tries to become the writer: the first is about as long as a commit holds the file, each further one twice
 as long, up to the second. SQLite's own waiting would keep this object's lock, and so its readers."""
+
+
+class _Surveyed(NamedTuple):
+    """What is known of the sessions' rows: the state of the file as others left it, the last row, and how many were made."""
+
+    state: int
+    last: int
+    made: int
 
 
 class Sqlite:
@@ -126,8 +134,8 @@ class Sqlite:
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
         self._sync_lock = threading.Lock()
-        # Of which state of the file, as others left it, every session's row was looked at before a new one was made.
-        self._surveyed: int | None = None
+        # What was known when every session's row was last looked at, before a new one was made.
+        self._surveyed: _Surveyed | None = None
         self._prepare_file(vfs)
         with translate_errors(self.path, "opening"):
             self._db = self._connect(vfs)
@@ -401,17 +409,30 @@ class Sqlite:
         """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
         continuing the old one."""
         state = self._db.pragma("data_version")
-        if self._surveyed == state:
+        if self._surveyed is not None and self._surveyed.state == state:
             # Since then only this connection has written: what a new session costs does not grow with their number.
             return
-        known = self._sealed.segments(self._number) if self._surveyed is None else []
-        count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
-        ((there, same),) = rows(self._db, count, self._number, name)
-        if same or there < self._sessions_made() or any(one.damaged and not one.quarantined for one in known):
+        made, before = self._sessions_made(), self._surveyed
+        if before is not None:
+            # Others have: what they made is looked at, each row once; all rows, if there are not as many more as were made.
+            there, same, last = self._count_sessions(name, before.last)
+            if not same and there == made - before.made:
+                self._surveyed = _Surveyed(state, max(last, before.last), made)
+                return
+        known = self._sealed.segments(self._number) if before is None else []
+        there, same, last = self._count_sessions(name, 0)
+        if same or there < made or any(one.damaged and not one.quarantined for one in known):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
-        self._surveyed = state
+        self._surveyed = _Surveyed(state, last, made)
+
+    def _count_sessions(self, name: str, after: int) -> tuple[int, int, int]:
+        """Of the rows behind one in the table, which no damaged index hides: how many there are, how many have this name, and
+        the last."""
+        count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM process NOT INDEXED WHERE tenant = ?1 AND id > ?3"
+        ((there, same, last),) = rows(self._db, count, self._number, name, after)
+        return there, same, last
 
     def _sessions_made(self) -> int:
         """How many sessions this tenant must have; 0 where that is not known."""
