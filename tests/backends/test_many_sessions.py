@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kilburn.backends.sqlite import Sqlite
+from kilburn.errors import StoreCorrupt
 
 
 def steps_of_a_new_one(backend: Sqlite, name: str) -> int:
@@ -42,3 +45,32 @@ def test_a_file_that_others_wrote_to_is_looked_at_again(tmp_path: Path) -> None:
                 other.segment(f"session {number}", time=0.0)
         assert steps_of_a_new_one(backend, "after the other") > few
         assert steps_of_a_new_one(backend, "and then") <= 2 * few
+
+
+def test_of_others_sessions_each_is_looked_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with Sqlite(path, synchronous="OFF") as backend, Sqlite(path, synchronous="OFF") as other:
+        backend.segment("first", time=0.0)
+        other.segment("of the other", time=0.0)
+        few = steps_of_a_new_one(backend, "among few")
+        with other.together():
+            for number in range(2_000):
+                other.segment(f"session {number}", time=0.0)
+        steps_of_a_new_one(backend, "after many")
+        other.segment("one more", time=0.0)
+        assert steps_of_a_new_one(backend, "among many") <= 2 * few
+
+
+def test_a_session_that_is_lost_while_others_write_is_missed(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with Sqlite(path, synchronous="OFF") as backend, Sqlite(path, synchronous="OFF") as other:
+        for name in ("first", "second", "third"):
+            backend.segment(name, time=0.0)
+        other.segment("of the other", time=0.0)
+        backend.segment("then", time=0.0)
+        with other.together():
+            other.segment("fourth", time=0.0)
+            other._db.pragma("foreign_keys", False)
+            other._db.execute("DELETE FROM process WHERE name = 'fourth'")
+        with pytest.raises(StoreCorrupt, match="may be here already"):
+            backend.segment("fourth", time=0.0)

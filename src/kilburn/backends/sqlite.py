@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -66,9 +66,23 @@ FEW_EVENTS = 16
 
 SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
-FIRST_PAUSE, PAUSE = 0.0003, 0.005
-"""Seconds between two tries to become the writer: the first is about as long as a commit holds the file, each further one twice
-as long, up to the second. SQLite's own waiting would keep this object's lock, and so its readers."""
+FIRST_PAUSE, PAUSE = 0.0001, 0.005
+"""Seconds between two tries to become the writer: at least and at most; between these, a quarter of what was waited already.
+A commit holds the file for half a millisecond. SQLite's own waiting would keep this object's lock, and so its readers."""
+
+GROWTH = 1000
+"""Pages by which the write-ahead log grows until what is in it is moved into the file."""
+
+TURN = 50
+"""Milliseconds for which the end of such a move waits until no other writes."""
+
+
+class _Surveyed(NamedTuple):
+    """What is known of the sessions' rows: the state of the file as others left it, the last row, and how many were made."""
+
+    state: int
+    last: int
+    made: int
 
 
 class Sqlite:
@@ -126,8 +140,12 @@ class Sqlite:
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
         self._sync_lock = threading.Lock()
-        # Of which state of the file, as others left it, every session's row was looked at before a new one was made.
-        self._surveyed: int | None = None
+        # Of the threads that wait for another process, the one that holds this looks whether it writes no more.
+        self._queue = threading.Lock()
+        # Pages of the write-ahead log: after the last commit here, and when they were last moved into the file.
+        self._log = self._moved = 0
+        # What was known when every session's row was last looked at, before a new one was made.
+        self._surveyed: _Surveyed | None = None
         self._prepare_file(vfs)
         with translate_errors(self.path, "opening"):
             self._db = self._connect(vfs)
@@ -217,6 +235,33 @@ class Sqlite:
         db.pragma("synchronous", synchronous)
         db.pragma("secure_delete", True)
         db.pragma("foreign_keys", True)
+        db.set_wal_hook(self._note_log)
+
+    def _note_log(self, db: apsw.Connection, name: str, pages: int) -> int:
+        self._log = pages
+        return apsw.SQLITE_OK
+
+    def _move_log(self) -> None:
+        """Move what is in the write-ahead log into the file, whenever it has grown by so much. The next writer begins it anew if
+        all of it was moved, so others may not write at the end; most is moved before that.
+
+        SQLite's own way, a move after each commit that finds a long log, ends only if nobody writes meanwhile: with two writers
+        it moved little after nearly each commit, and waited for the disk twice each time.
+        """
+        self._moved = min(self._moved, self._log)
+        if self._log - self._moved < GROWTH:
+            return
+        self._moved = self._log
+        self._db.set_busy_timeout(TURN)
+        try:
+            pages, moved = self._db.wal_checkpoint()
+            if moved >= pages:  # no reader needs what there was before
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+        except apsw.Error as error:
+            # The commits are in the log, which is read until it can be moved.
+            log.debug("%s: its log stays as it is for now: %s", self.path, error)
+        finally:
+            self._db.set_busy_timeout(self._milliseconds)
 
     def _retry(self, do: Callable[[], object]) -> None:
         """Repeat an operation for which SQLite itself does not wait, until it succeeds or the time is over."""
@@ -292,31 +337,42 @@ class Sqlite:
         Args:
             to: the segments whose rows it changes, known at its end; None if that may be any.
         """
-        deadline, pause = time.monotonic() + (self._patience if wait else 0.0), FIRST_PAUSE
-        while True:
-            with self._lock:
-                if self._joined:
-                    with translate_errors(self.path, doing):
-                        self._directory.known()
-                        with savepoint(self._db):
-                            yield
+        deadline, since, first = time.monotonic() + (self._patience if wait else 0.0), 0.0, False
+        try:
+            while True:
+                with self._lock:
+                    if self._joined:
+                        with translate_errors(self.path, doing):
+                            self._directory.known()
+                            with savepoint(self._db):
+                                yield
+                            if to is not None:
+                                self._directory.wrote(to)
+                        return
+                with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
+                    if self.readonly:
+                        raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
+                    if self._begin(last=time.monotonic() >= deadline):
+                        if first:
+                            first = False
+                            self._queue.release()
+                        if to is not None:
+                            self._directory.known()
+                        yield
+                        self._db.execute("COMMIT")
+                        self._commits += 1
                         if to is not None:
                             self._directory.wrote(to)
-                    return
-            with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
-                if self.readonly:
-                    raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
-                if self._begin(last=time.monotonic() >= deadline):
-                    if to is not None:
-                        self._directory.known()
-                    yield
-                    self._db.execute("COMMIT")
-                    self._commits += 1
-                    if to is not None:
-                        self._directory.wrote(to)
-                    return
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
+                        self._move_log()
+                        return
+                if first:
+                    time.sleep(min(max((time.monotonic() - since) / 4, FIRST_PAUSE), PAUSE))
+                else:
+                    # Not for long: whoever is first may need the lock that this thread holds.
+                    first, since = self._queue.acquire(timeout=PAUSE), time.monotonic()
+        finally:
+            if first:
+                self._queue.release()
 
     @contextmanager
     def _removing(self, doing: str) -> Iterator[None]:
@@ -401,17 +457,30 @@ class Sqlite:
         """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
         continuing the old one."""
         state = self._db.pragma("data_version")
-        if self._surveyed == state:
+        if self._surveyed is not None and self._surveyed.state == state:
             # Since then only this connection has written: what a new session costs does not grow with their number.
             return
-        known = self._sealed.segments(self._number) if self._surveyed is None else []
-        count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
-        ((there, same),) = rows(self._db, count, self._number, name)
-        if same or there < self._sessions_made() or any(one.damaged and not one.quarantined for one in known):
+        made, before = self._sessions_made(), self._surveyed
+        if before is not None:
+            # Others have: what they made is looked at, each row once; all rows, if there are not as many more as were made.
+            there, same, last = self._count_sessions(name, before.last)
+            if not same and there == made - before.made:
+                self._surveyed = _Surveyed(state, max(last, before.last), made)
+                return
+        known = self._sealed.segments(self._number) if before is None else []
+        there, same, last = self._count_sessions(name, 0)
+        if same or there < made or any(one.damaged and not one.quarantined for one in known):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
-        self._surveyed = state
+        self._surveyed = _Surveyed(state, last, made)
+
+    def _count_sessions(self, name: str, after: int) -> tuple[int, int, int]:
+        """Of the rows behind one in the table, which no damaged index hides: how many there are, how many have this name, and
+        the last."""
+        count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM process NOT INDEXED WHERE tenant = ?1 AND id > ?3"
+        ((there, same, last),) = rows(self._db, count, self._number, name, after)
+        return there, same, last
 
     def _sessions_made(self) -> int:
         """How many sessions this tenant must have; 0 where that is not known."""
