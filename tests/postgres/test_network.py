@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from typing import TypeVar
 
 import psycopg
 import pytest
 
 import kilburn
 from cli.terminal import kilburn as run
-from kilburn.backends.postgres.connection import BOUNDS, _Pool
+from kilburn.backends.postgres.connection import BOUNDS, REACH, Connection, _Pool
 from kilburn.backends.postgres.server import OwnServer
+from kilburn.backends.postgres.statements import Statements
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import KilburnError, StoreBusy, StoreError, StoreStale, StoreUnavailable
 from kilburn.kernel.store import Store
 from kilburn.testing import check_laws
 from kilburn.testing.stores import batch_of, start
 from ways import COMMITTED, Link, Way, way_to
+
+T = TypeVar("T")
 
 EVERY = int(os.environ.get("KILBURN_TEST_EVERY", "6"))
 """Every so many steps of an append are tried by default; `KILBURN_TEST_EVERY=1` tries each."""
@@ -44,6 +49,14 @@ def pages(url: str, segment: int, tenant: str = "default") -> list[int]:
     with Postgres(url, tenant=tenant) as backend:
         assert [event.number for event in backend.events(segment)] == list(range(1, len(list(backend.pages(segment))) + 1))
         return [page.id for page, _ in backend.pages(segment)]
+
+
+def when_it_answers(do: Callable[[], T]) -> T:
+    """What this does, as soon as a server that said nothing is tried again."""
+    while True:
+        with suppress(StoreUnavailable):
+            return do()
+        time.sleep(0.02)
 
 
 @pytest.fixture(params=["refused", "no such name", "silent"])
@@ -96,6 +109,96 @@ def test_a_server_is_waited_for_once_and_not_in_each_step_of_a_request() -> None
         thread.join()
 
 
+@pytest.fixture
+def silent() -> Iterator[tuple[str, Callable[[], int]]]:
+    """The URL of a server that says nothing to who comes, and how many have come."""
+    came: list[socket.socket] = []
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                came.append(listener.accept()[0])
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        # psycopg makes two seconds of less.
+        yield f"postgresql://ana@127.0.0.1:{listener.getsockname()[1]}/x?connect_timeout=2", lambda: len(came)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for one in came:
+            one.close()
+
+
+def test_a_server_that_says_nothing_is_waited_for_once_whoever_asks_for_how_long(silent: tuple[str, Callable[[], int]]) -> None:
+    url, came = silent
+    pool = _Pool(url, 1)
+    pool.reach.rests = 3600.0
+    for patience in (0.0, 3600.0, 3600.0):
+        with pytest.raises(psycopg.errors.ConnectionTimeout), pool.connection(patience):
+            pass
+    assert came() == 1
+    # And by one, where some come when it may be tried again.
+    pool.reach.rests = 0.0
+    with pytest.raises(psycopg.errors.ConnectionTimeout), pool.connection(0.0):
+        pass
+    assert came() == 1
+
+
+def test_a_connection_that_says_nothing_is_given_up_where_a_new_one_hears_nothing_either(way: Way) -> None:
+    """Before this it was waited for as long as a statement may take."""
+    pool = _Pool(way.url, 1)
+    with pool.connection(1.0) as connection:
+        connection.silence = 3600.0
+        assert connection.longer(0.0) == REACH
+        # It is busy: others are let in.
+        assert connection.longer(REACH) == REACH
+        assert connection.longer(4 * REACH) == 4 * REACH
+        assert connection.longer(3599.0) == 1.0
+        way.hang()
+        began = way.connects
+        with pytest.raises(psycopg.OperationalError, match="nothing came"):
+            connection.longer(REACH)
+        assert connection.closed
+    with pytest.raises(psycopg.errors.ConnectionTimeout), pool.connection(3600.0):
+        pass
+    assert way.connects == began + 1
+    way.heal()
+
+
+class Asking(Connection):
+    """Waits no longer when it has asked four times."""
+
+    asked: list[float]
+
+    def longer(self, silent: float) -> float:
+        self.asked.append(silent)
+        if len(self.asked) == 4:
+            raise psycopg.OperationalError("no longer")
+        return 0.2
+
+
+def by_psycopg(connection: Connection) -> None:
+    connection.execute("SELECT 1")
+
+
+def by_statements(connection: Connection) -> None:
+    with Statements(connection, prepares=False) as statements:
+        statements.rows("SELECT 1")
+
+
+@pytest.mark.parametrize("wait", [by_psycopg, by_statements])
+def test_whoever_waits_for_an_answer_asks_whether_to_wait_longer(way: Way, wait: Callable[[Connection], None]) -> None:
+    with closing(Asking.connect(way.url, autocommit=True)) as connection:
+        way.hang()
+        connection.asked = []
+        with pytest.raises(psycopg.OperationalError, match="no longer"):
+            wait(connection)
+        assert connection.asked[0] == 0.0
+        assert [round(5 * silent) for silent in connection.asked] == [0, 1, 2, 3]
+    way.heal()
+
+
 def test_a_network_that_hangs_at_any_step_of_an_append(path: str, url: str) -> None:
     """All at once, as each waits for as long as a server may say nothing."""
     went: dict[int, object] = {}
@@ -116,7 +219,7 @@ def test_a_network_that_hangs_at_any_step_of_an_append(path: str, url: str) -> N
             way.heal()
             # The database knows whether it was written.
             with suppress(StoreStale):
-                backend.commit(segment, batch_of(1, {2: "second"}))
+                when_it_answers(lambda: backend.commit(segment, batch_of(1, {2: "second"})))
             backend.commit(segment, batch_of(2, {3: "third"}))
         assert pages(url, segment, tenant) == [1, 2, 3]
         went.setdefault(-step, None)
@@ -222,7 +325,7 @@ def test_a_commit_that_nobody_answers_is_neither_lost_nor_doubled(way: Way, url:
         way.answered = lambda link, message: message
         way.heal()
         with pytest.raises(StoreStale):
-            session.append(hello)
+            when_it_answers(lambda: session.append(hello))
         assert [message["content"] for message in session.messages()] == ["before", "hello"]
         session.append({"role": "assistant", "content": "after"})
         check_laws(session)

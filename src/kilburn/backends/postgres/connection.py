@@ -54,6 +54,8 @@ class BoundedConnection(psycopg.Connection[Row]):
 
     silence = 30.0
     """Seconds for which nothing may come while an answer is waited for."""
+    answers: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether the server says anything to who comes anew."""
     used = 0.0
     """When it was used last."""
     lost = 0
@@ -76,16 +78,27 @@ class BoundedConnection(psycopg.Connection[Row]):
         """See psycopg."""
         return super().wait(self._bounded(gen), LOOK, timeout)
 
+    def longer(self, silent: float) -> float:
+        """How long to go on waiting, where nothing has come for so many seconds. A server may be busy for long; one that says
+        nothing to others either is gone.
+
+        Raises:
+            psycopg.OperationalError: no longer; the connection is given up.
+        """
+        if silent >= self.silence or (silent >= REACH and not self.answers()):
+            self.close()
+            raise psycopg.OperationalError(f"nothing came from the server for {silent:g} seconds")
+        return min(self.silence - silent, max(silent, REACH))
+
     def _bounded(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        silent = 0
+        looks, waits = 0, 0.0
         try:
             wanted = next(gen)
             while True:
+                if looks * LOOK >= waits:
+                    waits = looks * LOOK + self.longer(looks * LOOK)
                 ready = yield wanted
-                silent = silent + 1 if ready == NOTHING else 0
-                if silent * LOOK > self.silence:
-                    self.close()
-                    raise psycopg.OperationalError(f"nothing came from the server for {self.silence:g} seconds")
+                looks, waits = (looks + 1, waits) if ready == NOTHING else (0, 0.0)
                 wanted = gen.send(ready)
         except StopIteration as end:
             return cast(T, end.value)
@@ -201,12 +214,60 @@ def shown_url(url: str) -> str:
     return f"postgresql://{host}{port}/{given.get('dbname') or given.get('user') or ''}"
 
 
+class _Reach:
+    """Connects to a database. While its server says nothing at all, callers do not each wait for it by themselves."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self.rests = RESTS
+        self._deaf = 0.0
+        """Until when it is not tried again; 0 while it answers."""
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it was just waited for in vain."""
+        return time.monotonic() < self._deaf
+
+    def connect(self) -> Connection:
+        """A connection.
+
+        Raises:
+            psycopg.errors.ConnectionTimeout: the server said nothing, or was just waited for in vain. psycopg.OperationalError.
+        """
+        with self._lock:
+            if self.is_deaf:
+                raise errors.ConnectionTimeout("the server has said nothing for a while")
+            if self._deaf:
+                # This one tries, and the others go on without it.
+                self._deaf = time.monotonic() + self.rests
+        try:
+            made = Connection.connect(self._url, autocommit=True)
+        except errors.ConnectionTimeout:
+            self._deaf = time.monotonic() + self.rests
+            raise
+        self._deaf = 0.0
+        made.answers = self.answers
+        return made
+
+    def answers(self) -> bool:
+        """Whether the server lets somebody in, or says why not."""
+        with self._looking:
+            try:
+                self.connect().close()
+            except errors.ConnectionTimeout:
+                return False
+            except psycopg.Error:
+                pass
+            return True
+
+
 class _Pool:
     """The connections of this process to one database. Who needs one makes it, and so knows why it cannot be made."""
 
     def __init__(self, url: str, connections: int) -> None:
         self.users = 0
-        self._url = url
+        self.reach = _Reach(url)
         self._lock = threading.Lock()
         self._most, self._room = connections, threading.Semaphore(connections)
         self._free: list[Connection] = []
@@ -250,14 +311,14 @@ class _Pool:
         return made
 
     def _connect(self, patience: float) -> Connection:
-        began, pause = time.monotonic(), 0.02
+        began, pause, deaf = time.monotonic(), 0.02, self.reach.is_deaf
         while True:
             try:
-                made = Connection.connect(self._url, autocommit=True)
+                made = self.reach.connect()
             except psycopg.OperationalError:
                 # A server that is started anew lets nobody in for a while.
                 now = time.monotonic()
-                if now < self._rested:
+                if deaf or now < self._rested:
                     raise
                 if now + pause > began + patience:
                     self._rested = now + self.rests
@@ -527,7 +588,7 @@ class Database:
 @contextmanager
 def connected(url: str, doing: str, *, silence: float = 30.0) -> Iterator[Connection]:
     """A connection of one's own, as the user of the URL; given up when the server says nothing for so many seconds."""
-    with translate_errors(shown_url(url), doing), Connection.connect(url, autocommit=True) as connection:
+    with translate_errors(shown_url(url), doing), _Reach(url).connect() as connection:
         connection.silence, connection.prepare_threshold = silence, None
         yield connection
 

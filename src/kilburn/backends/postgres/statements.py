@@ -263,15 +263,15 @@ class Statements:
         Raises:
             psycopg.OperationalError: nothing comes for too long; the connection is given up.
         """
-        poll = select.poll()
+        poll, silent = select.poll(), 0.0
         poll.register(self.connection.pgconn.socket, wanted)
         try:
-            ready = poll.poll(self.connection.silence * 1000)
+            while True:
+                longer = self.connection.longer(silent)
+                if ready := poll.poll(longer * 1000):
+                    return ready[0][1]
+                silent += longer
         except BaseException:
             # What the server is about to say is not known.
             self.connection.close()
             raise
-        if not ready:
-            self.connection.close()
-            raise psycopg.OperationalError(f"nothing came from the server for {self.connection.silence:g} seconds")
-        return ready[0][1]
