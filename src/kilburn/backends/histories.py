@@ -17,8 +17,6 @@ from kilburn.backend import Digests, HistoryOwner, root_of
 from kilburn.backends.connection import row, rows
 from kilburn.event import Act, Event
 
-__all__ = ["add", "add_replies", "keep", "replies", "replies_of", "said_by", "unkept"]
-
 KEY = 24
 """Letters of a reply's key; the digests of a history have another length."""
 
