@@ -57,7 +57,7 @@ from kilburn.gateway.problems import Problem
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.kernel.store import Store, session_of
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting
@@ -624,7 +624,8 @@ class Histories:
         said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
         if not whole.issuperset(each.name for each in said):
             raise StoreStale("another gateway has taken the same request", advice="read it again")
-        session = self.store.session(name, user)
+        # What is appended first begins it.
+        session = session_of(self.store, name, user)
         conversation = Conversation(session, root, earlier)
         origin = before or parent
         if conversation.turn == 0 and origin is not None:

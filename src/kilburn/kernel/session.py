@@ -393,7 +393,7 @@ class Session(Segment):
         # Another thread may be in the middle of a change, which is its own to write.
         with self.lock:
             self._planner.abandon()
-            if self._kernel.stale:
+            if self._kernel.stale or not self.number:
                 return
             try:
                 self._kernel.flush(closing=True)
