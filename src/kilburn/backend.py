@@ -125,7 +125,8 @@ class Passage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class HistoryOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`."""
+    """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`. Of a
+    reply's key, `at` is the number of the note with it, below 0."""
 
     name: str
     at: int
@@ -425,7 +426,8 @@ class Backend(Protocol):
         ...
 
     def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
-        """At most so many sessions that have kept this digest: those that end with it first, then the newest."""
+        """At most so many sessions that have kept this digest: those that end with it first, then the newest. In place of a
+        digest also the key of a reply, as a session's ledger notes it, in bytes."""
         ...
 
     def unkept(self, root: str, user: str, limit: int) -> list[str]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from gateway.test_without_tools import RIVERS
 from kilburn.event import Act
 from kilburn.testing.upstream import Sent, Upstream, calling
 
@@ -76,3 +79,35 @@ def test_the_prompt_of_a_request_that_is_asked_again_is_that_of_the_first_time(g
         moves = [event for event in session.events() if event.act in (Act.FOLD, Act.EVICT)]
     # One part each: the page before a reply, which is the output that it is about, left the window as the reply was kept.
     assert any(event.turn - 1 in event.pages for event in moves)
+
+
+def ferry(number: int) -> str:
+    """Words of its own, so that what a search finds best is no matter of how often others use a word."""
+    cargo = " ".join(f"{RIVERS[number % len(RIVERS)]}{at}" for at in range(40))
+    return f"The ferry on the {RIVERS[number % len(RIVERS)]} costs {number + 11} pence. It carries {cargo}."
+
+
+@pytest.mark.parametrize("policy", ["cost", "fifo"])
+def test_what_is_searched_for_is_that_of_the_first_time(gateway: Callable[..., Any], policy: str) -> None:
+    """The model is offered no tools: what has left the window is searched for the user's words, as it had left it then. What the
+    reply says, and what left the window as it was kept, is nothing that this prompt misses."""
+    prices = Upstream(otherwise=lambda sent: f"You asked: {sent.body['messages'][-1]['content'][:60]} " + "Noted down. " * 40)
+    setup = gateway(upstream=prices, window=1000, memory_tools="off", policy=policy)
+    sent, talk = setup.upstream.sent, list[dict[str, Any]]()
+    brought = 0
+    for number in range(24):
+        of = RIVERS[number * 5 // 7 % len(RIVERS)]
+        words = f"What did the ferry on the {of} cost?" if number > 8 and number % 2 else ferry(number)
+        talk.append({"role": "user", "content": words})
+        whole, headers = setup.chat(talk, extra_headers={"x-kilburn-session": "work"})
+        first = whole.choices[0].message.content
+        again, later = setup.chat(talk, extra_headers={"x-kilburn-session": "work"})
+        assert prompt(sent[-1]) == prompt(sent[-2]), number
+        assert again.choices[0].message.content == first
+        assert headers["x-kilburn-session"] == later["x-kilburn-session"] == "work"
+        brought += "<recalled-" in str(sent[-1].body)
+        talk.append({"role": "assistant", "content": first})
+    assert brought > 5
+    with setup.store() as store:
+        [info] = store.sessions()
+        assert len(store.session(info.name).messages()) == len(talk)

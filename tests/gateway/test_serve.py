@@ -13,7 +13,7 @@ import uvicorn
 from cli.terminal import kilburn, program
 from kilburn.cli.serve import BOUNDS, ended_by_signals
 from kilburn.errors import SpecError
-from kilburn.gateway.keys import Key, add_key
+from kilburn.gateway.keys import Key, add_key, revoke_key
 from kilburn.gateway.limits import RATE, RequestBounds, limits_of
 
 FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
@@ -48,6 +48,26 @@ def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
             assert (done.status, said in done.err) == (status, True), done.err
             assert "Traceback" not in done.err
             assert done.err.count("\n") == 1
+
+
+def told_of_keys(place: object) -> str:
+    """What `kilburn serve` says of its keys. It ends then, as its port is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = kilburn(*FAR, "--port", taken.getsockname()[1], "--db", ":memory:", "--keys", place)
+    *lines, last = done.err.splitlines()
+    assert "already in use" in last
+    return "\n".join(lines)
+
+
+def test_keys_that_let_nobody_in_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text('{"version": 1, "keys": []}')
+    assert f"there is no key in {file}, so nobody comes in" in told_of_keys(file)
+    assert "make one with `kilburn keys add`" in told_of_keys(file)
+    made, _ = add_key(file, Key())
+    assert told_of_keys(file) == ""
+    revoke_key(file, made.name)
+    assert f"every key in {file} is revoked, so nobody comes in" in told_of_keys(file)
 
 
 def test_a_file_of_keys_that_may_not_be_read(tmp_path: Path) -> None:

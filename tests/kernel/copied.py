@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Backend
-from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.places import open_backend
 from kilburn.event import Act
 from kilburn.kernel.store import Store
 from kilburn.message import Kind
@@ -19,8 +20,8 @@ from kilburn.page import Claim
 EMBEDDER = "hand-made"
 
 
-def opened(path: Path, tenant: str = "default", **more: Any) -> Store:
-    return kilburn.open(str(path), window=600, policy="hybrid", tokenizer="chars/4", embedder=None, tenant=tenant, **more)
+def opened(place: Path | str, tenant: str = "default", **more: Any) -> Store:
+    return kilburn.open(str(place), window=600, policy="hybrid", tokenizer="chars/4", embedder=None, tenant=tenant, **more)
 
 
 def fill(path: Path, tenant: str = "default") -> None:
@@ -101,8 +102,8 @@ def seen(backend: Backend) -> dict[str, Any]:
     return found
 
 
-def look(path: Path, tenant: str = "default") -> dict[str, Any]:
-    """`seen` of a file, which is sound."""
-    with Sqlite(path, tenant=tenant) as backend:
+def look(place: Path | str, tenant: str = "default") -> dict[str, Any]:
+    """`seen` of a file or a database, which is sound."""
+    with closing(open_backend(str(place), tenant=tenant)) as backend:
         assert backend.findings() == []
         return seen(backend)

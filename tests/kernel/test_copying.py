@@ -1,4 +1,7 @@
-"""A copy has everything under the same addresses, whatever killed it in between, and nothing that was forgotten."""
+"""A copy has everything under the same addresses, whatever killed it in between, and nothing that was forgotten.
+
+The tests that take `target` run with a database of PostgreSQL there, too: see tests/postgres/test_copying.py.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,12 @@ while True:
                 os.unlink(target + end)
 """
 """Copies, and kills itself before and after each verb that writes."""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    """Where the copy is made."""
+    return str(tmp_path / "b.db")
 
 
 def test_everything_is_copied(tmp_path: Path) -> None:
@@ -168,7 +177,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     assert look(target) == look(source)
 
 
-def test_nobody_writes_into_half_a_copy(tmp_path: Path) -> None:
+def test_nobody_writes_into_half_a_copy(tmp_path: Path, target: str) -> None:
     fill(tmp_path / "a.db")
 
     class Stopped(RuntimeError):
@@ -179,13 +188,13 @@ def test_nobody_writes_into_half_a_copy(tmp_path: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"), told=stop)
+        kilburn.copy(str(tmp_path / "a.db"), target, told=stop)
     with pytest.raises(StoreError, match="is not complete"):
-        opened(tmp_path / "b.db")
-    opened(tmp_path / "b.db", readonly=True).close()
-    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
-    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
-    opened(tmp_path / "b.db").close()
+        opened(target)
+    opened(target, readonly=True).close()
+    kilburn.copy(str(tmp_path / "a.db"), target)
+    assert look(target) == look(tmp_path / "a.db")
+    opened(target).close()
 
 
 def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -> None:
@@ -228,34 +237,43 @@ def forgets_a_user(store: Store) -> None:
 
 @pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_branch, forgets_a_session, forgets_a_user])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_a_copy_follows_its_source(tmp_path: Path, change: Callable[[Store], None], shifted: bool) -> None:
+def test_a_copy_follows_its_source(tmp_path: Path, target: str, change: Callable[[Store], None], shifted: bool) -> None:
+    check_follows(tmp_path / "a.db", target, change, shifted=shifted)
+
+
+def check_follows(source: Path, target: str, change: Callable[[Store], None], *, shifted: bool) -> None:
+    """After a change of the source a second copy makes the target the same; a third has nothing to do.
+
+    Args:
+        shifted: whether somebody else has a session there, so that numbers differ.
+    """
     if shifted:
-        with opened(tmp_path / "b.db", "somebody") as store:
+        with opened(target, "somebody") as store:
             store.session("other").append(user("not yours"))
-    fill(tmp_path / "a.db")
-    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
-    with opened(tmp_path / "a.db") as store:
+    fill(source)
+    kilburn.copy(str(source), target)
+    with opened(source) as store:
         change(store)
-    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
-    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
-    assert kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db")).new == 0
+    kilburn.copy(str(source), target)
+    assert look(target) == look(source)
+    assert kilburn.copy(str(source), target).new == 0
 
 
-def test_a_copy_that_was_written_to_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_copy_that_was_written_to_is_not_overwritten(tmp_path: Path, target: str) -> None:
     fill(tmp_path / "a.db")
-    kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
-    with opened(tmp_path / "b.db") as store:
+    kilburn.copy(str(tmp_path / "a.db"), target)
+    with opened(target) as store:
         store.session("work").append(user("work goes on in the copy"))
-    before = look(tmp_path / "b.db")
+    before = look(target)
     with pytest.raises(StoreError, match="has another session 'work'"):
-        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
-    assert look(tmp_path / "b.db") == before
+        kilburn.copy(str(tmp_path / "a.db"), target)
+    assert look(target) == before
     with opened(tmp_path / "a.db") as store:
         for _ in range(20):
             store.session("work").append(user("and in the source"))
     with pytest.raises(StoreError, match="has another session 'work'"):
-        kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
-    assert look(tmp_path / "b.db") == before
+        kilburn.copy(str(tmp_path / "a.db"), target)
+    assert look(target) == before
 
 
 def test_what_was_forgotten_in_the_copy_does_not_come_back(tmp_path: Path) -> None:

@@ -4,162 +4,65 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psycopg
 import pytest
 
 import kilburn
 from backends.server_files import files_with
-from backends.test_cold import DIGESTS, TEXTS, altered, cut, emptied, lost, objects, swapped
+from backends.test_cold import (
+    DIGESTS,
+    TEXTS,
+    Held,
+    objects,
+    test_a_cold_text_is_read_back_exactly,
+    test_a_place_that_cannot_be_written_leaves_everything_where_it_was,
+    test_a_receipt_says_what_is_late_and_what_cannot_be_looked_at,
+    test_a_short_text_stays,
+    test_a_text_that_is_said_again_comes_back,
+    test_another_key_or_none_is_refused_and_to_forget_nobody_needs_it,
+    test_damage_is_said_and_never_hidden,
+    test_forgetting_deletes_the_object_when_no_page_has_the_text_and_every_byte,
+    test_readers_never_miss_a_text_that_goes_and_comes,
+    test_what_is_rolled_back_deletes_nothing,
+    test_without_a_place_nothing_moves,
+)
 from cli.terminal import kilburn as command
 from kernel.talk import user
-from kilburn.backend import Batch, Moved
 from kilburn.backends.codec import parted, unpack
-from kilburn.backends.cold import MARK, new_place
+from kilburn.backends.cold import MARK
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
-from kilburn.errors import SpecError, StoreCorrupt, StoreError
-from kilburn.page import digest_of
-from kilburn.testing.stores import batch_of
+from kilburn.errors import StoreCorrupt
 
 pytest.importorskip("obstore")
+
+__all__ = [
+    "test_a_cold_text_is_read_back_exactly",
+    "test_a_place_that_cannot_be_written_leaves_everything_where_it_was",
+    "test_a_receipt_says_what_is_late_and_what_cannot_be_looked_at",
+    "test_a_short_text_stays",
+    "test_a_text_that_is_said_again_comes_back",
+    "test_another_key_or_none_is_refused_and_to_forget_nobody_needs_it",
+    "test_damage_is_said_and_never_hidden",
+    "test_forgetting_deletes_the_object_when_no_page_has_the_text_and_every_byte",
+    "test_readers_never_miss_a_text_that_goes_and_comes",
+    "test_what_is_rolled_back_deletes_nothing",
+    "test_without_a_place_nothing_moves",
+]
 
 PROMPT: dict[str, Any] = {"window": 4000, "policy": "fifo", "tokenizer": "chars/4", "embedder": None}
 
 
-def filled(url: str, folder: Path, key: str = "") -> Postgres:
-    """A store with six texts and a cold place; the text of p1 is that of another session's p1, too."""
-    backend = Postgres(url)
-    backend.keep_setting("cold", msgspec.json.encode(new_place(str(folder), key)).decode())
-    for name, texts in (("one", TEXTS), ("two", {1: TEXTS[1]})):
-        info = backend.segment(name, time=1.0)
-        assert info is not None
-        backend.commit(info.number, batch_of(0, texts))
-    return backend
+class HeldThere(Held):
+    """A store in PostgreSQL."""
 
-
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_a_cold_text_is_read_back_exactly(tmp_path: Path, url: str, encrypted: bool) -> None:
-    folder, key = tmp_path / "cold place", str(tmp_path / "key") if encrypted else ""
-    whole = {DIGESTS[number]: text for number, text in TEXTS.items()}
-    with filled(url, folder, key) as backend, Postgres(url) as other:
-        waiting = backend.unembedded("hash", 9)
-        moved = backend.chill(DIGESTS.values())
-        assert moved.texts == 6
-        assert moved.bytes > 0
-        assert len(objects(folder)) == 6
-        assert backend.cold() == other.cold() == {digest: len(text) for digest, text in whole.items()}
-        assert backend.texts(whole) == other.texts(whole) == whole
-        assert 3 in {hit.page for hit in other.search("canaryword3")}
-        assert other.unembedded("hash", 9) == waiting
-        assert other.chill(DIGESTS.values()) == Moved()
-        assert backend.scrub() == []
-        other.commit(1, Batch(head=1, unindex=[4]))
-        assert 4 not in {hit.page for hit in other.search("canaryword4")}
-        other.commit(1, Batch(head=1, index=[4]))
-        assert 4 in {hit.page for hit in other.search("canaryword4")}
-        with Postgres(url, readonly=True) as reader:
-            assert reader.texts([DIGESTS[4]])[DIGESTS[4]] == TEXTS[4]
-        if encrypted:
-            assert not any(b"canaryword" in path.read_bytes() for path in objects(folder))
-        assert other.warm([DIGESTS[1]]).texts == 1
-        assert backend.warm().texts == 5
-        assert backend.cold() == {}
-        assert objects(folder) == []
-        assert backend.texts(whole) == whole
-
-
-def test_forgetting_deletes_the_object_and_every_byte(tmp_path: Path, url: str, server: OwnServer) -> None:
-    folder = tmp_path / "cold"
-    with filled(url, folder) as backend:
-        backend.chill(DIGESTS.values())
-        names = {path.name: path for path in objects(folder)}
-        backend.commit(1, Batch(head=1, erase=[1, 2]))
-        assert len(objects(folder)) == 5
-        assert backend.texts([DIGESTS[1]])[DIGESTS[1]] == TEXTS[1]
-        backend.commit(2, Batch(head=1, erase=[1]))
-        assert len(objects(folder)) == 4
-        with backend.erasing():
-            backend.commit(1, Batch(head=1, erase=[3]))
-            assert len(objects(folder)) == 4
-            backend.commit(1, Batch(head=1, erase=[4]))
-        assert len(objects(folder)) == 2
-        assert backend.scrub() == []
-        with backend.together():
-            backend.commit(1, Batch(head=1, erase=[5]))
-            assert len(objects(folder)) == 2
-        assert len(objects(folder)) == 1
-        left = {path.name for path in objects(folder)}
-        for name in names:
-            assert bool(files_with(server, name)) == (name in left)
-        for number in range(1, 6):
-            assert files_with(server, f"canaryword{number}") == []
-
-
-def test_what_is_rolled_back_deletes_nothing(tmp_path: Path, url: str) -> None:
-    folder = tmp_path / "cold"
-
-    def give_up(backend: Postgres) -> None:
-        with backend.together():
-            backend.commit(1, Batch(head=1, erase=[3]))
-            raise InterruptedError
-
-    with filled(url, folder) as backend:
-        backend.chill(DIGESTS.values())
-        with pytest.raises(InterruptedError):
-            give_up(backend)
-        assert len(objects(folder)) == 6
-        assert backend.texts([DIGESTS[3]])[DIGESTS[3]] == TEXTS[3]
-        assert backend.scrub() == []
-
-
-def test_a_text_that_is_said_again_comes_back(tmp_path: Path, url: str) -> None:
-    folder = tmp_path / "cold"
-    with filled(url, folder) as backend:
-        backend.chill(DIGESTS.values())
-        backend.commit(2, batch_of(1, {2: TEXTS[3]}))
-        assert DIGESTS[3] not in backend.cold()
-        assert backend.texts([DIGESTS[3]])[DIGESTS[3]] == TEXTS[3]
-    with Postgres(url) as backend:
-        assert len(objects(folder)) == 5
-        assert backend.scrub() == []
-
-
-@pytest.mark.parametrize("damage", [lost, cut, altered, emptied, swapped])
-def test_damage_is_said_and_never_hidden(tmp_path: Path, url: str, damage: Callable[[Path], None]) -> None:
-    folder = tmp_path / "cold"
-    with filled(url, folder, str(tmp_path / "key")) as backend:
-        backend.chill(DIGESTS.values())
-        damage(sorted(objects(folder))[0])
-        wrong = []
-        for number, digest in DIGESTS.items():
-            try:
-                assert backend.texts([digest])[digest] == TEXTS[number]
-            except StoreCorrupt:
-                wrong.append(number)
-        assert len(wrong) == 1
-        with pytest.raises(StoreCorrupt) as caught:
-            backend.texts([DIGESTS[wrong[0]]])
-        assert "backup of the cold place" in caught.value.advice
-        assert len(backend.scrub()) == 1
-        before = backend.cold()
-        with pytest.raises(StoreCorrupt):
-            backend.warm()
-        assert backend.cold() == before
-        # What nobody can read any more can still be forgotten, with its words in the index.
-        for segment in [2, 1] if wrong[0] == 1 else [1]:
-            backend.commit(segment, Batch(head=1, erase=wrong))
-        assert wrong[0] not in {hit.page for hit in backend.search(f"canaryword{wrong[0]}")}
-        assert backend.scrub() == []
-        with psycopg.connect(url) as connection:
+    def check_index(self) -> None:
+        with psycopg.connect(self.place) as connection:
             left = connection.execute(
                 "SELECT count(DISTINCT (block, substr(lows, at, 2)))"
                 " FROM kilburn.posting, generate_series(1, length(lows), 2) AS at"
@@ -168,78 +71,9 @@ def test_damage_is_said_and_never_hidden(tmp_path: Path, url: str, damage: Calla
         assert left == passages
 
 
-def test_another_key_is_refused_and_to_forget_nobody_needs_it(tmp_path: Path, url: str) -> None:
-    key = tmp_path / "key"
-    with filled(url, tmp_path / "cold", str(key)) as backend:
-        backend.chill(DIGESTS.values())
-        backend.commit(1, Batch(head=1, unindex=[2]))
-    right = key.read_text()
-    key.write_text("ab" * 32)
-    with Postgres(url) as backend:
-        with pytest.raises(SpecError, match="key"):
-            backend.texts([DIGESTS[1]])
-        backend.commit(1, Batch(head=1, erase=[2]))
-        assert len(objects(tmp_path / "cold")) == 5
-    key.write_text(right)
-    with Postgres(url) as backend:
-        assert backend.texts([DIGESTS[1]])
-
-
-def test_a_place_that_cannot_be_written_leaves_everything_where_it_was(tmp_path: Path, url: str) -> None:
-    folder = tmp_path / "cold"
-    with filled(url, folder) as backend:
-        inner = folder / msgspec.json.decode(backend.settings()["cold"])["folder"]
-        shutil.rmtree(inner)
-        inner.write_text("a file stands in the way")
-        with pytest.raises(StoreError, match="cold place"):
-            backend.chill(DIGESTS.values())
-        assert backend.cold() == {}
-        assert backend.texts(DIGESTS.values())
-        inner.unlink()
-        assert backend.chill(DIGESTS.values()).texts == 6
-        assert backend.scrub() == []
-        stray = inner / "zz" / "zz-nobody"
-        stray.parent.mkdir()
-        stray.write_bytes(b"nobody's")
-        assert len(backend.scrub()) == 1
-        assert backend.scrub(repair=True) == []
-        assert not stray.exists()
-
-
-def test_without_a_place_nothing_moves_and_a_short_text_stays(tmp_path: Path, url: str) -> None:
-    with Postgres(url) as backend:
-        with pytest.raises(SpecError, match="no cold place"):
-            backend.chill([DIGESTS[1]])
-        assert backend.warm() == Moved()
-        assert backend.scrub() == []
-    with filled(url, tmp_path / "cold") as backend:
-        backend.commit(2, batch_of(1, {2: "short"}))
-        assert backend.chill([digest_of("short")]) == Moved()
-
-
-def test_readers_never_miss_a_text_that_goes_and_comes(tmp_path: Path, url: str) -> None:
-    over, wrong = threading.Event(), list[Exception]()
-    whole = {DIGESTS[number]: text for number, text in TEXTS.items()}
-
-    def read(reader: Postgres) -> None:
-        while not over.is_set():
-            try:
-                assert reader.texts(whole) == whole
-            except Exception as error:
-                wrong.append(error)
-
-    with filled(url, tmp_path / "cold") as backend, Postgres(url, readonly=True) as reader:
-        threads = [threading.Thread(target=read, args=(reader,)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for _ in range(8):
-            assert backend.chill(whole).texts == 6
-            assert backend.warm().texts == 6
-        over.set()
-        for thread in threads:
-            thread.join()
-        assert not wrong
-        assert objects(tmp_path / "cold") == []
+@pytest.fixture
+def held(url: str, server: OwnServer) -> Held:
+    return HeldThere(url, lambda letters: bool(files_with(server, letters)), reads=False)
 
 
 KILLED = """
@@ -284,10 +118,10 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["chill", "warm", "forget"])
-def test_killed_at_some_steps_nothing_is_lost_and_nothing_stays(tmp_path: Path, url: str, what: str) -> None:
+def test_killed_at_some_steps_nothing_is_lost_and_nothing_stays(tmp_path: Path, url: str, held: Held, what: str) -> None:
     tests, folder = str(Path(__file__).parents[1]), tmp_path / "cold"
     environment = os.environ | {"PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"}
-    with filled(url, folder) as backend:
+    with held.filled(folder) as backend:
         if what != "chill":
             backend.chill(DIGESTS.values())
     kills = 0

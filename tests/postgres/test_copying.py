@@ -14,14 +14,24 @@ import pytest
 import kilburn
 from backends.server_files import files_with
 from cli.terminal import kilburn as command
-from kernel.copied import fill, look, opened, seen
+from kernel.copied import fill, look, opened
 from kernel.talk import user
+from kernel.test_copying import (
+    check_follows,
+    forgets_a_page,
+    forgets_a_session,
+    goes_on,
+    test_a_copy_that_was_written_to_is_not_overwritten,
+    test_nobody_writes_into_half_a_copy,
+)
 from kilburn.backends.places import open_backend
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
-from kilburn.errors import SpecError, StoreError
+from kilburn.errors import SpecError
 from kilburn.kernel.copying import copy as copied
 from kilburn.kernel.store import Store
+
+__all__ = ["test_a_copy_that_was_written_to_is_not_overwritten", "test_nobody_writes_into_half_a_copy"]
 
 KILLED = """
 import os, signal, sys
@@ -56,16 +66,17 @@ ours.close()
 """Copies, and kills itself before or after a verb that writes."""
 
 
-def look_at(url: str, tenant: str = "default") -> dict[str, Any]:
-    with Postgres(url, tenant=tenant, readonly=True) as backend:
-        return seen(backend)
+@pytest.fixture
+def target(url: str) -> str:
+    """Where the copy is made."""
+    return url
 
 
 def test_there_and_back_again(tmp_path: Path, url: str, server: OwnServer) -> None:
     one, three = str(tmp_path / "a.db"), str(tmp_path / "c.db")
     fill(tmp_path / "a.db")
     there = kilburn.copy(one, url)
-    assert look_at(url) == look(tmp_path / "a.db")
+    assert look(url) == look(tmp_path / "a.db")
     assert files_with(server, "canarypage") == files_with(server, "canarygone") == []
     assert kilburn.copy(one, url).new == 0
     back = kilburn.copy(url, three)
@@ -106,44 +117,20 @@ def killed_on_the_way(source: str, target: str) -> int:
 def test_killed_on_the_way_it_goes_on(tmp_path: Path, url: str) -> None:
     fill(tmp_path / "a.db")
     assert killed_on_the_way(str(tmp_path / "a.db"), url) > 5
-    assert look_at(url) == look(tmp_path / "a.db")
+    assert look(url) == look(tmp_path / "a.db")
     assert killed_on_the_way(url, str(tmp_path / "c.db")) > 5
     assert look(tmp_path / "c.db") == look(tmp_path / "a.db")
 
 
-def goes_on(store: Store) -> None:
-    work = store.session("work")
-    work.append(user("one more"), {"role": "assistant", "content": "well"})
-    work.pin("p6")
-    store.session("later").append(user("a new one"))
-
-
-def forgets_a_page(store: Store) -> None:
-    store.forget(session="work", address="p3")
-
-
-def forgets_a_session(store: Store) -> None:
-    store.forget(session="work")
-
-
 @pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_session])
-def test_a_copy_follows_its_source(tmp_path: Path, url: str, change: Callable[[Store], None]) -> None:
-    path = tmp_path / "a.db"
-    with Postgres(url, tenant="somebody") as other:
-        assert other.segment("their own", time=1.0)
-    fill(path)
-    kilburn.copy(str(path), url)
-    with opened(path) as store:
-        change(store)
-    kilburn.copy(str(path), url)
-    assert look_at(url) == look(path)
-    assert kilburn.copy(str(path), url).new == 0
+def test_a_copy_follows_its_source_and_one_back(tmp_path: Path, url: str, change: Callable[[Store], None]) -> None:
+    check_follows(tmp_path / "a.db", url, change, shifted=True)
     kilburn.copy(url, str(tmp_path / "c.db"), to="c")
     with kilburn.open(url, **OPTIONS) as store:
         store.session("copy~2").append(user("and it goes on there"))
         change(store) if change is goes_on else store.forget(session="copy~2")
     kilburn.copy(url, str(tmp_path / "c.db"), to="c")
-    assert look(tmp_path / "c.db", "c") == look_at(url)
+    assert look(tmp_path / "c.db", "c") == look(url)
 
 
 def test_what_a_copy_forgets_is_gone_from_the_files(tmp_path: Path, url: str, server: OwnServer) -> None:
@@ -160,38 +147,17 @@ def test_what_a_copy_forgets_is_gone_from_the_files(tmp_path: Path, url: str, se
     assert files_with(server, "canaryword") == []
 
 
-def test_nobody_writes_into_half_a_copy_and_nothing_is_overwritten(tmp_path: Path, url: str) -> None:
-    path = str(tmp_path / "a.db")
-    fill(tmp_path / "a.db")
-
-    def stop(done: int, total: int, words: str) -> None:
-        if done > total // 3:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        kilburn.copy(path, url, told=stop)
-    with pytest.raises(StoreError, match="is not complete"):
-        kilburn.open(url, **OPTIONS)
-    kilburn.copy(path, url)
-    with kilburn.open(url, **OPTIONS) as store:
-        store.session("work").append(user("work goes on in the copy"))
-    before = look_at(url)
-    with pytest.raises(StoreError, match="has another session 'work'"):
-        kilburn.copy(path, url)
-    assert look_at(url) == before
-
-
 def test_a_database_is_not_copied_into_itself_under_any_name(tmp_path: Path, url: str) -> None:
     with kilburn.open(url, **OPTIONS) as store:
         store.session("work").append(user("what is here"))
-    before = look_at(url)
+    before = look(url)
     with pytest.raises(SpecError):
         kilburn.copy(url, url)
     with Postgres(url, readonly=True) as ours, Postgres(url) as theirs, pytest.raises(SpecError, match="both source and dest"):
         copied(ours, theirs, "by another name")
-    assert look_at(url) == before
+    assert look(url) == before
     kilburn.copy(url, url, to="other")
-    assert look_at(url, "other") == before
+    assert look(url, "other") == before
     with kilburn.open(url, **OPTIONS) as store:
         receipt = store.forget(session="work", dry=True)
     assert [each.to.rpartition("#")[2] for each in receipt.exports] == ["other"]

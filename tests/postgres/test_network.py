@@ -314,6 +314,37 @@ def test_a_commit_that_was_written_and_not_answered_is_found_out(way: Way, url: 
     assert pages(url, segment) == [1]
 
 
+def test_a_session_that_was_begun_and_not_answered_is_found_out(way: Way, url: str) -> None:
+    with Postgres(way.url, busy_timeout=0.2) as backend:
+        way.answered = without_the_answer(lambda: setattr(way, "answered", lambda link, message: message))
+        info = backend.begin("s", batch_of(0, {1: "once"}), time=1.0)
+        assert (info.name, info.head, info.pages) == ("s", 1, 1)
+        with pytest.raises(StoreStale):
+            backend.begin("s", batch_of(0, {1: "another"}), time=2.0)
+    assert pages(url, info.number) == [1]
+
+
+def test_a_connection_that_breaks_at_any_step_of_a_beginning_begins_one_session(way: Way, url: str) -> None:
+    broken = 0
+    with Postgres(way.url) as backend:
+        for step in range(1, STEPS, EVERY):
+            cut: list[Link] = []
+
+            def cut_at(link: Link, number: int, step: int = step, cut: list[Link] = cut) -> None:
+                if number == step and not cut:
+                    cut.append(link)
+                    link.cut()
+
+            way.count()
+            way.asked = cut_at
+            info = backend.begin(f"s{step}", batch_of(0, {1: f"text {step}"}), time=1.0)
+            way.asked = lambda link, number: None
+            assert pages(url, info.number) == [1]
+            broken += len(cut)
+        assert len(backend.segments()) == len(range(1, STEPS, EVERY))
+    assert broken > 3
+
+
 def test_a_commit_that_nobody_answers_is_neither_lost_nor_doubled(way: Way, url: str) -> None:
     hello = {"role": "user", "content": "hello"}
     with Store(Postgres(way.url, busy_timeout=0.2), kilburn.Budget(500), "fifo", tokenizer="chars/4") as store:

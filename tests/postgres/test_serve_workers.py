@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
@@ -71,7 +72,8 @@ def test_connections_are_ours_and_the_rest_is_libpqs() -> None:
             split_connections(f"postgresql://h/d?connections={wrong}")
 
 
-def test_a_request_is_two_transactions_and_the_last_one_is_on_the_disk(url: str, server: OwnServer) -> None:
+def told_by(server: OwnServer, url: str) -> Callable[[], list[str]]:
+    """What the server says of statements in this database from now on."""
     name = re.findall(r"/(\w+)\?", url)[0]
     with psycopg.connect(url, autocommit=True) as connection:
         for told in ("log_statement = 'all'", "log_min_messages = 'log'"):
@@ -81,6 +83,11 @@ def test_a_request_is_two_transactions_and_the_last_one_is_on_the_disk(url: str,
     def asked() -> list[str]:
         return [line for line in log.read_text().splitlines() if re.search(r"(execute \S+|statement): |[Pp]arameters: ", line)]
 
+    return asked
+
+
+def test_a_request_is_two_transactions_and_the_last_one_is_on_the_disk(url: str, server: OwnServer) -> None:
+    asked = told_by(server, url)
     with serving(Upstream(otherwise="Noted.")) as far:
         settings = Settings(db=url, upstream=f"{far}/v1", tokenizer="chars/4", embedder=None)
         with serving(build(settings)) as near, httpx2.Client(timeout=600) as client:
@@ -97,3 +104,24 @@ def test_a_request_is_two_transactions_and_the_last_one_is_on_the_disk(url: str,
     # Only the second one waits for the disk, and there is no third that does nothing else.
     waits = ["'on'" in line for line in lines if "arameters: " in line and "'kilburn_rows'" in line]
     assert waits == [False, True], told
+
+
+def test_a_new_conversation_is_eight_transactions_of_which_two_write(url: str, server: OwnServer) -> None:
+    """Its session begins with what is asked: there is none with nothing in it."""
+    asked = told_by(server, url)
+    with serving(Upstream(otherwise="Noted.")) as far:
+        settings = Settings(db=url, upstream=f"{far}/v1", tokenizer="chars/4", embedder=None)
+        with serving(build(settings)) as near, httpx2.Client(timeout=600) as client:
+            # The first one after a start also looks for what the client may have compacted.
+            for number in range(3):
+                before = len(asked())
+                body = {"model": "m", "messages": [user(f"conversation {number}")]}
+                assert client.post(f"{near}/v1/chat/completions", json=body).status_code == 200
+            lines = asked()[before:]
+    told = "\n".join(lines)
+    begun = re.findall(r"(?:execute \S+|statement): BEGIN ISOLATION LEVEL (REPEATABLE READ READ ONLY|READ COMMITTED)", told)
+    assert len(begun) <= 8, told
+    assert begun.count("READ COMMITTED") == 2, told
+    waits = ["'on'" in line for line in lines if "Parameters: " in line and "'kilburn_rows'" in line]
+    assert sum(waits) == 1, told
+    assert waits[-1], told

@@ -11,6 +11,7 @@ from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, 
 from kilburn.backends.codec import COLD, PLAIN, ZSTD
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.records import seal_of
+from kilburn.backends.transaction import FLAG
 from kilburn.errors import StoreCorrupt
 
 if TYPE_CHECKING:
@@ -109,3 +110,5 @@ class ColdTable:
         """See `ColdRows`."""
         delete = "DELETE FROM stray WHERE tenant = ? AND name = ? AND going"
         self._db.executemany(delete, [(self._tenant, name.encode()) for name in names])
+        # A name is a hash of what the object held.
+        self._db.execute(FLAG)

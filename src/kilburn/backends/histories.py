@@ -2,18 +2,42 @@
 
 Each digest is over a message and all that came before it. Whoever recognises histories derives them from the pages. A session of
 which anything was forgotten has none: a trigger of the file sees to that.
+
+A client may also name the reply from which it goes on. The note of such a reply has a row of its own; there `at` is the note's
+number, below 0. These rows are derived from the ledger, and stay as long as it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import apsw
 
 from kilburn.backend import Digests, HistoryOwner, root_of
 from kilburn.backends.connection import row, rows
+from kilburn.event import Act, Event
 
-__all__ = ["add", "keep", "said_by", "unkept"]
+KEY = 24
+"""Letters of a reply's key; the digests of a history have another length."""
+
+
+def replies_of(events: Iterable[Event]) -> list[tuple[int, bytes]]:
+    """The rows of the replies that these events note."""
+    noted = [(event.number, event.data.get("reply")) for event in events if event.act is Act.NOTE]
+    return [(-number, key.encode()) for number, key in noted if isinstance(key, str) and len(key) == KEY and key.isascii()]
+
+
+def add_replies(db: apsw.Connection, tenant: int, segment: int, replies: Sequence[tuple[int, bytes]]) -> None:
+    """Keep the rows of replies; those that are there stay."""
+    db.executemany(
+        "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, 0, 0) ON CONFLICT DO NOTHING",
+        [(segment, at, tenant, key) for at, key in replies],
+    )
+
+
+def replies(db: apsw.Connection, segment: int) -> list[tuple[int, bytes]]:
+    """The rows of a session's replies."""
+    return [(at, key) for at, key in rows(db, "SELECT at, digest FROM history WHERE process = ? AND at < 0", segment)]
 
 
 def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> bool:
@@ -46,7 +70,7 @@ def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: in
 
 def _put(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> None:
     if not after:
-        db.execute("DELETE FROM history WHERE process = ?", (segment,))
+        db.execute("DELETE FROM history WHERE process = ? AND at > 0", (segment,))
     elif not digests:
         db.execute("UPDATE history SET page = ? WHERE process = ? AND at = ?", (page, segment, after))
     else:

@@ -224,8 +224,9 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
     db.execute("DELETE FROM checkpoint WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
-    # Whoever recognises histories makes them again from the pages.
-    db.execute("DELETE FROM history WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
+    # Whoever recognises histories makes them again from the pages. Where a reply is, the ledger says.
+    said = "DELETE FROM history WHERE at > 0 AND process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)"
+    db.execute(said, (tenant,))
     for segment in sealed.segments(tenant):
         named = _relink(db, sealed, tenant, segment, named)
         if segment.quarantined:

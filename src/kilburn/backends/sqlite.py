@@ -66,6 +66,9 @@ FEW_EVENTS = 16
 
 SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
+TRIES = 20
+"""How often cold texts are read again, while another program moves them."""
+
 FIRST_PAUSE, PAUSE = 0.0001, 0.005
 """Seconds between two tries to become the writer: at least and at most; between these, a quarter of what was waited already.
 A commit holds the file for half a millisecond. SQLite's own waiting would keep this object's lock, and so its readers."""
@@ -161,11 +164,12 @@ class Sqlite:
                 self._db.fetch = self._cold.fetch
                 self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
                 self._transaction = Transaction(self._db, self._sealed, self._contents, self._index, self._vectors, self._number)
-                if not self.readonly:
+            self._chilling.sweep()
+            if not self.readonly:
+                with translate_errors(self.path, "opening"):
                     # A writer that was killed, or a reader, may have left erased bytes.
                     self._unwiped = self._is_unwiped()
                     self._wipe(wait=False)
-            self._chilling.sweep()
         except BaseException:
             self._db.close(True)
             raise
@@ -380,10 +384,10 @@ class Sqlite:
         with self._writing(doing):
             yield
             self._db.execute(FLAG)
+        self._chilling.sweep()
         with self._lock:
             self._unwiped = True
             self._wipe(wait=True)
-        self._chilling.sweep()
 
     def _begin(self, *, last: bool) -> bool:
         """Become the writer; False where another is and this is not the `last` try."""
@@ -532,12 +536,13 @@ class Sqlite:
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             self._transaction.write(segment, batch)
             unwiped = self._is_unwiped()
+        if batch.erase:
+            # First, as an object's name is a hash of what it holds.
+            self._chilling.sweep()
         if unwiped or self._unwiped:
             with self._lock:
                 self._unwiped = unwiped
                 self._wipe(wait=bool(batch.erase))
-        if batch.erase:
-            self._chilling.sweep()
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
@@ -672,13 +677,27 @@ class Sqlite:
         Raises:
             StoreCorrupt: a text does not match its digest, or is missing.
         """
-        with self._reading("reading"):
-            wanted = {digest: key_of(digest) for digest in digests}
-            found = dict(self._contents.texts(wanted))
+        wanted = {digest: key_of(digest) for digest in digests}
+        with self._lock:
+            for left in reversed(range(TRIES)):
+                before = self._written_by_others()
+                try:
+                    with self._reading("reading"):
+                        found = dict(self._contents.texts(wanted))
+                    break
+                except StoreCorrupt:
+                    # The object of a cold text is gone if another program has just brought the text back.
+                    if not left or self._written_by_others() == before:
+                        raise
         if len(found) < len(wanted):
             missing = next(digest for digest in wanted if digest not in found)
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
         return found
+
+    def _written_by_others(self) -> int:
+        """A number that is another one when another connection has written."""
+        with translate_errors(self.path, "reading"):
+            return int(self._db.pragma("data_version"))
 
     def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
         """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
@@ -934,9 +953,9 @@ class Sqlite:
             finally:
                 # What was read in the meantime may have been undone.
                 self._directory.clear()
+                self._chilling.sweep()
                 with translate_errors(self.path, "writing"):
                     self._wipe(wait=True)
-                self._chilling.sweep()
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
@@ -947,9 +966,9 @@ class Sqlite:
         finally:
             self._erasing.inside = outer
             if not outer:
+                self._chilling.sweep()
                 with self._lock, translate_errors(self.path, "erasing"):
                     self._wipe(wait=True)
-                self._chilling.sweep()
 
     def lasting(self) -> AbstractContextManager[None]:
         """See `Backend`. What is committed waits for `sync` here: threads that come together wait for the disk once."""

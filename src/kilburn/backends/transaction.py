@@ -161,6 +161,8 @@ class Transaction:
         quoting = {page.id: page for page in batch.pages if page.sources}
         named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
         mentions.add(self._db, self._segment, named)
+        if noted := histories.replies_of(batch.events):
+            histories.add_replies(self._db, self._tenant, self._segment, noted)
 
     def _replace_events(self, batch: Batch) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
@@ -207,12 +209,15 @@ class Transaction:
             stand = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._segment, number))
         citations.remove(self._db, cited)
+        replies = histories.replies(self._db, self._segment)
         self._db.executemany(
             "UPDATE page SET content = NULL, extra = NULL, call = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?,"
             " meta = ?, seal = ?"
             " WHERE process = ? AND id = ?",
             blank,
         )
+        # The file's trigger takes all that the session has said, and no reply says anything.
+        histories.add_replies(self._db, self._tenant, self._segment, replies)
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
         blanked = []

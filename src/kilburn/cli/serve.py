@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from types import FrameType
 from typing import IO, Annotated, Any
@@ -28,6 +28,7 @@ from kilburn.cli.access import fetched
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
+from kilburn.gateway.keys import Keys
 from kilburn.gateway.limits import check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.model import takes_tools
@@ -180,6 +181,8 @@ def serve(
     check_listening(host, keys)
     settings = _settings(gateway, asked)
     _wait_for_databases(asked, wait)
+    if keys is not None:
+        _tell_if_nobody_comes_in(keys)
     if workers == 1:
         _listen(gateway, settings, asked, port)
     elif status := _work_together(gateway, settings, asked, port, workers):
@@ -209,6 +212,13 @@ def _wait_for_databases(asked: _Asked, seconds: float) -> None:
                 say(f"waiting for the database, {seconds:g} s at most (--wait): {error}")
             told = True
             time.sleep(BETWEEN)
+
+
+def _tell_if_nobody_comes_in(place: str) -> None:
+    """Say so where no key is valid. It is no error: a gateway that runs knows a key that is made later."""
+    with closing(Keys(place)) as known:
+        if problem := known.problem():
+            say(problem)
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -708,7 +708,7 @@ async def check(settings: Settings) -> None:
     try:
         _check_store(gateway)
         if settings.keys is not None:
-            Keys(settings.keys)
+            Keys(settings.keys).close()
     finally:
         await gateway.close()
 

@@ -151,6 +151,12 @@ class Conversation:
             known = self._costs[key] = self.session.counter.count(raw.decode("utf-8", "replace"))
         return known
 
+    @property
+    def then(self) -> int | None:
+        """The turn as of which the prompt of the request that goes on now is made; None for now."""
+        gone_on = self.session.turn != self.turn and (self.repeated or self.spoken)
+        return self.turn if self.waiting or gone_on else None
+
     def render(self, form: str, request: Mapping[str, str] | None = None) -> Prompt:
         """The prompt for the request that goes on now, without what others said since it began.
 
@@ -161,9 +167,9 @@ class Conversation:
             StoreStale: they went on with it before anything was said here.
         """
         session = self.session
-        if self.waiting or (session.turn != self.turn and (self.repeated or self.spoken)):
+        if (turn := self.then) is not None:
             with session.lock:
-                return session.render_from(self.turn, following(self.waiting, session), form, request=request)
+                return session.render_from(turn, following(self.waiting, session), form, request=request)
         prompt = session.render(form, request=request)
         if session.turn != self.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")

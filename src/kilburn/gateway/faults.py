@@ -101,7 +101,7 @@ def brought(store: Store, conversation: Conversation, tokens: int, beside: Seque
     Args:
         beside: pages of which passages stand beside this prompt already.
     """
-    return bring(conversation.session, tokens, _earlier(store, conversation), beside=beside)
+    return bring(conversation.session, tokens, _earlier(store, conversation), beside=beside, turn=conversation.then)
 
 
 def _earlier(store: Store, conversation: Conversation) -> list[Session]:

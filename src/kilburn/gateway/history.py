@@ -57,7 +57,7 @@ from kilburn.gateway.problems import Problem
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.kernel.store import Store, session_of
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting
@@ -137,8 +137,8 @@ class Histories:
         self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
         """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
         ids of its calls if the session has others."""
-        self._noted: dict[int, tuple[float, int]] = {}
-        """Sessions whose notes of replies were read: when they were used last, and the last note."""
+        self._caught_up = False
+        """Whether the notes of replies were read that are older than the store's index of them."""
 
     # What a history says
 
@@ -217,23 +217,34 @@ class Histories:
         key = _key(reply)
         with self._lock:
             if key not in self._replies:
-                self._read_notes()
+                self._find_reply(key, user)
             session, number, turn, calls = self._replies.get(key, ("", 0, 0, ()))
         info = self._stored(session) if session else None
         if info is None or info.number != number or info.user != user or info.damaged:
             return None
         return (info, turn, calls) if name is None or root_of(name) == root_of(session) else None
 
-    def _read_notes(self) -> None:
-        """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
-        for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
-            used, last = self._noted.get(info.number, (-1.0, 0))
-            if info.used != used and not info.damaged:
-                for event in self.store.backend.events(info.number, last, Act.NOTE):
-                    last = event.number
-                    if "reply" in event.data:
-                        self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
-                self._noted[info.number] = (info.used, last)
+    def _find_reply(self, key: str, user: str) -> None:
+        """Find where a reply is that another gateway has answered, or this one before it was started again."""
+        for owner in self.store.backend.said_by(key.encode(), FORKS):
+            with suppress(StoreCorrupt):
+                info = self._stored(owner.name)
+                if info is not None and info.user == user:
+                    self._read_notes(info, -owner.at - 1, key)
+                    return
+        if not self._caught_up:
+            self._caught_up = True
+            for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
+                if not info.damaged:
+                    self._read_notes(info)
+
+    def _read_notes(self, info: SegmentInfo, after: int = 0, until: str | None = None) -> None:
+        """Read where replies are from the notes of a session behind event `after`, until the one with this key."""
+        for event in self.store.backend.events(info.number, after, Act.NOTE):
+            if "reply" in event.data:
+                self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
+                if event.data["reply"] == until:
+                    return
 
     def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
         """What came before a request that goes on from a reply.
@@ -631,7 +642,8 @@ class Histories:
         said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
         if not whole.issuperset(each.name for each in said):
             raise StoreStale("another gateway has taken the same request", advice="read it again")
-        session = self.store.session(name, user)
+        # What is appended first begins it.
+        session = session_of(self.store, name, user)
         conversation = Conversation(session, root, earlier)
         origin = before or parent
         if conversation.turn == 0 and origin is not None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kilburn.backend import check_name
-from kilburn.backends.places import is_url
+from kilburn.backends.places import is_url, shown
 from kilburn.backends.together import open_keys
 from kilburn.errors import SpecError, StoreError
 from kilburn.file import write_file
@@ -272,6 +272,15 @@ class Keys:
     def close(self) -> None:
         """Read no more; idempotent."""
         self._ended.set()
+
+    def problem(self) -> str:
+        """Why nobody comes in, and what to do; "" if there is a valid key."""
+        self._refresh()
+        if any(not key.revoked for key in self._known.values()):
+            return ""
+        place = shown(os.fspath(self.path))
+        what = f"every key in {place} is revoked" if self._known else f"there is no key in {place}"
+        return f"{what}, so nobody comes in: make one with `kilburn keys add` and the same --keys; no restart is needed"
 
     def find(self, presented: bytes) -> Key | None:
         """The valid key that was presented; None if it is none of ours."""

@@ -17,8 +17,10 @@ import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import InvalidMessage, KilburnError
-from kilburn.kernel.session import Session
+from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.session import Session, found_in, kernel_of
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
+from kilburn.kernel.window import WindowState
 from kilburn.message import Message, Trust
 from kilburn.page import Place, parse_address, span_of
 from kilburn.search.found import Found
@@ -254,11 +256,17 @@ def asked(session: Session) -> str:
         StoreError.
     """
     with session.lock:
-        request = [page for page in session.window.request if session.window.at(page) is not Place.DROPPED]
-        return "\n".join(session.text(page) for page in request)[-QUERY:]
+        return _asked_in(session, session.window)
 
 
-def bring(session: Session, tokens: int, earlier: Sequence[Session] = (), *, beside: Sequence[Key] = ()) -> Brought | None:
+def _asked_in(session: Session, window: WindowState) -> str:
+    request = [page for page in window.request if window.at(page) is not Place.DROPPED]
+    return "\n".join(session.text(page) for page in request)[-QUERY:]
+
+
+def bring(
+    session: Session, tokens: int, earlier: Sequence[Session] = (), *, beside: Sequence[Key] = (), turn: int | None = None
+) -> Brought | None:
     """What the user's latest message may be about and the window does not show; None for nothing.
 
     A passage that an excerpt in the window shows is not brought again: what the policy has chosen for this prompt comes first.
@@ -268,9 +276,11 @@ def bring(session: Session, tokens: int, earlier: Sequence[Session] = (), *, bes
         tokens: that it may take.
         earlier: sessions that this one goes on from; they have what is left of the room.
         beside: pages of which passages stand beside this prompt already.
+        turn: after which the prompt is made (see `Session.render_from`); None for now.
     """
     try:
-        hits, there = _hits(session, asked(session), tokens, earlier, set(session.window.request))
+        with kernel_of(session, turn) as kernel:
+            hits, there = _hits(session, kernel, tokens, earlier)
         hits = [one for one in hits if one[0] not in beside]
     except KilburnError as error:
         # The prompt does without.
@@ -293,20 +303,21 @@ def _brought(session: Session, text: str, tokens: int, found: Sequence[tuple[Key
 
 
 def _hits(
-    session: Session, query: str, tokens: int, earlier: Sequence[Session], request: set[int]
+    session: Session, kernel: Kernel, tokens: int, earlier: Sequence[Session]
 ) -> tuple[list[tuple[Key, Found]], list[tuple[Key, Found]]]:
     """The passages that match, with the pages that they are of: those to bring, and the best of those that the window shows."""
-    own, owner = session.name, session.owner
+    own, owner, window = session.name, session.owner, kernel.window
+    query = _asked_in(session, window)
     numbers = {info.name: info.number for info in (*session.branches.below(), *(other.info for other in earlier))}
     found: list[tuple[Key, Found]] = []
     there: list[tuple[Key, Found]] = []
-    shown, room = _shown(session), tokens
+    shown, room = _shown(window), tokens
     # Some of what is found is left out again.
-    for hit in session.search(query, 2 * tokens if shown else tokens, LIMIT, unseen=True):
+    for hit in found_in(session, kernel, query, 2 * tokens if shown else tokens, LIMIT, unseen=True):
         page = parse_address(hit.address)[0]
         if hit.session != own:
             found.append(((numbers[hit.session], page), hit))
-        elif hit.where is not Place.IN and page not in request:
+        elif hit.where is not Place.IN and page not in window.request:
             key, room = (owner(page), page), room - hit.tokens
             left = _unshown(hit, shown.get(page, ()))
             found += [(key, piece) for piece in left]
@@ -321,14 +332,12 @@ def _hits(
     return found, there
 
 
-def _shown(session: Session) -> dict[int, list[tuple[int, int]]]:
+def _shown(window: WindowState) -> dict[int, list[tuple[int, int]]]:
     """The passages that excerpts in the window show, by their pages: those in the place of pages, and those beside them."""
     shown: dict[int, list[tuple[int, int]]] = {}
-    with session.lock:
-        window = session.window
-        for page in (window.pages[number] for number in window.made):
-            for source, spans in page.parts or [(source, page.spans) for source in page.sources if page.spans]:
-                shown.setdefault(source, []).extend(spans)
+    for page in (window.pages[number] for number in window.made):
+        for source, spans in page.parts or [(source, page.spans) for source in page.sources if page.spans]:
+            shown.setdefault(source, []).extend(spans)
     return shown
 
 

@@ -397,7 +397,7 @@ class Session(Segment):
         # Another thread may be in the middle of a change, which is its own to write.
         with self.lock:
             self._planner.abandon()
-            if self._kernel.stale:
+            if self._kernel.stale or not self.number:
                 return
             try:
                 self._kernel.flush(closing=True)
@@ -483,16 +483,8 @@ class Session(Segment):
         Raises:
             What `append` raises.
         """
-        with self._current() as kernel:
-            then = kernel.as_of(self._last_of(turn))
-            with then.batch(undone=True):
-                then.leave_out(self.window)
-                if messages:
-                    then.take_in([_said_then(message, then.window, self.window) for message in messages])
-                Planner(then, self._planner.policy, self._planner.name).enforce()
-                prompt = Prompts(then).render(format, _asked(request) | {"turn": turn})
-            kernel.take_over(then.pending.events)
-            return prompt
+        with kernel_of(self, turn, messages) as then:
+            return Prompts(then).render(format, _asked(request) | {"turn": turn})
 
     async def arender(self, format: str = "chat") -> Prompt:
         """`render` for async callers, in a worker thread."""
@@ -579,13 +571,7 @@ class Session(Segment):
             among: segments of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            search = kernel.searching(self.branches.below() if among is None else among, alone=among is not None)
-            now = kernel.clock()
-            _, hits = search.best(query, tokens, now, kernel.counter, limit, unseen=unseen, apart=True)
-            if record and not self.readonly:
-                own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
-                kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
-        return hits
+            return found_in(self, kernel, query, tokens, limit, record=record, unseen=unseen, among=among)
 
     async def asearch(
         self,
@@ -1138,6 +1124,48 @@ class Branches:
         if kernel.window.cost(last) <= kernel.capacity // 4:
             kernel.mark(Act.PIN, [last], why="what the branch is to do")
         return tuple(range(first, last + 1))
+
+
+@contextmanager
+def kernel_of(session: Session, turn: int | None = None, messages: Sequence[Message] = ()) -> Iterator[Kernel]:
+    """The kernel of a session, locked and up to date; or as it was after a turn, with these messages behind it, and without what
+    is forgotten or retired by now. That one is to be looked at: of what happens in the block only observations are kept.
+
+    Raises:
+        StoreStale: another writer went on while changes here are not written. Of a turn, also what `append` raises.
+    """
+    with session._current() as kernel:
+        if turn is None:
+            yield kernel
+            return
+        then = kernel.as_of(session._last_of(turn))
+        with then.batch(undone=True):
+            then.leave_out(session.window)
+            if messages:
+                then.take_in([_said_then(message, then.window, session.window) for message in messages])
+            Planner(then, session._planner.policy, session._planner.name).enforce()
+            yield then
+        kernel.take_over(then.pending.events)
+
+
+def found_in(
+    session: Session,
+    kernel: Kernel,
+    query: str,
+    tokens: int,
+    limit: int,
+    *,
+    record: bool = True,
+    unseen: bool = False,
+    among: Sequence[SegmentInfo] | None = None,
+) -> list[Found]:
+    """`Session.search` in the session as a kernel of it has it; see `kernel_of`."""
+    search = kernel.searching(session.branches.below() if among is None else among, alone=among is not None)
+    _, hits = search.best(query, tokens, kernel.clock(), kernel.counter, limit, unseen=unseen, apart=True)
+    if record and not session.readonly:
+        own = [parse_address(hit.address)[0] for hit in hits if hit.session == session.name]
+        kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
+    return hits
 
 
 def _said_then(message: Message, then: WindowState, now: WindowState) -> Message:

@@ -224,8 +224,8 @@ class Store:
         if info is None and self.backend.readonly:
             raise StoreReadOnly(f"no {kind} {name!r} here, and this store was opened for reading", advice="see kilburn ps")
         if info is None:
-            if kind is SegmentKind.SESSION and name.partition("/")[0] in (MEMORY, DOCUMENT, NOTES):
-                raise SpecError(f"{name!r} is the name of a collection", advice="give the session another name")
+            if kind is SegmentKind.SESSION:
+                _check_new(name)
             info = self.backend.segment(name, time=self.clock(), kind=kind, user=user)
         if info is None or info.kind is not kind:
             raise SpecError(f"{name!r} is no {kind}", advice="give another name")
@@ -293,6 +293,17 @@ class Store:
             if known is None or known._kernel.stale or known.number != made.number:
                 known = self._sessions[name] = made
             return known
+
+    def _prepare(self, name: str, user: str) -> Session:
+        with self._lock:
+            known = self._sessions.get(name)
+            if known is not None or self.backend.segment(name, time=0.0, create=False) is not None:
+                return self.session(name, user)
+            _check_new(check_name(name, "session"))
+            made = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+            made._kernel.settle_ruler()
+            self._sessions[name] = made
+            return made
 
     def sessions(self) -> list[SegmentInfo]:
         """All sessions of this tenant, the oldest first. `damaged` of one says why it cannot be read. Collections are not
@@ -525,6 +536,22 @@ def _check_whole(backend: Backend) -> None:
     if source is not None:
         what = f"a copy of {source} into this store is not complete"
         raise StoreError(what, advice="run the same `kilburn copy` again: it goes on where it stopped")
+
+
+def session_of(store: Store, name: str, user: str = "") -> Session:
+    """`Store.session`, but a new one is in the store only once something was appended to it: both are one transaction. If another
+    program has begun it by then, the append raises `StoreStale`.
+
+    Raises:
+        What `Store.session` raises.
+    """
+    return store._prepare(name, user)
+
+
+def _check_new(name: str) -> None:
+    """Check that a new session may have this name."""
+    if name.partition("/")[0] in (MEMORY, DOCUMENT, NOTES):
+        raise SpecError(f"{name!r} is the name of a collection", advice="give the session another name")
 
 
 def _check_user(info: SegmentInfo, user: str) -> None:

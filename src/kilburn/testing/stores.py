@@ -425,6 +425,30 @@ def check_histories(backend: Backend) -> None:
     assert backend.unkept("talk", "", 9) == ["talk"]
 
 
+def check_replies(backend: Backend) -> None:
+    """Where a reply is that its provider keeps is found by the key that the ledger notes, until the session is forgotten."""
+    one, key, other = start(backend, "chain"), "k" * 24, "o" * 24
+    noted = [{"reply": key, "turn": 1, "calls": []}, {"reply": other}, {"reply": 24}, {"reply": "short"}]
+    events = [Event(number=at, act=Act.NOTE, time=1.0, data=data) for at, data in enumerate(noted, 2)]
+    batch = batch_of(0, {1: "first", 2: "second"})
+    backend.commit(one, msgspec.structs.replace(batch, events=[*batch.events, *events]))
+    assert backend.said_by(key.encode(), 9) == [HistoryOwner(name="chain", at=-2, count=-2)]
+    assert [owner.at for owner in backend.said_by(other.encode(), 9)] == [-3]
+    assert (backend.said_by(b"short", 9), backend.said_by(b"none", 9)) == ([], [])
+    assert backend.unkept("chain", "", 9) == ["chain"], "where a reply is says nothing"
+    assert backend.keep_history(one, [b"a"], after=0, page=2)
+    assert backend.keep_history(one, [b"a", b"b"], after=0, page=2)
+    assert [owner.at for owner in backend.said_by(key.encode(), 9)] == [-2]
+    (found,) = [event for event in backend.events(one, 1, Act.NOTE) if event.number == 2]
+    assert found.data == noted[0]
+    backend.commit(one, Batch(head=5, erase=[1]))
+    assert backend.said_by(b"b", 9) == []
+    assert [owner.at for owner in backend.said_by(key.encode(), 9)] == [-2], "a key has no words"
+    backend.commit(one, Batch(head=5, erase=[2]))
+    backend.erase(one)
+    assert backend.said_by(key.encode(), 9) == []
+
+
 def _with_said(batch: Batch, after: int, *added: bytes) -> Batch:
     return msgspec.structs.replace(batch, said=Digests(after, added))
 
@@ -809,6 +833,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_unindex,
     check_erase,
     check_histories,
+    check_replies,
     check_inherited,
     check_above,
     check_begin,

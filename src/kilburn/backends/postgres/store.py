@@ -172,18 +172,30 @@ class Postgres:
         if user:
             check_name(user, "user")
         self._check_writes()
+        mark, last = secrets.token_bytes(8), None
 
         def do(statements: Statements) -> SegmentRow:
+            nonlocal last
             number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
             if number is None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            Writing(statements, self._number, number, batch, self._opened).write()
+            made = Writing(statements, self._number, number, batch, self._opened, mark)
+            made.write()
+            last = made.last
             found = self._named(statements, name)
             assert found is not None
             return found
 
-        self._db.lasting.done = False
-        return self._db.write("writing", do).whole().info
+        def settled(statements: Statements) -> SegmentRow | None:
+            # Who creates a session holds this row until the transaction that may have done it has ended.
+            statements.send("SELECT FROM kilburn.counter WHERE tenant = %s FOR UPDATE", self._number)
+            select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND name = %s"
+            mine = statements.row(select, self._number, name.encode()) == (mark,)
+            return self._named(statements, name) if mine else None
+
+        info = self._db.write("writing", do, settled).whole().info
+        self._written(info.number, last)
+        return info
 
     def _segments(self, statements: Statements) -> list[SegmentRow]:
         return [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
@@ -232,16 +244,20 @@ class Postgres:
             return statements.row(select, self._number, segment) == (mark,) or None
 
         self._db.write("writing", do, settled)
-        self._db.lasting.done = self._db.lasting.on
-        if self._db.lasting.on:
-            self._unsynced.pop(segment, None)
-        elif last is not None and not self._durable:
-            self._unsynced[segment] = last
+        self._written(segment, last)
         if batch.erase:
             self._chilling.sweep()
         if batch.erase or batch.inherited or self._db.erased:
             self._db.erased = True
             self._wipe()
+
+    def _written(self, segment: int, last: tuple[int, bytes] | None) -> None:
+        """Remember what was committed to a segment: whether it is on the disk, or has to be asked for there."""
+        self._db.lasting.done = self._db.lasting.on
+        if self._db.lasting.on:
+            self._unsynced.pop(segment, None)
+        elif last is not None and not self._durable:
+            self._unsynced[segment] = last
 
     def _stored(self, statements: Statements, segment: int) -> SegmentRow | None:
         """A segment that is whole; None where there is none of that number."""

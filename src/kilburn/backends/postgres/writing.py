@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kilburn.backend import Batch, Digests, SegmentKind, State
-from kilburn.backends import citations, mentions
+from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import OpenPlace
 from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
@@ -82,6 +82,10 @@ _ADD_EVENTS = (
 _ADD_MENTIONS = (
     "INSERT INTO kilburn.mention(tenant, process, node, event)"
     " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[]) ON CONFLICT DO NOTHING"
+)
+_ADD_REPLIES = (
+    "INSERT INTO kilburn.history(tenant, process, at, digest, last, page)"
+    " SELECT %s, %s, at, digest, false, 0 FROM unnest(%s::bigint[], %s::bytea[]) AS new(at, digest) ON CONFLICT DO NOTHING"
 )
 _ADD_CITATIONS = (
     "INSERT INTO kilburn.citation(tenant, process, page, by_process, by_page)"
@@ -338,6 +342,8 @@ class Writing:
         named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
         if named:
             self._statements.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
+        if noted := histories.replies_of(batch.events):
+            self._statements.send(_ADD_REPLIES, *self._own, [at for at, _ in noted], [key for _, key in noted])
 
     def _replace_events(self) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
@@ -409,8 +415,8 @@ class Writing:
                 *(list(column) for column in zip(*blank, strict=True)),
                 *self._own,
             )
-            # A digest of a forgotten text does not stay, and neither do those that come after it.
-            send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s", *self._own)
+            # A digest of a forgotten text does not stay, and neither do those that come after it. A reply's key says nothing.
+            send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s AND at > 0", *self._own)
         remove_unused(self._statements, self._tenant, sorted(contents))
         # An object that is just being written to the cold place may hold its words: whoever writes it finds this out.
         self._cold.give_up()
@@ -479,7 +485,7 @@ def put_history(statements: Statements, tenant: int, segment: int, digests: Sequ
     """Keep the digests of a session behind its first ones, which are kept."""
     own = tenant, segment
     if not after:
-        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s", *own)
+        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s AND at > 0", *own)
     elif not digests:
         update = "UPDATE kilburn.history SET page = %s WHERE tenant = %s AND process = %s AND at = %s"
         statements.send(update, page, *own, after)

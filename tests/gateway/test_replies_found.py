@@ -1,0 +1,127 @@
+"""A client goes on from a reply by its id, and another gateway has answered: what finding it costs, and that it is found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import kilburn
+from gateway.test_history import assistant, take, user
+from kilburn.backends.places import open_backend
+from kilburn.event import Act, Event
+from kilburn.gateway.history import Histories, _key
+from kilburn.gateway.responses import ResponsesForm
+from kilburn.testing.stores import batch_of
+from kilburn.wire.form import parse
+
+RESPONSES = ResponsesForm()
+HOME = str(Path(kilburn.__file__).parent)
+
+
+def opened(place: str) -> kilburn.Store:
+    return kilburn.open(place, window=100_000, policy="fifo", tokenizer="chars/4", embedder=None)
+
+
+def going_on(reply: str) -> bytes:
+    return msgspec.json.encode({"model": "m", "input": "And?", "previous_response_id": reply})
+
+
+def answer(histories: Histories, reply: str, *, of: str = "") -> str:
+    """A request that is answered; returns the session's name."""
+    conversation = take(histories, [user(f"What is {reply}?")], of=of)
+    histories.said(conversation, parse(assistant(f"It is {reply}.")))
+    histories.replied(conversation, reply)
+    histories.give(conversation)
+    return conversation.name
+
+
+def goes_on(histories: Histories, reply: str, *, of: str = "") -> str:
+    conversation = histories.take(RESPONSES, RESPONSES.open(going_on(reply)), None, of)
+    histories.give(conversation)
+    return conversation.name
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions of ours are entered."""
+    found = 0
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        nonlocal found
+        found += event == "call" and frame.f_code.co_filename.startswith(HOME)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def add_sessions(place: str, numbers: range) -> None:
+    """Sessions with a reply each, which a gateway has noted."""
+    with closing(open_backend(place, durable=False)) as backend:
+        for number in numbers:
+            batch = batch_of(0, {1: f"question {number}"})
+            note = Event(number=2, act=Act.NOTE, time=2.0, data={"reply": _key(f"other {number}"), "turn": 1, "calls": []})
+            batch = msgspec.structs.replace(batch, events=[*batch.events, note])
+            backend.begin(f"chat-{number}", batch, time=float(number))
+
+
+def costs(place: str, counts: tuple[int, ...]) -> list[int]:
+    """What it takes a gateway that has just begun to find a reply, beside so many sessions."""
+    with opened(place) as store:
+        answer(Histories(store), "resp_1")
+        found, before = [], 0
+        for count in counts:
+            add_sessions(place, range(before, count))
+            before = count
+            histories = Histories(store)
+            asked = going_on("resp_1")
+            found.append(calls(lambda histories=histories, asked=asked: histories.has(RESPONSES, asked, {}, "")))
+            assert histories.has(RESPONSES, asked, {}, "")
+    return found
+
+
+def check_found(place: str) -> None:
+    """Another gateway finds it, of the same user only, and after something was forgotten; an unknown one is nobody's."""
+    with opened(place) as one, opened(place) as two:
+        first, second = Histories(one), Histories(two)
+        name = answer(first, "resp_1", of="ana")
+        assert second.has(RESPONSES, going_on("resp_1"), {}, "ana")
+        assert not second.has(RESPONSES, going_on("resp_1"), {}, "bob")
+        assert not second.has(RESPONSES, going_on("resp_2"), {}, "ana")
+        later = answer(first, "resp_3", of="bob")
+        assert goes_on(second, "resp_3", of="bob") == later
+        one.session(name).forget("p1")
+        assert Histories(two).has(RESPONSES, going_on("resp_1"), {}, "ana")
+        assert goes_on(Histories(two), "resp_1", of="ana") == name
+        one.session(name).refresh()
+        one.forget(session=name)
+        assert not Histories(two).has(RESPONSES, going_on("resp_1"), {}, "ana")
+
+
+def test_what_it_costs_to_find_a_reply_does_not_grow_with_sessions(tmp_path: Path) -> None:
+    few, *more = costs(str(tmp_path / "a.db"), (10, 100, 1000))
+    assert max(more) <= few
+    with opened(str(tmp_path / "a.db")) as store:
+        plan = store.backend._db.execute("EXPLAIN QUERY PLAN SELECT process FROM history WHERE tenant = 1 AND digest = x'00'")
+        assert "history_digest" in str(list(plan))
+
+
+def test_a_reply_of_another_gateway_is_found(tmp_path: Path) -> None:
+    check_found(str(tmp_path / "a.db"))
+
+
+def test_replies_that_an_older_kilburn_has_noted_are_found(tmp_path: Path) -> None:
+    """It kept no rows for them."""
+    with opened(str(tmp_path / "a.db")) as store:
+        names = [answer(Histories(store), f"resp_{number}") for number in range(3)]
+        store.backend._db.execute("DELETE FROM history WHERE at < 0")
+        histories = Histories(store)
+        assert [goes_on(histories, f"resp_{number}") for number in range(3)] == names

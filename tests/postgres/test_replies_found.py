@@ -1,0 +1,14 @@
+"""The tests of replies that another gateway has answered, over PostgreSQL."""
+
+from __future__ import annotations
+
+from gateway.test_replies_found import check_found, costs
+
+
+def test_what_it_costs_to_find_a_reply_does_not_grow_with_sessions(url: str) -> None:
+    few, *more = costs(url, (10, 100, 1000))
+    assert max(more) <= few
+
+
+def test_a_reply_of_another_gateway_is_found(url: str) -> None:
+    check_found(url)
