@@ -36,7 +36,7 @@ class Recent(Generic[Key, Value]):
         self._lock = threading.Lock()
         self._young: dict[Key, tuple[Value, int]] = {}
         self._old: dict[Key, tuple[Value, int]] = {}
-        """What was not used since the young ones were begun; it is dropped when they are half of all."""
+        """What was not used since the young ones were begun; it is dropped when they would be more than half of all."""
         self._taken = self._left = 0
         """Bytes of the young and of the old ones."""
 
@@ -70,13 +70,18 @@ class Recent(Generic[Key, Value]):
                 self._left -= known[1]
             self._add(key, (value, size))
 
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._young, self._old, self._taken, self._left = {}, {}, 0, 0
+
     def _add(self, key: Key, known: tuple[Value, int]) -> None:
         if (before := self._young.get(key)) is not None:
             self._taken -= before[1]
+        if 2 * (self._taken + known[1]) > self.most:
+            self._old, self._left, self._young, self._taken = self._young, self._taken, {}, 0
         self._young[key] = known
         self._taken += known[1]
-        if 2 * self._taken > self.most:
-            self._old, self._left, self._young, self._taken = self._young, self._taken, {}, 0
 
 
 texts: Recent[tuple[Any, ...], Any] = Recent(TEXTS)

@@ -152,6 +152,11 @@ class Histories:
         """Sessions in memory."""
         return len(self._sessions)
 
+    @property
+    def size(self) -> int:
+        """Bytes of these and of their histories, about, as they were when their last requests were over."""
+        return self._held + self._kept
+
     def digests(
         self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
     ) -> tuple[list[bytes], list[int]]:
@@ -204,10 +209,10 @@ class Histories:
         else:
             raise StoreBusy("the id of a reply is not kept", advice="ask again")
         with self._lock:
-            self._note(key, session.name, conversation.number, conversation.turn, conversation.heard)
+            self._note(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
 
-    def _note(self, key: str, name: str, number: int, turn: int, calls: Iterable[str]) -> None:
-        if self._replies.keep(key, ReplyPlace(name, number, turn, tuple(calls))):
+    def _note(self, key: str, place: ReplyPlace) -> None:
+        if self._replies.keep(key, place):
             # Those that went are in the store, and read again when one is asked for.
             self._noted.clear()
 
@@ -220,17 +225,17 @@ class Histories:
         """The session with a reply, how many messages it has with it, and the ids of its calls if the session has others."""
         key = _key(reply)
         with self._lock:
-            if (place := self._replies.get(key)) is None:
-                self._read_notes()
-                place = self._replies.get(key)
+            place = self._replies.get(key) or self._read_notes(key)
         session, number, turn, calls = place or ("", 0, 0, ())
         info = self._stored(session) if session else None
         if info is None or info.number != number or info.user != user or info.damaged:
             return None
         return (session, turn, calls) if name is None or root_of(name) == root_of(session) else None
 
-    def _read_notes(self) -> None:
-        """Read where replies are from the sessions that were used last, as far as they were used since they were read."""
+    def _read_notes(self, wanted: str) -> ReplyPlace | None:
+        """Read where replies are from the sessions that were used last, as far as they were used since they were read. Returns
+        where one is, if it is among them."""
+        found = None
         before, self._noted = self._noted, {}
         for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
             used, last = before.get(info.number, (-1.0, 0))
@@ -238,9 +243,12 @@ class Histories:
                 for event in self.store.backend.events(info.number, last, Act.NOTE):
                     last = event.number
                     if "reply" in event.data:
-                        self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
+                        key, place = event.data["reply"], (info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
+                        self._note(key, ReplyPlace(*place))
+                        found = ReplyPlace(*place) if key == wanted else found
                 used = info.used
             self._noted[info.number] = used, last
+        return found
 
     def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
         """What came before a request that goes on from a reply.
@@ -731,7 +739,7 @@ class Histories:
                 return
 
     def _is_full(self) -> bool:
-        return len(self._sessions) > SESSIONS or self._held + self._kept > self._most
+        return len(self._sessions) > SESSIONS or self.size > self._most
 
     def said(
         self,
