@@ -2,6 +2,7 @@
 
     python lab/benchmarks/workers.py
     python lab/benchmarks/workers.py --rounds 1 --requests 320 --store file --json
+    python lab/benchmarks/workers.py --memory 8000 --store file
 
 Clients talk in conversations of 20 messages, at once and over connections that stay; a provider that answers at once stands
 behind. Both are in one process that has written every byte beforehand, so they take little of the processor, and the table says
@@ -11,6 +12,9 @@ What is added to the first byte is measured with one client: the time from a str
 gateway, less the same of the provider, which is asked for the same directly before; the median of the last requests of
 conversations. Every round has every setting, and a ratio is the median of the rounds': so a machine that is busy with something
 else disturbs all alike. Requests a second say something on a quiet machine alone.
+
+With `--memory` it says instead what one gateway takes for itself (RssAnon) after so many answers, and after a half, a quarter and
+an eighth of them: once with conversations of 20 messages, where each is a new session, and once with few that go on to 400.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +39,15 @@ import msgspec
 
 from figures import Row, emit, parser
 from kilburn.backends.postgres.server import OwnServer
+from kilburn_lab.evals.load import private_memory
 
 MESSAGES = 20
 """Of a conversation, with its last reply."""
 
 TURNS = MESSAGES // 2
+
+LONG = 400
+"""Messages of a long conversation."""
 
 WORDS = "I looked at line {n} of the parser, and the check for the last line stands before the loop, where it is skipped. " * 3
 
@@ -81,17 +90,16 @@ def _chunk(data: bytes) -> bytes:
 ANSWER, (FIRST, REST) = _answer(), _stream()
 
 
-def conversations(name: str, count: int, *, stream: bool = False) -> list[bytes]:
-    """So many requests, which go on from each other."""
-    found, messages = [], list[dict[str, str]]()
+def conversations(name: str, count: int, *, stream: bool = False, length: int = MESSAGES) -> Iterator[bytes]:
+    """So many requests, which go on from each other up to conversations of a length."""
+    messages = list[dict[str, str]]()
     for turn in range(count):
-        if len(messages) >= MESSAGES:
+        if len(messages) >= length:
             messages = []
         messages.append({"role": "user", "content": f"{name} {turn}: {WORDS.format(n=turn)}"})
         body = msgspec.json.encode({"model": "m", "messages": messages, **({"stream": True} if stream else {})})
-        found.append(HELLO % len(body) + body)
+        yield HELLO % len(body) + body
         messages.append({"role": "assistant", "content": WORDS})
-    return found
 
 
 class Ends:
@@ -147,7 +155,7 @@ class Ends:
             self._streams.append(connection)
         data.clear()
 
-    def talk(self, port: int, requests: Sequence[Sequence[bytes]]) -> None:
+    def talk(self, port: int, requests: Iterable[Iterable[bytes]]) -> None:
         """Each of some clients asks for one thing after the other, over one connection."""
         clients: dict[int, tuple[socket.socket, Iterator[bytes], bytearray]] = {}
         with ExitStack() as stack:
@@ -233,31 +241,38 @@ class Asked(NamedTuple):
     firsts: int
 
 
-def run(ends: Ends, db: str, workers: int, asked: Asked, round_: int, server: OwnServer | None) -> Found:
+@contextmanager
+def gateway(ends: Ends, db: str, workers: int, tenant: str, *more: str) -> Iterator[tuple[int, int]]:
+    """The process of a gateway over a database, or a file of its own, and its port."""
     with tempfile.TemporaryDirectory(prefix="workers") as folder:
         log, told = Path(folder) / "log", Path(folder) / "told"
         place, far = db or f"{folder}/agent.db", f"http://127.0.0.1:{ends.port}/v1"
-        words = ("--port", "0", "--upstream", far, "--db", place, "--log", str(log), "--workers", str(workers))
+        words = ("--port", "0", "--upstream", far, "--db", place, "--log", str(log), "--workers", str(workers), *more)
         with told.open("w") as out:
-            process = subprocess.Popen([sys.executable, "-m", "kilburn", "serve", *words, "--tenant", f"r{round_}"], stderr=out)
+            process = subprocess.Popen([sys.executable, "-m", "kilburn", "serve", *words, "--tenant", tenant], stderr=out)
         try:
             while not (found := re.search(r"http://[\d.]+:(\d+)/v1", told.read_text())):
                 if process.poll() is not None:
                     raise RuntimeError(told.read_text())
                 time.sleep(0.05)
-            port, each = int(found[1]), asked.requests // asked.clients
-            # Connections, code, prepared statements.
-            ends.talk(port, [conversations(f"before {client}", 2 * workers) for client in range(asked.clients)])
-            said = [conversations(f"client {client}", each) for client in range(asked.clients)]
-            before, there = processor(process.pid), _postmaster(server)
-            began, own = time.perf_counter(), time.process_time()
-            ends.talk(port, said)
-            wall, own = time.perf_counter() - began, time.process_time() - own
-            took, database = processor(process.pid) - before, _postmaster(server) - there
-            added = ends.added(port, "alone", asked.firsts)
+            yield process.pid, int(found[1])
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(120)
+
+
+def run(ends: Ends, db: str, workers: int, asked: Asked, round_: int, server: OwnServer | None) -> Found:
+    with gateway(ends, db, workers, f"r{round_}") as (pid, port):
+        each = asked.requests // asked.clients
+        # Connections, code, prepared statements.
+        ends.talk(port, (conversations(f"before {client}", 2 * workers) for client in range(asked.clients)))
+        said = [[*conversations(f"client {client}", each)] for client in range(asked.clients)]
+        before, there = processor(pid), _postmaster(server)
+        began, own = time.perf_counter(), time.process_time()
+        ends.talk(port, said)
+        wall, own = time.perf_counter() - began, time.process_time() - own
+        took, database = processor(pid) - before, _postmaster(server) - there
+        added = ends.added(port, "alone", asked.firsts)
     done = each * asked.clients
     return Found(done / wall, took / done * 1e3, database / done * 1e3, own / done * 1e3, added)
 
@@ -266,8 +281,9 @@ def _postmaster(server: OwnServer | None) -> float:
     return 0.0 if server is None else processor(int((server.data / "postmaster.pid").read_text().split()[0]))
 
 
-def rows_of(stores: Sequence[str], workers: int, rounds: int, asked: Asked) -> list[Row]:
-    found: dict[str, list[Found]] = {}
+@contextmanager
+def both_ends(stores: Sequence[str]) -> Iterator[tuple[Ends, OwnServer | None]]:
+    """Clients and provider, and a PostgreSQL if it is among the stores."""
     with ExitStack() as stack:
         ends, server = stack.enter_context(Ends()), None
         if "PostgreSQL" in stores:
@@ -276,6 +292,40 @@ def rows_of(stores: Sequence[str], workers: int, rounds: int, asked: Asked) -> l
             server = OwnServer(Path(folder) / "s")
             server.start()
             stack.callback(server.stop, "immediate")
+        yield ends, server
+
+
+def memory_of(stores: Sequence[str], asked: Asked, more: Sequence[str]) -> list[Row]:
+    """What a gateway takes for itself after so many answers, and after parts of them."""
+    rows: list[Row] = []
+    with both_ends(stores) as (ends, server):
+        for kind in stores:
+            for name, length in (("many", MESSAGES), ("long", LONG)):
+                db = server.url if server is not None and kind == "PostgreSQL" else ""
+                with gateway(ends, db, 1, name, *more) as (pid, port):
+                    each = asked.requests // asked.clients
+                    talks = [conversations(f"client {client}", each, length=length) for client in range(asked.clients)]
+                    taken: dict[int, float] = {0: private_memory(pid) / 2**20}
+                    done = 0
+                    for part in (8, 4, 2, 1):
+                        ends.talk(port, [islice(talk, each // part - done) for talk in talks])
+                        done = each // part
+                        taken[done * asked.clients] = private_memory(pid) / 2**20
+                half, whole = list(taken)[-2:]
+                rows.append(
+                    {
+                        "store": kind,
+                        "sessions": name,
+                        **{f"{count:,}": size for count, size in taken.items()},
+                        "+ a thousand": 1000 * (taken[whole] - taken[half]) / (whole - half),
+                    }
+                )
+    return rows
+
+
+def rows_of(stores: Sequence[str], workers: int, rounds: int, asked: Asked) -> list[Row]:
+    found: dict[str, list[Found]] = {}
+    with both_ends(stores) as (ends, server):
         for round_ in range(rounds):
             for kind in stores:
                 for count in dict.fromkeys((1, workers)):
@@ -309,8 +359,19 @@ def main() -> None:
     options.add_argument("--clients", type=int, default=8)
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--firsts", type=int, default=30, help="first bytes that are measured in each run")
+    options.add_argument("--memory", type=int, default=0, metavar="ANSWERS", help="measure memory after so many instead")
+    options.add_argument("--serve", action="append", default=[], help="an option of kilburn serve for that; may be repeated")
     options.add_argument("--store", action="append", choices=STORES, help="may be repeated; both if it is left out")
     asked = options.parse_args()
+    if asked.memory:
+        rows = memory_of(asked.store or STORES, Asked(asked.clients, asked.memory, 0), asked.serve)
+        emit(
+            "workers",
+            rows,
+            asked.json,
+            "MiB of the gateway's own memory after so many answers; what a thousand add from half on.",
+        )
+        return
     much = Asked(asked.clients, asked.requests, asked.firsts)
     rows = rows_of(asked.store or STORES, asked.workers, asked.rounds, much)
     note = "Processor time is for each request: of all processes of the gateway, of PostgreSQL, of clients and provider."

@@ -48,7 +48,7 @@ def seal_of_state(segment: int, page: int, at: bytes, pinned: int, mark: float, 
 
 
 REMEMBERED = 100_000
-"""Sessions whose rows are kept as they were last read, for each connection: about 1 KB each."""
+"""Sessions that are known as they were last read, for each connection: about .5 KB each."""
 
 _PLACES = {place.value.encode(): place for place in Place}
 
@@ -230,8 +230,9 @@ class SealedRows(Seals):
         super().__init__(seals=seals)
         self._db = db
         self.indexed = indexed
-        # What was last read of each session, so that a row that is still the same is not verified again.
-        self._read_before: dict[int, tuple[Row, SegmentRow]] = {}
+        # What was last read of each session, and the hash of its row, which says as much as a seal: a row that is still the same
+        # is not verified again.
+        self._read_before: dict[int, tuple[int, SegmentRow]] = {}
 
     def tenant(self, name: str) -> tuple[int, int | None] | None:
         """A tenant's number, and how many sessions it must have; None if there is no such tenant.
@@ -287,12 +288,12 @@ class SealedRows(Seals):
         return self._segment(found) if found else None
 
     def _segment(self, found: Row) -> SegmentRow:
-        known = self._read_before.get(found[0])
-        if known is not None and known[0] == found:
+        known, read = self._read_before.get(found[0]), hash(found)
+        if known is not None and known[0] == read:
             return known[1]
         segment = self.segment_of(found)
         if isinstance(found[0], int):
-            self._read_before[found[0]] = found, segment
+            self._read_before[found[0]] = read, segment
             if len(self._read_before) > REMEMBERED:
                 del self._read_before[next(iter(self._read_before))]
         return segment

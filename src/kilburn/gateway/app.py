@@ -39,6 +39,7 @@ from kilburn.gateway.metrics import Counts, Metrics, OwnCounts
 from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import ResponsesForm
+from kilburn.gateway.sayings import Sayings
 from kilburn.gateway.status import Trouble, routes
 from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
@@ -214,6 +215,7 @@ class Gateway:
         self._offer = Offer(settings.memory_tools, takes=settings.model is None or takes_tools(settings.model))
         self._lock = threading.Lock()
         self._open: dict[str, Relay] = {}
+        self._sayings = Sayings()
         self._stores: list[Store] = []
         self._learners = Learners(works=settings.background)
         self._learned: set[str] = set()
@@ -333,7 +335,7 @@ class Gateway:
                     )
                     vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._turn(tenant))
                 known = self._open[tenant] = Relay(
-                    Histories(store, settings.limits.messages),
+                    Histories(store, settings.limits, self._sayings),
                     self.upstream,
                     self._learners,
                     self._offer,

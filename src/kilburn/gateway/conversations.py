@@ -63,7 +63,7 @@ class Conversation:
         self._costs: dict[bytes, int] = {}
         """By the digest of what is counted: it may be as long as a body."""
         self.held = 0
-        """Pages of it that are counted among those in memory."""
+        """Bytes of it that are counted among those in memory."""
         self.busy = False
         self.asked = b""
         """What its chain ends with once the request that goes on now is in it."""

@@ -53,7 +53,10 @@ from kilburn.gateway.conversations import (
     turn_before_reply,
 )
 from kilburn.gateway.form import Asked, Form, listed
+from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
+from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
+from kilburn.gateway.sayings import WIDTH, Sayings, key_of
 from kilburn.kernel.branches import origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
@@ -66,23 +69,22 @@ from kilburn.wire.digests import HIDDEN, canonical
 
 log = logging.getLogger("kilburn.gateway")
 
+BOUNDS = RequestBounds()
+
 SESSIONS = 256
 """Sessions that are kept in memory, for each tenant."""
 
-PAGES = 500_000
-"""Pages of the sessions that are kept in memory, for each tenant: about 1 KB each."""
-
-KNOWN = 200_000
-"""Messages whose digests are kept in memory, for each tenant."""
-
-MEMOS = 64 << 20
-"""Bytes of histories that are kept in memory, for each tenant."""
+MESSAGE = 150
+"""Bytes that a message's digests take in such a session."""
 
 FORKS = 32
 """Sessions that have said the same, or may have, and are looked at for one request: the newest, or those that were used last."""
 
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
+
+WARM = 10_000
+"""Users of whom it is known that this was done."""
 
 LEADS = 1_000
 """System prompts that are known to have no summary: what is said later cannot be in them."""
@@ -102,27 +104,31 @@ PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
 
-Spoken = tuple[bool, bytes]
-"""Whether the assistant says it, and its digest."""
-
 
 class Histories:
     """The sessions of one tenant, by what they say.
 
     Safe to use from several threads.
+
+    Args:
+        store: where they are.
+        bounds: of a history's messages, and of what stays in memory.
+        sayings: what messages say, for several tenants; None for this one's own.
     """
 
-    def __init__(self, store: Store, messages: int = 100_000, pages: int = PAGES) -> None:
-        self.store = store
-        self._messages, self._pages = messages, pages
+    def __init__(
+        self,
+        store: Store,
+        bounds: RequestBounds = BOUNDS,
+        sayings: Sayings | None = None,
+    ) -> None:
+        self.store, self._sayings = store, Sayings() if sayings is None else sayings
+        self._messages, self._most = bounds.messages, bounds.held
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Conversation] = OrderedDict()
         """By name. A request has its session for itself as long as it goes on, and the next one need not read it again."""
-        self._known: OrderedDict[tuple[str, bytes], tuple[Spoken, ...]] = OrderedDict()
-        """What a message's bytes say: a client that moves its marks sends most messages as they were, and reading one takes much
-        longer than looking for it here."""
         self._held = 0
-        """Pages of these, as they were when their last requests were over."""
+        """Bytes of these, as they were when their last requests were over."""
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         """The bytes of histories, by session: one that begins with them is not taken apart, however long it is."""
         self._beginnings: dict[Asker, dict[str, bytes]] = {}
@@ -134,9 +140,8 @@ class Histories:
         and the store has no index of those."""
         self._leads: OrderedDict[bytes, None] = OrderedDict()
         """System prompts without a summary, by digest: a client sends the same one with every new session, and it may be long."""
-        self._replies: OrderedDict[str, tuple[str, int, int, tuple[str, ...]]] = OrderedDict()
-        """Where a reply is that its provider keeps: the session, its number, how many messages it has with this one, and the
-        ids of its calls if the session has others."""
+        self._replies = ReplyPlaces()
+        """Where a reply is that its provider keeps."""
         self._caught_up = False
         """Whether the notes of replies were read that are older than the store's index of them."""
 
@@ -146,6 +151,11 @@ class Histories:
     def held(self) -> int:
         """Sessions in memory."""
         return len(self._sessions)
+
+    @property
+    def size(self) -> int:
+        """Bytes of these and of their histories, about, as they were when their last requests were over."""
+        return self._held + self._kept
 
     def digests(
         self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
@@ -158,30 +168,29 @@ class Histories:
         Raises:
             WireError: a message is none.
         """
-        with self._lock:
-            said = [self._said(form, raw, {} if read is None else read) for raw in raws]
+        name, known = form.name.encode(), self._sayings.get
+        said = [known(key_of(name, raw)) or self._said(form, raw, {} if read is None else read) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
         for run in _runs(said):
             if len(run) > 1:
                 found = canonical([message for raw in raws[run.start : run.stop] for message in form.read(raw)])
             else:
-                found = [digest for _, digest in said[run.start]]
+                only = said[run.start]
+                found = [only[at + 1 : at + WIDTH] for at in range(0, len(only), WIDTH)]
             digests += found
             ends += [run.stop] * len(found)
         return digests, ends
 
-    def _said(self, form: Form, raw: bytes, read: dict[bytes, list[Message]]) -> tuple[Spoken, ...]:
-        key = form.name, hashlib.blake2b(raw, digest_size=16).digest()
-        known = self._known.get(key)
-        if known is None:
+    def _said(self, form: Form, raw: bytes, read: dict[bytes, list[Message]]) -> bytes:
+        key = key_of(form.name.encode(), raw)
+        said = self._sayings.get(key)
+        if said is None:
             messages = read[raw] = form.read(raw)
-            spoken = bool(messages) and messages[-1].role is Role.ASSISTANT
-            known = tuple((spoken, digest) for digest in canonical(messages))
-            self._known[key] = known
-            if len(self._known) > KNOWN:
-                self._known.popitem(last=False)
-        return known
+            spoken = b"\1" if messages and messages[-1].role is Role.ASSISTANT else b"\0"
+            said = b"".join(spoken + digest for digest in canonical(messages))
+            self._sayings.keep(key, said)
+        return said
 
     # Replies that their provider keeps
 
@@ -200,12 +209,12 @@ class Histories:
         else:
             raise StoreBusy("the id of a reply is not kept", advice="ask again")
         with self._lock:
-            self._note(key, session.name, conversation.number, conversation.turn, conversation.heard)
+            self._note(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
 
-    def _note(self, key: str, name: str, number: int, turn: int, calls: Iterable[str]) -> None:
-        self._replies[key] = (name, number, turn, tuple(calls))
-        if len(self._replies) > KNOWN:
-            self._replies.popitem(last=False)
+    def _note(self, key: str, place: ReplyPlace) -> None:
+        if self._replies.keep(key, place):
+            # Those that went are in the store, and read again when one is asked for.
+            self._caught_up = False
 
     def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
         """Whether a request goes on from a reply that is in a session of this user, and of this name if it names one."""
@@ -216,35 +225,35 @@ class Histories:
         """The session with a reply, how many messages it has with it, and the ids of its calls if the session has others."""
         key = _key(reply)
         with self._lock:
-            if key not in self._replies:
-                self._find_reply(key, user)
-            session, number, turn, calls = self._replies.get(key, ("", 0, 0, ()))
+            place = self._replies.get(key) or self._find_reply(key, user)
+        session, number, turn, calls = place or ("", 0, 0, ())
         info = self._stored(session) if session else None
         if info is None or info.number != number or info.user != user or info.damaged:
             return None
         return (info, turn, calls) if name is None or root_of(name) == root_of(session) else None
 
-    def _find_reply(self, key: str, user: str) -> None:
+    def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
         """Find where a reply is that another gateway has answered, or this one before it was started again."""
         for owner in self.store.backend.said_by(key.encode(), FORKS):
             with suppress(StoreCorrupt):
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
-                    self._read_notes(info, -owner.at - 1, key)
-                    return
+                    return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
+        found = None
         if not self._caught_up:
             self._caught_up = True
             for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
-                if not info.damaged:
-                    self._read_notes(info)
+                for noted, place in () if info.damaged else self._notes(info):
+                    found = place if noted == key else found
+        return found
 
-    def _read_notes(self, info: SegmentInfo, after: int = 0, until: str | None = None) -> None:
-        """Read where replies are from the notes of a session behind event `after`, until the one with this key."""
+    def _notes(self, info: SegmentInfo, after: int = 0) -> Iterator[tuple[str, ReplyPlace]]:
+        """Read where replies are from the notes of a session behind event `after`, and remember it."""
         for event in self.store.backend.events(info.number, after, Act.NOTE):
             if "reply" in event.data:
-                self._note(event.data["reply"], info.name, info.number, event.data["turn"], event.data["calls"])
-                if event.data["reply"] == until:
-                    return
+                place = ReplyPlace(info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
+                self._note(event.data["reply"], place)
+                yield event.data["reply"], place
 
     def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
         """What came before a request that goes on from a reply.
@@ -420,13 +429,11 @@ class Histories:
         memo.prefix, memo.history = memo.history, b""
         with self._lock:
             self._forget(conversation.name)
-            if conversation.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(conversation.name) is not conversation:
+            if conversation.prefilled or self._sessions.get(conversation.name) is not conversation:
                 return
             self._memos[conversation.name] = memo
             self._beginnings.setdefault(memo.of, {})[conversation.name] = memo.prefix
             self._kept += len(memo.prefix)
-            while self._kept > MEMOS:
-                self._forget(next(iter(self._memos)))
 
     def _forget(self, name: str) -> None:
         memo = self._memos.pop(name, None)
@@ -478,10 +485,10 @@ class Histories:
         self.store.release(conversation.name)
 
     def _hold(self, conversation: Conversation) -> None:
-        """Keep a session in memory, and count its pages."""
-        pages = conversation.session.window.last
-        self._held += pages - conversation.held
-        conversation.held = pages
+        """Keep a session in memory, and count its bytes."""
+        size = conversation.session.size + MESSAGE * len(conversation.digests)
+        self._held += size - conversation.held
+        conversation.held = size
         self._sessions[conversation.name] = conversation
 
     def _drop(self, name: str, conversation: Conversation) -> None:
@@ -699,6 +706,8 @@ class Histories:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
         beginning belong to the compaction."""
         if request.user not in self._warm:
+            if len(self._warm) >= WARM:
+                self._warm.clear()
             self._warm.add(request.user)
             self._read_newest(request.user)
         others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
@@ -747,13 +756,14 @@ class Histories:
 
     def _trim(self) -> None:
         """Keep in memory no more than is allowed: those that were used last, and in any case the very last one."""
-        if len(self._sessions) <= SESSIONS and self._held <= self._pages:
-            return
-        for conversation in [*self._sessions.values()][:-1]:
+        for conversation in [*self._sessions.values()][:-1] if self._is_full() else ():
             if not conversation.busy:
                 self._put_away(conversation)
-            if len(self._sessions) <= SESSIONS and self._held <= self._pages:
+            if not self._is_full():
                 return
+
+    def _is_full(self) -> bool:
+        return len(self._sessions) > SESSIONS or self.size > self._most
 
     def said(
         self,
@@ -960,16 +970,16 @@ def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> in
     return end
 
 
-def _runs(said: Sequence[tuple[Spoken, ...]]) -> Iterator[range]:
+def _runs(said: Sequence[bytes]) -> Iterator[range]:
     """Which messages of a history are one: what the assistant says in a row, with the reasoning before, between and behind it,
     which says nothing by itself."""
     start, spoken = 0, None
     for at, here in enumerate(said):
-        joins = spoken is None or (spoken and (not here or here[0][0]))
+        joins = spoken is None or (spoken and (not here or here[0]))
         if not joins:
             yield range(start, at)
             start, spoken = at, None
-        spoken = here[-1][0] if here else spoken
+        spoken = here[-WIDTH] if here else spoken
     if said:
         yield range(start, len(said))
 

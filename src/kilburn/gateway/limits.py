@@ -32,6 +32,8 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
         depth: objects and lists in each other.
         headers: how many a request may have. header_bytes: their names and values together.
         messages: how many one history may have.
+        held: bytes of the sessions of a tenant that stay in memory, about; over it nothing is refused: what was not used
+            for longest is read again when it goes on.
         running: requests that are being answered. per_key: of one key; 0 for no limit.
         rate: requests per minute of one key; a quarter of a minute's may come at once. 0 for no limit.
         connections: open connections.
@@ -47,6 +49,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
     headers: int = 100
     header_bytes: int = 32 << 10
     messages: int = 100_000
+    held: int = 128 << 20
     running: int = 512
     per_key: int = 256
     rate: int = 0

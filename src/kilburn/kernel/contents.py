@@ -6,12 +6,13 @@ The store verifies what it reads. Texts in the window stay cached; all others ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from sys import getsizeof
 from weakref import WeakMethod, ref
 
 from kilburn.backend import Backend
 
 CACHE = 8_000_000
-"""Characters that are cached before texts that the window does not need are removed."""
+"""Bytes that are cached before texts that the window does not need are removed."""
 
 
 class Contents:
@@ -28,6 +29,11 @@ class Contents:
         self._shared: Callable[[], Contents | None] = lambda: None
         self._held = 0
         self._limit = CACHE
+
+    @property
+    def size(self) -> int:
+        """Bytes of the texts."""
+        return self._held
 
     def get(self, digest: str) -> str:
         """The text of a digest; "" for none.
@@ -52,7 +58,7 @@ class Contents:
             found |= self._backend.texts(missing)
         for digest, text in found.items():
             self._texts[digest] = text
-            self._held += len(text)
+            self._held += getsizeof(text)
         if self._held > self._limit:
             self._trim(set(found))
 
@@ -60,7 +66,7 @@ class Contents:
         """Cache a text that is about to be written."""
         if digest not in self._texts:
             self._texts[digest] = text
-            self._held += len(text)
+            self._held += getsizeof(text)
             if self._held > self._limit:
                 self._trim({digest})
 
@@ -77,5 +83,5 @@ class Contents:
         needed_by = self._needed()
         needed = latest if needed_by is None else needed_by() | latest
         self._texts = {digest: text for digest, text in self._texts.items() if digest in needed}
-        self._held = sum(map(len, self._texts.values()))
+        self._held = sum(map(getsizeof, self._texts.values()))
         self._limit = max(CACHE, 2 * self._held)

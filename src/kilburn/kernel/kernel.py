@@ -66,6 +66,9 @@ from kilburn.search.search import RANKING, Searcher
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 
+PAGE = 2000
+"""Bytes that a page takes in memory, about, with its state and its line in the prompt, and without its text."""
+
 LEAST = 1
 """Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
 room: then it is not in the latest message."""
@@ -133,6 +136,11 @@ class Kernel:
         self.pending = Pending(rebuilt.head, info.used if info.number and info.head == rebuilt.head else None)
         # A branch may look into this cache.
         self.contents.clear()
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory, about."""
+        return PAGE * self.window.pages.held + self.contents.size
 
     def searching(self, branches: Sequence[SegmentInfo] = (), *, alone: bool = False) -> Searcher:
         """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.

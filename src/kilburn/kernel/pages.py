@@ -58,6 +58,11 @@ class PagesById(MutableMapping[int, Page]):
         # The ids that the store has: all from the one to the other, but 0.
         self._first = self._last = 0
 
+    @property
+    def held(self) -> int:
+        """How many are in memory."""
+        return len(self._here)
+
     def part(self, pages: Iterable[int]) -> PagesById:
         """The same, to be changed by itself, with these in memory. Where there is no store to read from, with all."""
         made = PagesById(self.read)

@@ -153,6 +153,11 @@ class Session(Segment):
         return self._kernel.pending.head
 
     @property
+    def size(self) -> int:
+        """Bytes that it takes in memory, about."""
+        return self._kernel.size
+
+    @property
     def branches(self) -> Branches:
         """The session that it is a branch of, and its own branches."""
         return Branches(self)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
+from sys import getsizeof
 
 from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.policies.order import EvictInOrder
 from kilburn.policy import View
+from kilburn.remembered import remembered
 
 BY_ROLE = {Role.SYSTEM: 0.9, Role.USER: 0.7, Role.ASSISTANT: 0.4, Role.TOOL: 0.3}
 LONG = 20_000
@@ -33,7 +34,7 @@ FORGOTTEN = 50.0
 _WORD = re.compile(r"[^\W\d]\w{3,}")
 
 
-@lru_cache(maxsize=8192)
+@remembered(lambda words: getsizeof(words) + 65 * len(words))
 def words_of(text: str) -> frozenset[str]:
     """The words of a text that distinguish it from others: four letters or more, lower case."""
     return frozenset(_WORD.findall(text[:LONG].lower()))

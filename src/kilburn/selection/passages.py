@@ -7,14 +7,19 @@ No language is parsed, so it works for numbered views of files, search hits, tra
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from sys import getsizeof
 from typing import NamedTuple
 
 from kilburn.page import Span
+from kilburn.remembered import remembered
 from kilburn.selection.identifiers import identifiers
 from kilburn.selection.lines import outline, sample, skeleton, units
 from kilburn.selection.signs import Sign, case_of, sign_of, sign_of_prose
+
+LONG = 64
+"""Characters of a word above which its parts are not remembered: it hardly comes again."""
 
 LEAST = 0.25
 """Share of the largest passage that a part of a longer text has at least."""
@@ -62,7 +67,12 @@ class _Line(NamedTuple):
     begins: bool
 
 
-@lru_cache(maxsize=4096)
+def size_of(passages: Iterable[TextPassage]) -> int:
+    """Bytes that passages take in memory, about, with their words and lines."""
+    return sum(560 + 85 * len(one.words) + 60 * len(one.lines) + 2 * (one.letters + one.end - one.start) for one in passages)
+
+
+@remembered(size_of)
 def passages_of(text: str, most: int, span: Span | None = None) -> tuple[TextPassage, ...]:
     """The passages of a text, or of a span of it, in order; what is blank belongs to none.
 
@@ -90,7 +100,7 @@ def rows_of(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
     return _cached_rows(text, prose) if len(text) <= min(most, CACHED) else _rows(text, prose, most)
 
 
-@lru_cache(maxsize=2048)
+@remembered(size_of)
 def _cached_rows(text: str, prose: bool) -> tuple[TextPassage, ...]:
     return _rows(text, prose, len(text))
 
@@ -126,12 +136,12 @@ def words_of(text: str) -> dict[str, int]:
     """How often each word occurs, in lower case: names as a whole, and in their pieces."""
     found: dict[str, int] = {}
     for word in _WORD.findall(text):
-        for part in _parts_of(word):
+        for part in _parts_of(word) if len(word) <= LONG else _parts_of.__wrapped__(word):
             found[part] = found.get(part, 0) + 1
     return found
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def _parts_of(word: str) -> tuple[str, ...]:
     pieces = _PIECE.findall(word)
     return (word.lower(), *[piece.lower() for piece in pieces if len(pieces) > 1])
@@ -142,7 +152,7 @@ def bare(line: str) -> str:
     return _NUMBER.sub("", line, count=1).strip() if line[:1].isdigit() or line[:1].isspace() else line.strip()
 
 
-@lru_cache(maxsize=4096)
+@remembered(lambda lines: getsizeof(lines) + 60 * len(lines))
 def lines_of(text: str) -> frozenset[str]:
     """The lines of a text as they are compared, without the tiny ones."""
     return frozenset(line for line in map(bare, text.split("\n")) if len(line) >= 4)

@@ -15,10 +15,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import lru_cache
+from sys import getsizeof
 from typing import NamedTuple
 
 from kilburn.page import Parts, Span, address_of
+from kilburn.remembered import remembered
 from kilburn.selection.lines import OMISSION
 from kilburn.selection.passages import TextPassage, lines_of, passages_of, words_of
 from kilburn.selection.signs import Sign, sign_of_prose
@@ -78,7 +79,7 @@ def grain_of(room: int) -> int:
     return next((grain for grain in reversed(GRAINS) if 4 * room >= MANY * grain), GRAINS[0])
 
 
-@lru_cache(maxsize=4096)
+@remembered(lambda passages: 200 * len(passages))
 def candidates_of(
     text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
 ) -> tuple[PagePassage, ...]:
@@ -220,7 +221,7 @@ def _weight(role: str, text: str, passage: TextPassage, talk: float) -> float:
     return max(talk, SAID if _states(text[passage.start : passage.end]) else 0.0)
 
 
-@lru_cache(maxsize=16384)
+@remembered(getsizeof)
 def _states(text: str) -> bool:
     return any(sign_of_prose(line) in STATES for line in text.split("\n"))
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 from kilburn.page import Span
+from kilburn.remembered import remembered
 
 BLOCK_START = "<|block_start|>"
 BLOCK_END = "<|block_end|>"
@@ -203,7 +203,7 @@ def parse(text: str) -> Blocks:
     return _parsed(text) if any(tag in text for tag in TAGS) else Blocks()
 
 
-@lru_cache(maxsize=512)
+@remembered(lambda found: 300 * (len(found.blocks) + len(found.faults)))
 def _parsed(text: str) -> Blocks:
     parser = Parser()
     parser.feed(text)

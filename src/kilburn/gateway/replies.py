@@ -1,0 +1,58 @@
+"""Where replies are that their provider keeps, by the digests of the ids that it gave them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+KNOWN = 200_000
+"""Replies that are known in memory, for each tenant."""
+
+
+class ReplyPlace(NamedTuple):
+    """Where a reply is.
+
+    Args:
+        session: the name of its session, and `number`, which no other session ever has.
+        turn: how many messages the session has with it.
+        calls: the ids of its calls, if the session has others.
+    """
+
+    session: str
+    number: int
+    turn: int
+    calls: tuple[str, ...]
+
+
+class ReplyPlaces:
+    """The places of the replies that were noted last. There may be very many, so each is a row of bytes. Its owner holds a lock.
+
+    Args:
+        most: replies that are known.
+    """
+
+    def __init__(self, most: int = KNOWN) -> None:
+        self._most = most
+        self._young: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+        """They go when the young ones are half of all."""
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, key: str) -> ReplyPlace | None:
+        """The place of a reply."""
+        found = self._young.get(key.encode()) or self._old.get(key.encode())
+        if found is None:
+            return None
+        session, number, turn, calls = msgspec.msgpack.decode(found)
+        return ReplyPlace(session, number, turn, tuple(calls))
+
+    def keep(self, key: str, place: ReplyPlace) -> bool:
+        """Note the place of a reply; returns whether others are known no longer."""
+        self._young[key.encode()] = msgspec.msgpack.encode(place)
+        full = 2 * len(self._young) >= self._most
+        if full:
+            self._old, self._young = self._young, {}
+        return full

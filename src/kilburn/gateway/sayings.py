@@ -1,0 +1,92 @@
+"""What a message's bytes say, in digests: a client that moves its marks sends most messages as they were, and reading one takes
+much longer than looking for it here. It is a cache: what is not here is read again.
+
+There may be very many messages, so they are rows of one table that never grows, for all tenants together: what a message says
+follows from its bytes, whoever sends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+
+ROWS = 1 << 17
+"""Digests that are kept in memory, 33 bytes each."""
+
+WIDTH = 17
+"""Bytes of a digest of what is said: whether the assistant says it comes first, as 1 or 0."""
+
+LONGEST = 64
+"""Digests of one message at most: one that says more has the table for itself, and is read again."""
+
+_PAIR = struct.Struct(f"16s{WIDTH}s16s{WIDTH}s")
+"""A message has two places. A new one takes the first, and who stood there the second."""
+
+_MORE, _NOTHING = 0x40, 0x10
+"""In place of 1 or 0: a further row says more; the message says nothing."""
+
+_SILENT = bytes((_NOTHING,)).ljust(WIDTH, b"\0")
+
+
+def key_of(form: bytes, raw: bytes) -> bytes:
+    """The digest of a message's bytes in a wire form, by its name."""
+    return hashlib.blake2b(raw, digest_size=16, person=form).digest()
+
+
+class Sayings:
+    """What messages say, by their digests. Safe to use from several threads.
+
+    Args:
+        rows: digests that are kept, an even number.
+    """
+
+    def __init__(self, rows: int = ROWS) -> None:
+        self._pairs = rows // 2
+        self._lock = threading.Lock()
+        self._table = bytearray(self._pairs * _PAIR.size)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, however much it is used."""
+        return len(self._table)
+
+    def get(self, key: bytes) -> bytes | None:
+        """What a message says, `WIDTH` bytes for each digest; None if that is not here."""
+        found = b""
+        while True:
+            first, said, second, other = _PAIR.unpack_from(self._table, hash(key) % self._pairs * _PAIR.size)
+            if first != key:
+                if second != key:
+                    return None
+                said = other
+            if said[0] < 2:
+                return found + said if found else said  # type: ignore[no-any-return]
+            if said[0] == _NOTHING:
+                return b""
+            found += bytes((said[0] ^ _MORE,)) + said[1:]
+            key = _next(key)
+
+    def keep(self, key: bytes, said: bytes) -> None:
+        """Keep what a message says."""
+        if len(said) > LONGEST * WIDTH:
+            return
+        for at in range(0, len(said), WIDTH):
+            ends = at + WIDTH == len(said)
+            self._put(key, said[at : at + WIDTH] if ends else bytes((said[at] | _MORE,)) + said[at + 1 : at + WIDTH])
+            key = key if ends else _next(key)
+        if not said:
+            self._put(key, _SILENT)
+
+    def _put(self, key: bytes, row: bytes) -> None:
+        at = hash(key) % self._pairs * _PAIR.size
+        with self._lock:
+            first, said, second, other = _PAIR.unpack_from(self._table, at)
+            if first != key:
+                second, other = first, said
+            _PAIR.pack_into(self._table, at, key, row, second, other)
+
+
+def _next(key: bytes) -> bytes:
+    """The key of the row that says more."""
+    return hashlib.blake2b(key, digest_size=16).digest()

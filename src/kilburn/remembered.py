@@ -1,0 +1,113 @@
+"""What functions of texts have found, so that it is not worked out again: of all of them together up to so many bytes.
+
+A bound in entries says nothing about memory where an entry may be a line or a file. So all functions share one bound, which
+counts bytes. What was not used for longest goes first, about half of all at once: so a hit costs no more than a look.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Generic, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+TEXTS = 16 << 20
+"""Bytes of what all functions remember together."""
+
+ENTRY = 300
+"""Bytes of an entry beside its texts and what was found in them."""
+
+
+class Recent(Generic[Key, Value]):
+    """Values by key: those that were used last, up to so many bytes. Safe to use from several threads.
+
+    Args:
+        most: bytes that all may take together, by what `keep` is told.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._lock = threading.Lock()
+        self._young: dict[Key, tuple[Value, int]] = {}
+        self._old: dict[Key, tuple[Value, int]] = {}
+        """What was not used since the young ones were begun; it is dropped when they would be more than half of all."""
+        self._taken = self._left = 0
+        """Bytes of the young and of the old ones."""
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    @property
+    def taken(self) -> int:
+        """Bytes of what is here."""
+        return self._taken + self._left
+
+    def get(self, key: Key) -> Value | None:
+        """The value of a key, if it is here."""
+        known = self._young.get(key)
+        if known is not None:
+            return known[0]
+        with self._lock:
+            known = self._old.pop(key, None)
+            if known is None:
+                return None
+            self._left -= known[1]
+            self._add(key, known)
+            return known[0]
+
+    def keep(self, key: Key, value: Value, size: int) -> None:
+        """Keep a value of so many bytes. One that is more than a quarter of all is not kept."""
+        if 4 * size > self.most:
+            return
+        with self._lock:
+            if (known := self._old.pop(key, None)) is not None:
+                self._left -= known[1]
+            self._add(key, (value, size))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._young, self._old, self._taken, self._left = {}, {}, 0, 0
+
+    def _add(self, key: Key, known: tuple[Value, int]) -> None:
+        if (before := self._young.get(key)) is not None:
+            self._taken -= before[1]
+        if 2 * (self._taken + known[1]) > self.most:
+            self._old, self._left, self._young, self._taken = self._young, self._taken, {}, 0
+        self._young[key] = known
+        self._taken += known[1]
+
+
+texts: Recent[tuple[Any, ...], Any] = Recent(TEXTS)
+"""What all functions remember."""
+
+
+def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+    """Makes a function of texts remember what it found; it must say the same for the same, and never None.
+
+    Args:
+        size: how many bytes a result takes, about, beside the texts that the function was given.
+    """
+
+    def made(function: Callable[Given, Result]) -> Callable[Given, Result]:
+        get, keep = texts.get, texts.keep
+
+        @wraps(function)
+        def asked(*given: Given.args, **named: Given.kwargs) -> Result:
+            key = (function, *given, *named.items()) if named else (function, *given)
+            known: Result | None = get(key)
+            if known is None:
+                known = function(*given, **named)
+                long = sum(map(sys.getsizeof, given))
+                keep(key, known, ENTRY + long + size(known))
+            return known
+
+        return asked
+
+    return made
