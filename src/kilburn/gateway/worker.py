@@ -40,8 +40,8 @@ FULL = 1.0
 """Seconds without a new connection, where there are as many open files as may be."""
 
 YIELD, YIELDS = 0.002, 8
-"""Seconds for which a new connection is left to a worker that has fewer, and how often: that one may be computing something. After
-that it is taken by whoever can."""
+"""Seconds for which a new connection is left to a worker that has fewer, and how often: that one may be computing something.
+After that it is taken by whoever can."""
 
 PLACES = 8 + 4 * 128
 """Bytes of what workers see of each other, for more of them than there may be."""
