@@ -119,16 +119,13 @@ def sentences_of(text: str) -> tuple[Span, ...]:
     for start, stop in _sentences(text):
         said = text[start:stop]
         asks = said[-1] in "?？" and not _pattern(_PLEASE).search(said)
-        if (not asks and _stays(said)) or (first and _pattern(_CORRECTS).match(said)):
+        stays = not asks and (_pattern(_BEGINNINGS).match(said) or _pattern(_WORDS).search(said))
+        if not asks and not stays and not said.isascii():
+            stays = _pattern(_LETTERS).search(said)
+        if stays or (first and _pattern(_CORRECTS).match(said)):
             found.append((start, stop))
         first = False
     return tuple(found)
-
-
-def _stays(said: str) -> bool:
-    if _pattern(_BEGINNINGS).match(said) or _pattern(_WORDS).search(said):
-        return True
-    return not said.isascii() and _pattern(_LETTERS).search(said) is not None
 
 
 def _sentences(text: str) -> Iterator[Span]:
