@@ -282,15 +282,33 @@ async def test_connections_that_stay_are_shared_out_and_none_waits_for_a_worker_
             servers.append(WorkerServer(config, listener.dup(), Parent(theirs, str(tmp_path), place)))
             tasks.append(asyncio.create_task(servers[-1].serve()))
             assert b"ready" in await asyncio.to_thread(line.recv, 100)
-        writers = []
-        for _ in range(connections):
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
+
+        async def answered(connection: socket.socket) -> asyncio.StreamWriter:
+            reader, writer = await asyncio.open_connection(sock=connection)
             writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert b"200" in await reader.readuntil(b"\r\n\r\n")
-            writers.append(writer)
-        assert [len(server.server_state.connections) for server in servers] == [connections // shares] * shares
-        for writer in writers:
-            writer.close()
+            return writer
+
+        def taken() -> list[int]:
+            return [len(server.server_state.connections) for server in servers]
+
+        def told() -> list[int]:
+            return [count - 1 for count in servers[0]._parent.neighbours._counts[1 : shares + 1]]
+
+        for at_once in (False, True, True):
+            writers = []
+            if at_once:
+                waiting = [socket.create_connection(listener.getsockname()) for _ in range(connections)]
+                writers = await asyncio.gather(*map(answered, waiting))
+            else:
+                for _ in range(connections):
+                    writers.append(await answered(socket.create_connection(listener.getsockname())))
+            assert taken() == told() == [connections // shares] * shares
+            for writer in writers:
+                writer.close()
+            while any(taken()):
+                await asyncio.sleep(0.001)
+            assert not any(told()), "the others see that they are gone"
         for line in lines:
             line.close()  # the parent is gone
         await asyncio.gather(*tasks)

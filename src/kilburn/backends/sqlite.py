@@ -242,19 +242,17 @@ class Sqlite:
         db.set_wal_hook(self._note_log)
 
     def _note_log(self, db: apsw.Connection, name: str, pages: int) -> int:
-        self._log = pages
+        # It may have been begun anew.
+        self._log, self._moved = pages, min(self._moved, pages)
         return apsw.SQLITE_OK
 
     def _move_log(self) -> None:
-        """Move what is in the write-ahead log into the file, whenever it has grown by so much. The next writer begins it anew if
-        all of it was moved, so others may not write at the end; most is moved before that.
+        """Move what is in the write-ahead log into the file, once it has grown by so much. The next writer begins it anew if all
+        of it was moved, so others may not write at the end; most is moved before that.
 
         SQLite's own way, a move after each commit that finds a long log, ends only if nobody writes meanwhile: with two writers
         it moved little after nearly each commit, and waited for the disk twice each time.
         """
-        self._moved = min(self._moved, self._log)
-        if self._log - self._moved < GROWTH:
-            return
         self._moved = self._log
         self._db.set_busy_timeout(TURN)
         try:
@@ -367,7 +365,8 @@ class Sqlite:
                         self._commits += 1
                         if to is not None:
                             self._directory.wrote(to)
-                        self._move_log()
+                        if self._log - self._moved >= GROWTH:
+                            self._move_log()
                         return
                 if first:
                     time.sleep(min(max((time.monotonic() - since) / 4, FIRST_PAUSE), PAUSE))

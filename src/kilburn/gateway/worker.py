@@ -39,8 +39,9 @@ LINGER = 2.0
 FULL = 1.0
 """Seconds without a new connection, where there are as many open files as may be."""
 
-YIELD = 0.002
-"""Seconds for which a new connection is left to a worker that has fewer. After that it is taken by whoever can."""
+YIELD, YIELDS = 0.002, 8
+"""Seconds for which a new connection is left to a worker that has fewer, and how often: that one may be computing something.
+After that it is taken by whoever can."""
 
 PLACES = 8 + 4 * 128
 """Bytes of what workers see of each other, for more of them than there may be."""
@@ -213,6 +214,18 @@ class Parent:
             os.close(self._turns.popitem()[1])
 
 
+class _Connections(set[Any]):
+    """Connections of a server, which says when one is gone: the others learn how many it has."""
+
+    def __init__(self, gone: Callable[[], object]) -> None:
+        super().__init__()
+        self._gone = gone
+
+    def discard(self, connection: Any) -> None:
+        super().discard(connection)
+        self._gone()
+
+
 class WorkerServer(uvicorn.Server):
     """uvicorn's server, which takes connections from a socket that it shares.
 
@@ -223,9 +236,10 @@ class WorkerServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listener: socket.socket, parent: Parent, linger: float = LINGER) -> None:
         super().__init__(config)
         self._listener, self._parent, self._linger = listener, parent, linger
-        self._coming: set[asyncio.Task[Any]] = set()
+        self._coming: dict[asyncio.Task[Any], asyncio.Protocol] = {}
         self._retiring: asyncio.Task[None] | None = None
-        self._listens = self._yielded = False
+        self._listens, self._yielded = False, 0
+        self.server_state.connections = _Connections(self._lost)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -255,22 +269,26 @@ class WorkerServer(uvicorn.Server):
             self._listens = False
             asyncio.get_running_loop().remove_reader(self._listener)
 
+    def _lost(self) -> None:
+        if self._listens:
+            self._parent.neighbours.has(self._connections)
+
     @property
     def _connections(self) -> int:
-        return len(self.server_state.connections) + len(self._coming)
+        # One that has just come is among both.
+        return len({*self.server_state.connections, *self._coming.values()})
 
     def _accept(self) -> None:
         """Take one connection, or leave it to a worker that has fewer; the loop comes back if there are more, unless another
         worker is faster."""
         loop = asyncio.get_running_loop()
-        fewer_elsewhere, yielded = self._parent.neighbours.has(self._connections), self._yielded
-        self._yielded = fewer_elsewhere and not yielded
-        if self._yielded:
+        if self._parent.neighbours.has(self._connections) and self._yielded < YIELDS:
             # Its number stands: it is only a moment.
-            self._listens = False
+            self._yielded += 1
             loop.remove_reader(self._listener)
             loop.call_later(YIELD, self._listen)
             return
+        self._yielded = 0
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -281,9 +299,10 @@ class WorkerServer(uvicorn.Server):
             uvicorn.server.logger.error("no connection can be taken: %s", os.strerror(error.errno or 0))
             return
         connection.setblocking(False)
-        task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
-        self._coming.add(task)
-        task.add_done_callback(self._coming.discard)
+        protocol = self._protocol()
+        task = loop.create_task(loop.connect_accepted_socket(lambda: protocol, connection))
+        self._coming[task] = protocol
+        task.add_done_callback(self._coming.pop)
         self._parent.neighbours.has(self._connections)
 
     def _protocol(self) -> asyncio.Protocol:

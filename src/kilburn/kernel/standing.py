@@ -39,37 +39,52 @@ FRAME = 24
 
 _OPENING = r"please|and|but|so|also|again|important|note|reminder|ok(?:ay)?|yes|well|one more thing|rule \d+"
 _START = rf"^(?:[-*•] +)?(?:(?:{_OPENING})[,:!.]? +)*"
-_ENGLISH = (
-    _START + r"(?:always|never|do not|don['’]?t|make sure|be sure|ensure|remember|keep in mind|avoid|prefer|stop \w+ing|no more"
-    r"|only (?:ever )?(?:use|write|change|touch|edit|run|read|answer|call|make)|under no circumstances|i prefer"
-    r"|i (?:want|need|expect) you to|i (?:told|asked) you|we (?:always|never)"
-    r"|(?:use|take|make|put|call|name|write|run|set|send)\b.{1,80}\b(?:instead|rather than|not))\b"
-    r"|(?:[,;:–—] |\b(?:and|but|please|you should|must|to) )(?:always|never|don['’]?t)\b"
-    r"|\b(?:from now on|from here on|going forward|for the rest of|in (?:the )?future|at all times|under no circumstances"
-    r"|must ?n[o'’]t|you (?:must(?! have| be\b)|may not|are (?:not )?(?:to|allowed)))\b"
+_BEGINNINGS = "|".join(
+    (
+        _START
+        + r"(?:always|never|do not|don['’]?t|make sure|be sure|ensure|remember|keep in mind|avoid|prefer|stop \w+ing|no more"
+        r"|only (?:ever )?(?:use|write|change|touch|edit|run|read|answer|call|make)|under no circumstances|i prefer"
+        r"|i (?:want|need|expect) you to|i (?:told|asked) you|we (?:always|never)"
+        r"|(?:use|take|make|put|call|name|write|run|set|send)\b.{1,80}\b(?:instead|rather than|not))\b",
+        # German
+        r"^(?:bitte )?(?:immer|nie|niemals)\b",
+        r"^(?!ich|es|das|er|sie|wir|der|die|wer|was)\w+ (?:\w+ ){0,4}(?:immer|nie|niemals|nicht)\b",
+        # French
+        r"^(?:toujours|jamais|n(?:e |['’])\w+ (?:jamais|pas|plus))\b",
+        # Spanish, Portuguese, Italian
+        r"^(?:siempre|nunca|sempre|mai|no (?!es\b|sé\b|hay\b)\w+[eaon]s?\b (?:el|la|los|las|un|una|nunca|más)|não \w+|non \w+)\b",
+    )
 )
-_OTHERS = (
-    # German
-    r"^(?:bitte )?(?:immer|nie|niemals)\b"
-    r"|^(?!ich|es|das|er|sie|wir|der|die|wer|was)\w+ (?:\w+ ){0,4}(?:immer|nie|niemals|nicht)\b",
-    r"\b(?:ab jetzt|ab sofort|von nun an|in zukunft|künftig|merke? dir|denke? daran|vergiss nicht|achte darauf|auf keinen fall"
-    r"|du (?:sollst|darfst|musst)|stattdessen|sondern)\b",
-    # French
-    r"^(?:toujours|jamais|n(?:e |['’])\w+ (?:jamais|pas|plus))\b|\b(?:désormais|dorénavant|à partir de maintenant|souviens-toi"
-    r"|rappelle-toi|n['’]oublie pas|veille à|tu (?:ne )?dois|plutôt que|au lieu de)\b",
-    # Spanish, Portuguese, Italian
-    r"^(?:siempre|nunca|sempre|mai|no (?!es\b|sé\b|hay\b)\w+[eaon]s?\b (?:el|la|los|las|un|una|nunca|más)|não \w+|non \w+)\b",
-    r"\b(?:a partir de ahora|de ahora en adelante|recuerda|no olvides|asegúrate|en lugar de|en vez de|a partir de agora"
-    r"|de agora em diante|lembre-se|não (?:se )?esqueça|certifique-se|d['’]ora in poi|da ora in poi|ricordati|ricorda"
-    r"|non dimenticare|assicurati|invece di|em vez de)\b",
-    # Russian
-    r"\b(?:всегда|никогда|отныне|впредь|запомни|помни|не забудь|не забывай|вместо)\b",
-    # Chinese, Japanese, Korean
-    r"总是|始终|永远|从现在起|从现在开始|记住|不要|别再|切勿|禁止|必须|务必|而不是",
-    r"常に|必ず|決して|今後|これからは|覚えて|忘れない|しないで|ではなく",
-    r"항상|절대|앞으로|기억해|잊지 마|하지 마|반드시",
+"""How a sentence begins that is to stay."""
+_WORDS = "|".join(
+    (
+        r"(?:[,;:–—] |\b(?:and|but|please|you should|must|to) )(?:always|never|don['’]?t)\b",
+        r"\b(?:from now on|from here on|going forward|for the rest of|in (?:the )?future|at all times|under no circumstances"
+        r"|must ?n[o'’]t|you (?:must(?! have| be\b)|may not|are (?:not )?(?:to|allowed))"
+        # German
+        r"|ab jetzt|ab sofort|von nun an|in zukunft|künftig|merke? dir|denke? daran|vergiss nicht|achte darauf|auf keinen fall"
+        r"|du (?:sollst|darfst|musst)|stattdessen|sondern"
+        # French
+        r"|désormais|dorénavant|à partir de maintenant|souviens-toi"
+        r"|rappelle-toi|n['’]oublie pas|veille à|tu (?:ne )?dois|plutôt que|au lieu de"
+        # Spanish, Portuguese, Italian
+        r"|a partir de ahora|de ahora en adelante|recuerda|no olvides|asegúrate|en lugar de|en vez de|a partir de agora"
+        r"|de agora em diante|lembre-se|não (?:se )?esqueça|certifique-se|d['’]ora in poi|da ora in poi|ricordati|ricorda"
+        r"|non dimenticare|assicurati|invece di|em vez de)\b",
+    )
 )
-_STAYS = "|".join((_ENGLISH, *_OTHERS))
+"""What it has anywhere."""
+_LETTERS = "|".join(
+    (
+        # Russian
+        r"\b(?:всегда|никогда|отныне|впредь|запомни|помни|не забудь|не забывай|вместо)\b",
+        # Chinese, Japanese, Korean
+        r"总是|始终|永远|从现在起|从现在开始|记住|不要|别再|切勿|禁止|必须|务必|而不是",
+        r"常に|必ず|決して|今後|これからは|覚えて|忘れない|しないで|ではなく",
+        r"항상|절대|앞으로|기억해|잊지 마|하지 마|반드시",
+    )
+)
+"""The same in other letters than Latin ones: these are not looked for in a sentence that has none."""
 _CORRECTS = (
     r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no(?=[,.!:;—–-])|nope|not (?:quite|that|what)|wrong"
     r"|that(?:['’]s| is) (?:wrong|not)"
@@ -104,7 +119,10 @@ def sentences_of(text: str) -> tuple[Span, ...]:
     for start, stop in _sentences(text):
         said = text[start:stop]
         asks = said[-1] in "?？" and not _pattern(_PLEASE).search(said)
-        if (not asks and _pattern(_STAYS).search(said)) or (first and _pattern(_CORRECTS).match(said)):
+        stays = not asks and (_pattern(_BEGINNINGS).match(said) or _pattern(_WORDS).search(said))
+        if not asks and not stays and not said.isascii():
+            stays = _pattern(_LETTERS).search(said)
+        if stays or (first and _pattern(_CORRECTS).match(said)):
             found.append((start, stop))
         first = False
     return tuple(found)
