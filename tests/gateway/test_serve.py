@@ -96,6 +96,25 @@ def test_every_limit_is_named_with_its_default() -> None:
     assert f"{RequestBounds().messages:,}" in page
 
 
+def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    bounds, page = RequestBounds(), (docs / "howto" / "gateway-workers.md").read_text()
+    for name, one, four in (
+        ("running", f"{bounds.running:,}", f"{4 * bounds.running:,}"),
+        ("bodies", f"{bounds.bodies >> 30} GiB", f"{4 * bounds.bodies >> 30} GiB"),
+        ("connections", f"{bounds.connections:,}", f"{4 * bounds.connections:,}"),
+    ):
+        assert re.search(rf"\| `{name}`: [^|]+ \| {one} \| {four} \|", page), name
+    assert "running=512 and connections=2048 (at once, of each worker)" in BOUNDS
+    assert "bodies=1073741824 (bytes of a request, and of all that a worker has)" in BOUNDS
+    given = limits_of(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
+    assert (4 * given.running, 4 * given.bodies) == (bounds.running, 1 << 30)
+    told = kilburn("serve", "--help").out
+    assert "each has its own running, bodies and connections" in " ".join(told.replace("│", " ").split())
+    model = (docs / "explanation" / "threat-model.md").read_text()
+    assert f"| requests at once of a key; of a process | {bounds.per_key}; {bounds.running} |" in model
+
+
 def test_limits_are_read_and_checked() -> None:
     assert limits_of((), keyed=False) == RequestBounds()
     assert limits_of((), keyed=True).rate == RATE
