@@ -26,21 +26,19 @@ from kilburn_lab.training.steps import Row, sft_loss
 from kilburn_lab.training.transformer import Transformer, TransformerShape, generate
 from kilburn_lab.training.words import AGENT, USER
 from reasoning_cache import (
-    GROUP,
     LONGEST,
     PROMPTS,
-    ROUNDS,
     SUMMARY,
     TRACE,
     WORDS,
     Problem,
-    answered,
-    draw,
+    Rounds,
+    drawn,
     measured,
     midst,
     paid,
-    prompt_of,
     reasoned,
+    rolled,
     summarised,
     supervised,
 )
@@ -76,31 +74,21 @@ def summarising(model: Transformer, chance: Chance, done: float) -> tuple[Tensor
 Turns = list[list[Row]]
 
 
-def rolled(
+def both_rolled(
     models: Mapping[str, Transformer], problems: Sequence[Problem], chance: Chance
 ) -> tuple[dict[str, Turns], list[float]]:
     """What each side was asked and said in a roll-out of each problem, and whether its last answer is right."""
-    turns: dict[str, Turns] = {name: [[] for _ in problems] for name in (REASONER, SUMMARISER)}
-    summaries, answers = [""] * len(problems), [""] * len(problems)
+    summed: Turns = [[] for _ in problems]
 
-    def said(name: str, asked: Mapping[int, list[int]], limit: int) -> dict[int, str]:
-        if not asked:
-            return {}
-        replies = generate(models[name], list(asked.values()), limit, temperature=1.0, chance=chance.sampling)
+    def write(rounds: Rounds) -> dict[int, str]:
+        asked = {number: asking_of(problems[number], *each) for number, each in rounds.items()}
+        replies = generate(models[SUMMARISER], list(asked.values()), SUMMARY, temperature=1.0, chance=chance.sampling)
         for (number, prompt), reply in zip(asked.items(), replies, strict=True):
-            turns[name][number].append((prompt, reply))
+            summed[number].append((prompt, reply))
         return {number: text for number, reply in zip(asked, replies, strict=True) if (text := WORDS.decode(reply))}
 
-    for left in reversed(range(ROUNDS)):
-        prompts = {number: prompt_of(one, summaries[number]) for number, one in enumerate(problems)}
-        traces = said(REASONER, prompts, TRACE)
-        for number, trace in traces.items():
-            answers[number] = answered(trace) or answers[number]
-        if left:
-            asked = {number: asking_of(problems[number], summaries[number], trace) for number, trace in traces.items()}
-            for number, summary in said(SUMMARISER, asked, SUMMARY).items():
-                summaries[number] = summary
-    return turns, [float(answer == problem.answer) for answer, problem in zip(answers, problems, strict=True)]
+    traced, rewards = rolled(models[REASONER], problems, chance, write)
+    return {REASONER: traced, SUMMARISER: summed}, rewards
 
 
 def reinforced(learners: Callable[[float], Sequence[str]]) -> StepTogether:
@@ -111,9 +99,7 @@ def reinforced(learners: Callable[[float], Sequence[str]]) -> StepTogether:
     """
 
     def step(models: Mapping[str, Transformer], chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
-        world = chance.worlds
-        problems = [one for _ in range(12) for one in [draw(world, world.randint(2, 2 * ROUNDS))] * GROUP]
-        turns, rewards = rolled(models, problems, chance)
+        turns, rewards = both_rolled(models, drawn(chance.worlds, 12), chance)
         first, *rest = (paid(models[name], turns[name], rewards) for name in learners(done))
         return sum(rest, first), {"reward": fmean(rewards)}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean
 
@@ -111,6 +111,15 @@ def reasoned(problem: Problem, summary: str, chance: random.Random | None = None
     return WORDS.reply(" ".join(said))[:TRACE]
 
 
+def flawless(problem: Problem, *, blank: bool = False) -> list[tuple[str, str]]:
+    """The measured rounds of one who is always right: of each, the summary with which it begins, and its trace."""
+    summary, made = "", list[tuple[str, str]]()
+    for _ in range(LATER):
+        made.append((summary, WORDS.decode(reasoned(problem, summary))))
+        summary = "" if blank else summarised(*made[-1])
+    return made
+
+
 def midst(chance: random.Random) -> tuple[Problem, str]:
     """A problem of any length, and a summary from the midst of it, or with an answer."""
     steps = chance.randint(2, LONGEST)
@@ -124,18 +133,42 @@ def supervised(model: Transformer, chance: Chance, done: float) -> tuple[Tensor,
     return sft_loss(model, [(prompt_of(*one), reasoned(*one, chance.worlds)) for one in rounds]), {}
 
 
-def rolled(model: Transformer, problems: Sequence[Problem], chance: Chance) -> tuple[list[list[Row]], list[float]]:
-    """The rounds of a roll-out of each problem, and whether its last answer is right."""
+Rounds = Mapping[int, tuple[str, str]]
+"""Of some problems, by their numbers: the summary with which a round began, and its trace."""
+
+
+def ruled(rounds: Rounds) -> dict[int, str]:
+    """What the fixed rule writes of rounds."""
+    return {number: summarised(*each) for number, each in rounds.items()}
+
+
+def drawn(chance: random.Random, groups: int) -> list[Problem]:
+    """Problems for roll-outs, each as often as a group has them."""
+    return [one for _ in range(groups) for one in [draw(chance, chance.randint(2, 2 * ROUNDS))] * GROUP]
+
+
+def rolled(
+    model: Transformer, problems: Sequence[Problem], chance: Chance, write: Callable[[Rounds], Mapping[int, str]] = ruled
+) -> tuple[list[list[Row]], list[float]]:
+    """The rounds of a roll-out of each problem, and whether its last answer is right.
+
+    Args:
+        write: writes the summaries of rounds; of a problem that it leaves out, the old one stays.
+    """
     rows: list[list[Row]] = [[] for _ in problems]
     summaries, answers = [""] * len(problems), [""] * len(problems)
-    for _ in range(ROUNDS):
+    for left in reversed(range(ROUNDS)):
         prompts = [prompt_of(*pair) for pair in zip(problems, summaries, strict=True)]
         traces = generate(model, prompts, TRACE, temperature=1.0, chance=chance.sampling)
+        said: dict[int, tuple[str, str]] = {}
         for number, (prompt, trace) in enumerate(zip(prompts, traces, strict=True)):
             rows[number].append((prompt, trace))
-            said = WORDS.decode(trace)
-            answers[number] = answered(said) or answers[number]
-            summaries[number] = summarised(summaries[number], said)
+            if text := WORDS.decode(trace):
+                answers[number] = answered(text) or answers[number]
+                said[number] = summaries[number], text
+        if left and said:
+            for number, summary in write(said).items():
+                summaries[number] = summary
     return rows, [float(answer == problem.answer) for answer, problem in zip(answers, problems, strict=True)]
 
 
@@ -149,8 +182,7 @@ def paid(model: Transformer, turns: Sequence[Sequence[Row]], rewards: Sequence[f
 def reinforced(model: Transformer, chance: Chance, done: float) -> tuple[Tensor, dict[str, float]]:
     """A step on what the model itself tried: groups of roll-outs of one problem, paid at their end. A summary is in prompts
     alone, so nothing of it is learned."""
-    problems = [one for _ in range(24) for one in [draw(chance.worlds, chance.worlds.randint(2, 2 * ROUNDS))] * GROUP]
-    turns, rewards = rolled(model, problems, chance)
+    turns, rewards = rolled(model, drawn(chance.worlds, 24), chance)
     return paid(model, turns, rewards), {"reward": fmean(rewards)}
 
 

@@ -51,11 +51,9 @@ def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
 
 
 def told_of_keys(place: object) -> str:
-    """What `kilburn serve` says of its keys. It ends then, as its port is taken."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = kilburn(*FAR, "--port", taken.getsockname()[1], "--db", ":memory:", "--keys", place)
-    *lines, last = done.err.splitlines()
-    assert "already in use" in last
+    """What `kilburn serve` says of its keys. It ends then, as several workers cannot share a store in memory."""
+    *lines, last = kilburn(*FAR, "--workers", 2, "--db", ":memory:", "--keys", place).err.splitlines()
+    assert "several workers over a store in memory" in last
     return "\n".join(lines)
 
 
@@ -94,6 +92,25 @@ def test_every_limit_is_named_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text()
     assert f"{RATE} with keys" in page
     assert f"{RequestBounds().messages:,}" in page
+
+
+def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    bounds, page = RequestBounds(), (docs / "howto" / "gateway-workers.md").read_text()
+    for name, one, four in (
+        ("running", f"{bounds.running:,}", f"{4 * bounds.running:,}"),
+        ("bodies", f"{bounds.bodies >> 30} GiB", f"{4 * bounds.bodies >> 30} GiB"),
+        ("connections", f"{bounds.connections:,}", f"{4 * bounds.connections:,}"),
+    ):
+        assert re.search(rf"\| `{name}`: [^|]+ \| {one} \| {four} \|", page), name
+    assert "running=512 and connections=2048 (at once, of each worker)" in BOUNDS
+    assert "bodies=1073741824 (bytes of a request, and of all that a worker has)" in BOUNDS
+    given = limits_of(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
+    assert (4 * given.running, 4 * given.bodies) == (bounds.running, 1 << 30)
+    told = kilburn("serve", "--help").out
+    assert "each has its own running, bodies and connections" in " ".join(told.replace("│", " ").split())
+    model = (docs / "explanation" / "threat-model.md").read_text()
+    assert f"| requests at once of a key; of a process | {bounds.per_key}; {bounds.running} |" in model
 
 
 def test_limits_are_read_and_checked() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from both_sides import REASONER, RECIPE, SUMMARISER, asking_of, mixed, reinforced, rolled
+from both_sides import REASONER, RECIPE, SUMMARISER, asking_of, both_rolled, mixed, reinforced
 from kilburn.models.scripted import Scripted
 from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.transformer import Transformer
@@ -20,9 +20,9 @@ from reasoning_cache import (
     answered,
     by_round,
     draw,
+    flawless,
     played,
     prompt_of,
-    reasoned,
     summarised,
 )
 
@@ -30,14 +30,10 @@ from reasoning_cache import (
 @pytest.mark.parametrize("steps", [2, 5, 24])
 def test_both_sides_are_trained_on_what_the_agent_shows_them_and_without_slips_they_are_right(steps: int) -> None:
     problem = draw(random.Random(steps), steps)
-    summary, traces, summaries, prompts, asked = "", list[str](), list[str](), list[list[int]](), list[list[int]]()
-    for _ in range(LATER):
-        prompts.append(prompt_of(problem, summary))
-        traces.append(WORDS.decode(reasoned(problem, summary)))
-        asked.append(asking_of(problem, summary, traces[-1]))
-        summary = summarised(summary, traces[-1])
-        summaries.append(summary)
-    reasoner, summariser = Scripted(traces, tokenizer=WORDS), Scripted(summaries, tokenizer=WORDS)
+    rounds = flawless(problem)
+    prompts, asked = [prompt_of(problem, summary) for summary, _ in rounds], [asking_of(problem, *each) for each in rounds]
+    summaries = [summarised(*each) for each in rounds]
+    reasoner, summariser = Scripted([trace for _, trace in rounds], tokenizer=WORDS), Scripted(summaries, tokenizer=WORDS)
     made = played(reasoner, summariser, problem)
     assert [WORDS.prompt(request.messages) for request in reasoner.requests] == prompts
     assert [WORDS.prompt(request.messages) for request in summariser.requests] == asked
@@ -60,7 +56,7 @@ def pair() -> dict[str, Transformer]:
 def test_a_roll_out_asks_both_sides_what_the_agent_would_and_pays_the_last_answer() -> None:
     chance = Chance("test")
     problems = [draw(chance.worlds, 4)] * 16
-    turns, rewards = rolled(pair(), problems, chance)
+    turns, rewards = both_rolled(pair(), problems, chance)
     for problem, reward, traced, summed in zip(problems, rewards, turns[REASONER], turns[SUMMARISER], strict=True):
         assert len(traced) == ROUNDS
         assert all(len(trace) <= TRACE for _, trace in traced)

@@ -23,6 +23,7 @@ from reasoning_cache import (
     answered,
     by_round,
     draw,
+    flawless,
     played,
     prompt_of,
     reasoned,
@@ -34,12 +35,8 @@ from reasoning_cache import (
 
 def oracle(problem: Problem, blank: bool = False) -> tuple[Scripted, list[list[int]]]:
     """A model that reasons without a slip, and the prompts of training."""
-    summary, traces, prompts = "", list[str](), list[list[int]]()
-    for _ in range(LATER):
-        prompts.append(prompt_of(problem, summary))
-        traces.append(WORDS.decode(reasoned(problem, summary)))
-        summary = "" if blank else summarised(summary, traces[-1])
-    return Scripted(traces, tokenizer=WORDS), prompts
+    rounds = flawless(problem, blank=blank)
+    return Scripted([trace for _, trace in rounds], tokenizer=WORDS), [prompt_of(problem, summary) for summary, _ in rounds]
 
 
 @pytest.mark.parametrize("steps", [2, 5, 6, 23, LONGEST])

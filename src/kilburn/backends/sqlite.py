@@ -678,6 +678,7 @@ class Sqlite:
         """
         wanted = {digest: key_of(digest) for digest in digests}
         with self._lock:
+            found: dict[str, str] | None = None
             for left in reversed(range(TRIES)):
                 before = self._written_by_others()
                 try:
@@ -688,6 +689,7 @@ class Sqlite:
                     # The object of a cold text is gone if another program has just brought the text back.
                     if not left or self._written_by_others() == before:
                         raise
+        assert found is not None
         if len(found) < len(wanted):
             missing = next(digest for digest in wanted if digest not in found)
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")

@@ -46,9 +46,9 @@ MOST_WORKERS = 64
 BOUNDS = (
     "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), "
     "held=134217728 (bytes of a tenant's sessions in memory), body=67108864 and "
-    "bodies=1073741824 (bytes of a request, and of all), upload=1073741824 (bytes of a file that goes "
+    "bodies=1073741824 (bytes of a request, and of all that a worker has), upload=1073741824 (bytes of a file that goes "
     "through), values=500000 and depth=128 (of a request's JSON), "
-    "running=512 and per_key=256 (at once), headers=100, header_bytes=32768, connections=2048, "
+    "per_key=256 (at once), running=512 and connections=2048 (at once, of each worker), headers=100, header_bytes=32768, "
     "patience=20 (seconds for headers, for a body to begin, and to read on), pace=16384 (bytes a second of a body)"
 )
 
@@ -132,7 +132,13 @@ def serve(
         ),
     ] = True,
     workers: Annotated[
-        int, Option(min=1, max=MOST_WORKERS, help="Processes that serve, over one store; SIGHUP replaces them one by one.")
+        int,
+        Option(
+            min=1,
+            max=MOST_WORKERS,
+            help="Processes that serve, over one store; SIGHUP replaces them one by one. Of the limits, each has its own "
+            "running, bodies and connections.",
+        ),
     ] = 1,
     drain: Annotated[
         float, Option(min=0.0, metavar="SECONDS", help="What requests in flight may take when it is told to end.")

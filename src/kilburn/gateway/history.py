@@ -374,10 +374,11 @@ class Histories:
             conversation.session.refresh()
             if not conversation.session.window.last:
                 self.lose(conversation)
-                # Whoever sends what is refused cannot have the whole store read for it, so nothing is wiped. The store refuses it
-                # if another gateway has begun the session meanwhile.
                 self.store.release(conversation.name)
-                self.store.backend.erase(conversation.number, wipe=False)
+                if conversation.number:
+                    # Somebody has made it with nothing in it. Whoever sends what is refused cannot have the whole store read for
+                    # it, so nothing is wiped. The store refuses it if another gateway has begun the session meanwhile.
+                    self.store.backend.erase(conversation.number, wipe=False)
 
     def _found(
         self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool

@@ -26,7 +26,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         body: bytes of one request.
-        bodies: bytes of all requests that are being answered. A value in their JSON counts as 128 bytes.
+        bodies: bytes of all requests that this process is answering. A value in their JSON counts as 128 bytes.
         upload: bytes of a body that goes through piece by piece, such as a file's; it is never held, and not among `bodies`.
         values: in the JSON of one request: objects, lists, and what stands in them.
         depth: objects and lists in each other.
@@ -34,9 +34,9 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
         messages: how many one history may have.
         held: bytes of the sessions of a tenant that stay in memory, about; over it nothing is refused: what was not used
             for longest is read again when it goes on.
-        running: requests that are being answered. per_key: of one key; 0 for no limit.
-        rate: requests per minute of one key; a quarter of a minute's may come at once. 0 for no limit.
-        connections: open connections.
+        running: requests that this process is answering. per_key: of one key, in all processes over one store; 0 for no limit.
+        rate: requests per minute of one key, in all of them; a quarter of a minute's may come at once. 0 for no limit.
+        connections: open connections of this process.
         patience: seconds for the headers, for a body's first byte, and for a client to go on reading what it is sent.
         pace: bytes per second that a body must come with on the whole, after `patience`.
     """

@@ -428,7 +428,7 @@ def check_histories(backend: Backend) -> None:
 def check_replies(backend: Backend) -> None:
     """Where a reply is that its provider keeps is found by the key that the ledger notes, until the session is forgotten."""
     one, key, other = start(backend, "chain"), "k" * 24, "o" * 24
-    noted = [{"reply": key, "turn": 1, "calls": []}, {"reply": other}, {"reply": 24}, {"reply": "short"}]
+    noted: list[Any] = [{"reply": key, "turn": 1, "calls": []}, {"reply": other}, {"reply": 24}, {"reply": "short"}]
     events = [Event(number=at, act=Act.NOTE, time=1.0, data=data) for at, data in enumerate(noted, 2)]
     batch = batch_of(0, {1: "first", 2: "second"})
     backend.commit(one, msgspec.structs.replace(batch, events=[*batch.events, *events]))
