@@ -260,29 +260,24 @@ TEXTS: dict[str, Callable[[random.Random], str]] = {
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_what_is_worked_out_of_texts_stays_within_its_bytes(kind: str) -> None:
-    chance, texts = random.Random(4), remembered.texts
+    chance, texts, count = random.Random(4), remembered.texts, 0
     before, texts.most = texts.most, 2 << 20
     try:
-        _fill(texts, lambda: TEXTS[kind](chance))
+        candidates_of(TEXTS[kind](chance), 1, 1, "assistant", 600)
+        forget()
+        with traced() as now:
+            while count < 8 or not texts._left:
+                count += 1
+                text = TEXTS[kind](chance)
+                candidates_of(text, count, count, "assistant", 600)
+                passages_of(text, 300)
+                rows_of(text, True, 20_000)
+                lines_of(text)
+                words_of(text)
+                assert texts.taken <= texts.most
+            # Parts of words are remembered by number: they are short.
+            _parts_of.cache_clear()
+            assert now() < 1.4 * texts.taken
     finally:
         texts.most = before
-        texts.clear()
-
-
-def _fill(texts: Recent[Any, Any], made: Callable[[], str]) -> None:
-    candidates_of(made(), 1, 1, "assistant", 600)
-    texts.clear()
-    count = 0
-    with traced() as now:
-        while count < 8 or not texts._left:
-            count += 1
-            text = made()
-            candidates_of(text, count, count, "assistant", 600)
-            passages_of(text, 300)
-            rows_of(text, True, 20_000)
-            lines_of(text)
-            words_of(text)
-            assert texts.taken <= texts.most
-        # Parts of words are remembered by number: they are short.
-        _parts_of.cache_clear()
-        assert now() < 1.4 * texts.taken
+        forget()
