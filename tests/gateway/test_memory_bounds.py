@@ -155,7 +155,8 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
                 bytes((chance.randrange(2),)) + chance.randbytes(WIDTH - 1) for _ in range(chance.choice((0, 1, 1, 1, 3)))
             )
             sayings.keep(key, said)
-            assert sayings.get(key) == said
+            # Rows of one message may have the same place.
+            assert sayings.get(key) in ((None, said) if len(said) > 2 * WIDTH else (said,))
             kept[key] = said
             if number in (1000, 2000, 4000, 7999):
                 some = [sayings.get(each) for each in kept]
@@ -170,7 +171,7 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
 
 
 def test_one_message_that_says_very_much_leaves_the_others_there() -> None:
-    sayings, one, much = Sayings(1024), key_of(b"chat", b"one"), key_of(b"messages", b"much")
+    sayings, one, much = Sayings(), key_of(b"chat", b"one"), key_of(b"messages", b"much")
     sayings.keep(one, b"\1" + bytes(16))
     sayings.keep(much, bytes(WIDTH) * 100_000)
     assert sayings.get(much) is None
