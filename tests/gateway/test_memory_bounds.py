@@ -155,7 +155,8 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
                 bytes((chance.randrange(2),)) + chance.randbytes(WIDTH - 1) for _ in range(chance.choice((0, 1, 1, 1, 3)))
             )
             sayings.keep(key, said)
-            assert sayings.get(key) == said
+            # Rows of one message may have the same place.
+            assert sayings.get(key) in ((None, said) if len(said) > 2 * WIDTH else (said,))
             kept[key] = said
             if number in (1000, 2000, 4000, 7999):
                 some = [sayings.get(each) for each in kept]
@@ -170,7 +171,7 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
 
 
 def test_one_message_that_says_very_much_leaves_the_others_there() -> None:
-    sayings, one, much = Sayings(1024), key_of(b"chat", b"one"), key_of(b"messages", b"much")
+    sayings, one, much = Sayings(), key_of(b"chat", b"one"), key_of(b"messages", b"much")
     sayings.keep(one, b"\1" + bytes(16))
     sayings.keep(much, bytes(WIDTH) * 100_000)
     assert sayings.get(much) is None
@@ -260,29 +261,24 @@ TEXTS: dict[str, Callable[[random.Random], str]] = {
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_what_is_worked_out_of_texts_stays_within_its_bytes(kind: str) -> None:
-    chance, texts = random.Random(4), remembered.texts
+    chance, texts, count = random.Random(4), remembered.texts, 0
     before, texts.most = texts.most, 2 << 20
     try:
-        _fill(texts, lambda: TEXTS[kind](chance))
+        candidates_of(TEXTS[kind](chance), 1, 1, "assistant", 600)
+        forget()
+        with traced() as now:
+            while count < 8 or not texts._left:
+                count += 1
+                text = TEXTS[kind](chance)
+                candidates_of(text, count, count, "assistant", 600)
+                passages_of(text, 300)
+                rows_of(text, True, 20_000)
+                lines_of(text)
+                words_of(text)
+                assert texts.taken <= texts.most
+            # Parts of words are remembered by number: they are short.
+            _parts_of.cache_clear()
+            assert now() < 1.4 * texts.taken
     finally:
         texts.most = before
-        texts.clear()
-
-
-def _fill(texts: Recent[Any, Any], made: Callable[[], str]) -> None:
-    candidates_of(made(), 1, 1, "assistant", 600)
-    texts.clear()
-    count = 0
-    with traced() as now:
-        while count < 8 or not texts._left:
-            count += 1
-            text = made()
-            candidates_of(text, count, count, "assistant", 600)
-            passages_of(text, 300)
-            rows_of(text, True, 20_000)
-            lines_of(text)
-            words_of(text)
-            assert texts.taken <= texts.most
-        # Parts of words are remembered by number: they are short.
-        _parts_of.cache_clear()
-        assert now() < 1.4 * texts.taken
+        forget()

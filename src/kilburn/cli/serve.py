@@ -45,7 +45,7 @@ MOST_WORKERS = 64
 
 BOUNDS = (
     "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), "
-    "held=134217728 (bytes of a tenant's sessions in memory), body=67108864 and "
+    "held=67108864 (bytes of a tenant's sessions in memory), body=67108864 and "
     "bodies=1073741824 (bytes of a request, and of all that a worker has), upload=1073741824 (bytes of a file that goes "
     "through), values=500000 and depth=128 (of a request's JSON), "
     "per_key=256 (at once), running=512 and connections=2048 (at once, of each worker), headers=100, header_bytes=32768, "

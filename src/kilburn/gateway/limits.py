@@ -49,7 +49,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
     headers: int = 100
     header_bytes: int = 32 << 10
     messages: int = 100_000
-    held: int = 128 << 20
+    held: int = 64 << 20
     running: int = 512
     per_key: int = 256
     rate: int = 0

@@ -58,7 +58,7 @@ class Contents:
             found |= self._backend.texts(missing)
         for digest, text in found.items():
             self._texts[digest] = text
-            self._held += getsizeof(text)
+            self._held += _size_of(text)
         if self._held > self._limit:
             self._trim(set(found))
 
@@ -66,7 +66,7 @@ class Contents:
         """Cache a text that is about to be written."""
         if digest not in self._texts:
             self._texts[digest] = text
-            self._held += getsizeof(text)
+            self._held += _size_of(text)
             if self._held > self._limit:
                 self._trim({digest})
 
@@ -83,5 +83,10 @@ class Contents:
         needed_by = self._needed()
         needed = latest if needed_by is None else needed_by() | latest
         self._texts = {digest: text for digest, text in self._texts.items() if digest in needed}
-        self._held = sum(map(getsizeof, self._texts.values()))
+        self._held = sum(map(_size_of, self._texts.values()))
         self._limit = max(CACHE, 2 * self._held)
+
+
+def _size_of(text: str) -> int:
+    """Bytes that a text takes in memory. One that is not ASCII has its UTF-8 beside it once a prompt was written with it."""
+    return getsizeof(text) if text.isascii() else getsizeof(text) + 3 * len(text)
