@@ -70,8 +70,9 @@ FIRST_PAUSE, PAUSE = 0.0001, 0.005
 """Seconds between two tries to become the writer: at least and at most; between these, a quarter of what was waited already.
 A commit holds the file for half a millisecond. SQLite's own waiting would keep this object's lock, and so its readers."""
 
-GROWTH = 1000
-"""Pages by which the write-ahead log grows until what is in it is moved into the file."""
+GROWTH = 4000
+"""Pages by which the write-ahead log grows until what is in it is moved into the file: 16 MB. Pages that are written again and
+again are moved once."""
 
 TURN = 50
 """Milliseconds for which the end of such a move waits until no other writes."""
