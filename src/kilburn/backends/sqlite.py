@@ -75,7 +75,7 @@ GROWTH = 4000
 again are moved once."""
 
 TURN = 50
-"""Milliseconds for which the end of such a move waits until no other writes."""
+"""Milliseconds for which the end of such a move waits until no other process writes, and then until none reads the log."""
 
 
 class _Surveyed(NamedTuple):
@@ -255,7 +255,7 @@ class Sqlite:
         try:
             pages, moved = self._db.wal_checkpoint()
             if moved >= pages:  # no reader needs what there was before
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         except apsw.Error as error:
             # The commits are in the log, which is read until it can be moved.
             log.debug("%s: its log stays as it is for now: %s", self.path, error)
