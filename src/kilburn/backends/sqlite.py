@@ -73,11 +73,12 @@ FIRST_PAUSE, PAUSE = 0.0001, 0.005
 """Seconds between two tries to become the writer: at least and at most; between these, a quarter of what was waited already.
 A commit holds the file for half a millisecond. SQLite's own waiting would keep this object's lock, and so its readers."""
 
-GROWTH = 1000
-"""Pages by which the write-ahead log grows until what is in it is moved into the file."""
+GROWTH = 4000
+"""Pages by which the write-ahead log grows until what is in it is moved into the file: 16 MB. Pages that are written again and
+again are moved once."""
 
 TURN = 50
-"""Milliseconds for which the end of such a move waits until no other writes."""
+"""Milliseconds for which the end of such a move waits until no other process writes, and then until none reads the log."""
 
 
 class _Surveyed(NamedTuple):
@@ -258,7 +259,7 @@ class Sqlite:
         try:
             pages, moved = self._db.wal_checkpoint()
             if moved >= pages:  # no reader needs what there was before
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         except apsw.Error as error:
             # The commits are in the log, which is read until it can be moved.
             log.debug("%s: its log stays as it is for now: %s", self.path, error)
