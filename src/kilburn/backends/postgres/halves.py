@@ -175,8 +175,12 @@ Found = tuple[int, bytes, bytes]
 def add_halves(connection: Connection) -> str:
     """Let the database keep vectors as halves too, where pgvector is; returns the schema that this is in, or "" without it."""
     schema, version, there = _look(connection)
-    if there or tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        return schema if there else ""
+    if there:
+        return schema
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        if version != "0":
+            log.warning("pgvector %s is too old: vectors are looked through in the program's memory; use 0.8 or newer", version)
+        return ""
     try:
         with patient(connection):
             # Of two programs that do this, one waits here.
@@ -277,10 +281,11 @@ class HalfVectors:
     def of(self, name: bytes, entries: Sequence[int]) -> list[Found]:
         """The vectors of these entries."""
         select = (
-            "SELECT entry, data, seal FROM kilburn.embedder JOIN kilburn.vector ON vector.tenant = embedder.tenant"
-            " AND embedder = embedder.id WHERE embedder.tenant = %s AND name = %s AND entry = ANY(%s::bigint[])"
+            "SELECT own.* FROM kilburn.embedder CROSS JOIN unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL"
+            " (SELECT entry, data, seal FROM kilburn.vector WHERE vector.tenant = embedder.tenant AND embedder = embedder.id"
+            " AND vector.entry = wanted.entry OFFSET 0) AS own WHERE embedder.tenant = %s AND name = %s"
         )
-        return self._statements.rows(select, self._tenant, name, list(entries))
+        return self._statements.rows(select, list(dict.fromkeys(entries)), self._tenant, name)
 
 
 def near_table(tenant: int, embedder: int) -> sql.Identifier:

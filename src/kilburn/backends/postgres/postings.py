@@ -69,14 +69,12 @@ _TOGETHER = (
     " FROM {posting} AS every WHERE tenant = %s AND word = ANY(%s::bytea[]) AND every.block = first.block OFFSET 0) AS own"
     " ORDER BY first.block"
 )
-# The newest passages of a segment come first. Nobody else writes to its blocks meanwhile.
+# The newest passages of a segment come first. Each row is looked up by itself, whatever is known of the table: an UPDATE would
+# read all words of the tenant as long as there are no statistics.
 _ADD = (
-    "WITH new AS (SELECT %s::bigint AS tenant, *"
-    " FROM unnest(%s::bytea[], %s::bigint[], %s::bytea[]) AS given(word, block, lows)),"
-    " again AS (UPDATE kilburn.posting SET lows = new.lows || posting.lows FROM new WHERE posting.tenant = new.tenant"
-    " AND posting.word = new.word AND posting.block = new.block RETURNING posting.word, posting.block)"
-    " INSERT INTO kilburn.posting(tenant, word, block, lows) SELECT * FROM new"
-    " WHERE NOT EXISTS(SELECT FROM again WHERE again.word = new.word AND again.block = new.block)"
+    "INSERT INTO kilburn.posting(tenant, word, block, lows)"
+    " SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[], %s::bytea[]) AS new(word, block, lows)"
+    " ON CONFLICT(tenant, word, block) DO UPDATE SET lows = excluded.lows || posting.lows"
 )
 _TAKE = (
     "UPDATE kilburn.posting SET lows = (SELECT coalesce(string_agg(substr(posting.lows, at, 2), '' ORDER BY at), '')"

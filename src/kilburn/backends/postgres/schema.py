@@ -56,9 +56,10 @@ CREATE TABLE kilburn.process(
     tally bytea NOT NULL,
     epoch bigint NOT NULL,
     writer bytea NOT NULL,
-    PRIMARY KEY(tenant, id),
     UNIQUE(tenant, name)
 );
+-- Of indexes that seem equally good, as in an empty table, PostgreSQL takes the one that was made last.
+ALTER TABLE kilburn.process ADD PRIMARY KEY(tenant, id);
 CREATE FUNCTION kilburn.check_epoch() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.epoch <> OLD.epoch + 1 THEN
@@ -93,7 +94,6 @@ CREATE TABLE kilburn.page(
     last bigint,
     meta bytea NOT NULL,
     seal bytea NOT NULL,
-    PRIMARY KEY(tenant, process, id),
     FOREIGN KEY(tenant, process) REFERENCES kilburn.process(tenant, id),
     FOREIGN KEY(tenant, content) REFERENCES kilburn.content(tenant, digest),
     FOREIGN KEY(tenant, extra) REFERENCES kilburn.content(tenant, digest)
@@ -101,6 +101,7 @@ CREATE TABLE kilburn.page(
 CREATE INDEX page_content ON kilburn.page(tenant, content);
 CREATE INDEX page_extra ON kilburn.page(tenant, extra) WHERE extra IS NOT NULL;
 CREATE INDEX page_call ON kilburn.page(tenant, process, call) WHERE call IS NOT NULL;
+ALTER TABLE kilburn.page ADD PRIMARY KEY(tenant, process, id);
 
 CREATE TABLE kilburn.event(
     tenant bigint NOT NULL,

@@ -58,12 +58,22 @@ FEW_EVENTS = 16
 
 _PAGE = "page.process, page.id, meta, page.seal, convert_to(at, 'UTF8'), pinned, mark, until, stand"
 _OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND process = %s ORDER BY id"
-_OF_KEYS = (
-    f"SELECT {_PAGE} FROM unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id)"
-    " JOIN kilburn.page ON page.tenant = %s AND page.process = wanted.process AND page.id = wanted.id"
+# Each is looked up by itself (OFFSET 0): as long as the tables have no statistics, a join would read all of the tenant's.
+_WANTED = (
+    "unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
+    " AND page.process = wanted.process AND page.id = wanted.id OFFSET 0) AS page"
+)
+_OF_KEYS = f"SELECT {_PAGE} FROM {_WANTED}"
+# By their names (OFFSET 0), and not through all of the tenant's because these are in order.
+_UNDER = (
+    f"SELECT * FROM (SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name >= %s AND name < %s ORDER BY name OFFSET 0)"
+    " AS own ORDER BY id"
 )
 _ALL = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id"
-_SOME = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id"
+_SOME = (
+    "SELECT own.* FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
+    f" (SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND process.id = wanted.id OFFSET 0) AS own"
+)
 _NAMED = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name = %s"
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND process = %s AND number = %s"
 # Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
@@ -202,7 +212,7 @@ class Postgres:
 
     def _numbered(self, statements: Statements, numbers: Iterable[int]) -> dict[int, SegmentRow]:
         wanted = [number for number in set(numbers) if -(1 << 63) <= number < 1 << 63]
-        rows = statements.rows(_SOME, self._number, wanted) if wanted else []
+        rows = statements.rows(_SOME, wanted, self._number) if wanted else []
         return {row[0]: SEALS.segment_of(row) for row in rows}
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
@@ -210,9 +220,8 @@ class Postgres:
         if not under:
             return [one.info for one in self._db.read("reading", self._segments)]
         # In the order of bytes, "0" comes right behind "/".
-        between = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name >= %s AND name < %s ORDER BY id"
         low, high = f"{under}/".encode(), f"{under}0".encode()
-        rows = self._db.read("reading", lambda statements: statements.rows(between, self._number, low, high))
+        rows = self._db.read("reading", lambda statements: statements.rows(_UNDER, self._number, low, high))
         return [SEALS.segment_of(row).info for row in rows]
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
@@ -268,7 +277,7 @@ class Postgres:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
-            of, rows = statements.send(_SOME, self._number, [segment]), statements.send(_OF_SEGMENT, self._number, segment)
+            of, rows = statements.send(_SOME, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
             found = of.fetchone()
             if found is None:
                 return []
@@ -293,7 +302,7 @@ class Postgres:
             return {}
 
         def do(statements: Statements) -> dict[tuple[int, int], Row]:
-            segments = statements.send(_SOME, self._number, sorted({segment for segment, _ in wanted}))
+            segments = statements.send(_SOME, sorted({segment for segment, _ in wanted}), self._number)
             rows = statements.send(_OF_KEYS, [one for one, _ in wanted], [page for _, page in wanted], self._number)
             for row in segments.fetchall():
                 SEALS.segment_of(row).whole()
@@ -397,7 +406,7 @@ class Postgres:
             after = found[-1].number
 
     def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
-        of = statements.send(_SOME, self._number, [segment])
+        of = statements.send(_SOME, [segment], self._number)
         where = "tenant = %s AND process = %s AND number > %s"
         if act is not None:
             # Of notes there is an index.
@@ -489,8 +498,7 @@ class Postgres:
         """The passages of pages, in reading order; a page that is not indexed is left out."""
         wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
         select = (
-            "SELECT page.process, page.id, passage.id, start, stop FROM unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id)"
-            " JOIN kilburn.page ON page.tenant = %s AND page.process = wanted.process AND page.id = wanted.id"
+            f"SELECT page.process, page.id, passage.id, start, stop FROM {_WANTED}"
             " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first AND last"
             " WHERE passage.page = page.id ORDER BY passage.id DESC"
         )
@@ -523,10 +531,8 @@ class Postgres:
         not what was written is passed over, and is added to `damaged`."""
         name = check_name(embedder, "embedder").encode()
         texts = (
-            "SELECT page.process, page.id, size, codec, data, digest"
-            " FROM unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id)"
-            " JOIN kilburn.page ON page.tenant = %s AND page.process = wanted.process AND page.id = wanted.id"
-            " JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
+            f"SELECT page.process, page.id, size, codec, data, digest FROM {_WANTED} CROSS JOIN LATERAL (SELECT *"
+            " FROM kilburn.content WHERE content.tenant = page.tenant AND content.digest = page.content OFFSET 0) AS content"
         )
 
         known: dict[tuple[int, int], Row] = {}
@@ -580,9 +586,10 @@ class Postgres:
         # A passage that is being forgotten is waited for.
         segments = sorted({entry >> 32 for entry in rows})
         statements.send(
-            "SELECT FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id FOR SHARE",
-            self._number,
+            "SELECT FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
+            " (SELECT FROM kilburn.process WHERE tenant = %s AND process.id = wanted.id FOR SHARE) AS own",
             segments,
+            self._number,
         )
         there = statements.rows(
             "SELECT id FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])", self._number, list(rows)
@@ -591,8 +598,11 @@ class Postgres:
         kept = [entry for entry in rows if entry in known]
         if kept:
             statements.send(
-                "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])",
-                *(self._number, number, kept),
+                # Most often there is none. Each is looked up by itself: without statistics all of the tenant's would be read.
+                "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])"
+                " AND EXISTS(SELECT FROM unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL (SELECT id"
+                " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.entry = wanted.entry OFFSET 0) AS own)",
+                *(self._number, number, kept, kept, self._number, number),
             )
             statements.send(
                 "INSERT INTO kilburn.vector(tenant, embedder, id, entry, data, seal)"

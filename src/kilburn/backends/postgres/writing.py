@@ -33,7 +33,12 @@ TALLY = "used, head, pages, tokens, passages, characters"
 SEGMENT = f"id, tenant, name, created, 0, convert_to(kind, 'UTF8'), owner, seal, {TALLY}, tally"
 """The columns of a segment as `Seals.segment_of` takes them."""
 
-_LOCK = f"SELECT {SEGMENT}, epoch FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
+# Each is looked up by itself, in the order in which it is given. Before PostgreSQL 17, and without statistics of the table,
+# "id = ANY" would read all segments of the tenant.
+_LOCK = (
+    "SELECT own.* FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
+    f" (SELECT {SEGMENT}, epoch FROM kilburn.process WHERE tenant = %s AND process.id = wanted.id FOR UPDATE{{wait}}) AS own"
+)
 
 _CITED = (
     "SELECT cited.process, cited.page, page.id, page.content IS NULL"
@@ -99,7 +104,7 @@ _END = (
 
 def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: bool = True) -> ServerAnswer:
     """Lock the rows of segments, in order; the answer has them."""
-    return statements.send(_LOCK if wait else f"{_LOCK} NOWAIT", tenant, sorted(set(segments)))
+    return statements.send(_LOCK.format(wait="" if wait else " NOWAIT"), sorted(set(segments)), tenant)
 
 
 def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
