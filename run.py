@@ -3,7 +3,7 @@
 
     python3 run.py demo [ARGS]     the main job on real input; ARGS go to `kilburn demo`
     python3 run.py test            every check: ruff, mypy, import-linter, pytest (with coverage where CI=true)
-    python3 run.py test --quick    ruff and the quick tests, in a minute and a half; it ends by saying what it left out
+    python3 run.py test --quick    ruff and the quick tests; it ends by saying how long they took, and what it left out
     python3 run.py test ARGS       pytest alone, with ARGS
     python3 run.py reference       write docs/reference/ and docs/design/surface.txt from the code
     python3 run.py docs [ARGS]     build the documentation as a site in build/site/; --serve shows it, --help has the rest
@@ -223,8 +223,10 @@ def test(args):
     elif os.environ.get("CI"):
         options += ["--cov", "--cov-report=term"]
     say("pytest " + " ".join(options))
+    began = time.time()
     status = tool("pytest", *options)
     if quick:
+        say("the quick tests took %.0f s" % (time.time() - began))
         say(LEFT_OUT % ", ".join(APART))
     return status or int(bool(failed))
 
