@@ -117,3 +117,11 @@ def test_ledgers_of_the_same_code_do_not_differ(tmp_path: Path) -> None:
     again = json.loads(run("ledgers", tmp_path, *small, "--against", str(kept)))["rows"]
     assert [(row["policy"], row["differ"]) for row in again] == [(row["policy"], 0) for row in first]
     assert all(row["events"] > 10 for row in first)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_gateway_is_measured(tmp_path: Path) -> None:
+    arguments = ["--memory", "16", "--clients", "2", "--store", "file", "--json"]
+    rows = json.loads(run("workers", tmp_path, *arguments))["rows"]
+    assert [row["sessions"] for row in rows] == ["many", "long"]
+    assert all(row["2"] > 20 and row["16"] > 20 for row in rows)
