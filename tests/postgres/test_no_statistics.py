@@ -46,13 +46,13 @@ def test_a_write_reads_nobody_elses_rows_in_tables_without_statistics(url: str) 
         use(backend, "first")
         with psycopg.connect(url, autocommit=True) as connection:
             for statement in _FILL.format(others=OTHERS).split(";\n"):
-                connection.execute(statement)  # type: ignore[arg-type]
+                connection.execute(statement)
         use(backend, "second")
     with psycopg.connect(url, autocommit=True) as connection:
         # What a connection has read is known when it has ended.
         ended = "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
         until(lambda: connection.execute(ended).fetchone() == (True,))
-        read = dict(
+        read: dict[str, int] = dict(
             connection.execute(
                 "SELECT relname, sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE schemaname = 'kilburn' GROUP BY 1"
             ).fetchall()
