@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,3 +172,15 @@ finalize(_Gate(), int)
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
+
+
+def give_memory_back() -> bool:
+    """Give the system back what this process has freed, where the C library can do that; returns whether anything was.
+
+    Texts of all lengths come and go in many threads, which have heaps of their own. What is free between others stays with the
+    process, more and more of it, until the library is told.
+    """
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    return trim is not None and bool(trim(ctypes.c_size_t(0)))

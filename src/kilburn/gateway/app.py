@@ -51,6 +51,7 @@ from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.model import takes_tools
+from kilburn.native import give_memory_back
 from kilburn.prices import PRICES, Prices
 from kilburn.retrieval import Embedder
 from kilburn.search.choice import usual_embedder, vectors_for
@@ -85,6 +86,9 @@ QUIET = 1.0
 
 ONLY_LEARN = Ways(kinds=(JobKind.LEARN,), embedder=None)
 """What is done of what a gateway before this one left; the other kinds of work are found again by themselves."""
+
+SETTLED = 500
+"""Requests after which memory that was given up goes back to the system."""
 
 TEND = 600.0
 """Seconds between two looks at which sessions end."""
@@ -222,6 +226,8 @@ class Gateway:
         budget = Budget(settings.window)
         self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
         self._used = [0.0] if used is None else used
+        self._asked = 0
+        self._giving: asyncio.Task[bool] | None = None
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
             if settings.embedder is not None:
@@ -266,6 +272,9 @@ class Gateway:
     def use(self) -> None:
         """A request came: what is done in the background lets it go first."""
         self._used[0] = time.monotonic()
+        self._asked += 1
+        if self._asked % SETTLED == 0:
+            self._giving = asyncio.create_task(in_thread(give_memory_back))
 
     def _busy(self) -> bool:
         return time.monotonic() - self._used[0] < QUIET
