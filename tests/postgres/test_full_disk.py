@@ -15,6 +15,7 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as run
+from kilburn.backends.postgres.connection import translate_errors
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import StoreError, StoreFull, StoreUnavailable
 from kilburn.testing import check_laws
@@ -119,3 +120,9 @@ def test_a_disk_for_the_log_that_is_full(server: OwnServer) -> None:
             check_continues(url, found)
         finally:
             server.stop("immediate")
+
+
+def test_a_server_that_lets_nobody_in_because_its_disk_is_full_is_told_as_such() -> None:
+    said = "connection failed: FATAL:  could not write init file: No space left on device"
+    with pytest.raises(StoreFull, match="free some space"), translate_errors("postgresql://here/db", "opening"):
+        raise psycopg.OperationalError(said)

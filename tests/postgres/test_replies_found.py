@@ -7,7 +7,8 @@ from gateway.test_replies_found import check_found, costs
 
 def test_what_it_costs_to_find_a_reply_does_not_grow_with_sessions(url: str) -> None:
     few, *more = costs(url, (10, 100, 1000))
-    assert max(more) <= few
+    # How often a server's answer is looked for depends on the server. To list the sessions takes thousands.
+    assert max(more) < 2 * few
 
 
 def test_a_reply_of_another_gateway_is_found(url: str) -> None:

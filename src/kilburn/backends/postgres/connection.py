@@ -649,6 +649,8 @@ def _words(error: psycopg.Error) -> str:
     return " ".join(said.split()) or type(error).__name__
 
 
+NO_ROOM = "free some space on the server; nothing of this write was kept"
+
 _CLASSES: Mapping[type[psycopg.Error] | tuple[type[psycopg.Error], ...], tuple[type[StoreError], str]] = {
     errors.InvalidPassword: (StoreUnavailable, "check the user and the password in the URL, or PGPASSWORD"),
     errors.InvalidAuthorizationSpecification: (StoreUnavailable, "check the user in the URL, and pg_hba.conf"),
@@ -659,10 +661,7 @@ _CLASSES: Mapping[type[psycopg.Error] | tuple[type[psycopg.Error], ...], tuple[t
         "another writer holds it; try again, or give a longer busy_timeout",
     ),
     errors.QueryCanceled: (StoreBusy, "the server took too long; try again, and look at what it is busy with"),
-    (errors.DiskFull, errors.OutOfMemory, errors.InsufficientResources): (
-        StoreFull,
-        "free some space on the server; nothing of this write was kept",
-    ),
+    (errors.DiskFull, errors.OutOfMemory, errors.InsufficientResources): (StoreFull, NO_ROOM),
     errors.ReadOnlySqlTransaction: (
         StoreReadOnly,
         "this server is a replica, or read-only: write to the primary, or open it readonly",
@@ -699,6 +698,9 @@ def _translate(error: psycopg.Error, what: str) -> StoreError:
             advice = "check the user and the password in the URL, or PGPASSWORD"
         elif "does not exist" in str(error):
             advice = "make the database or the user first: createdb NAME, createuser NAME"
+        elif "No space left on device" in str(error):
+            # It has not even let anybody in.
+            return StoreFull(what, advice=NO_ROOM)
         elif any(words in str(error) for words in FULL):
             return StoreBusy(what, advice="the server has no connection free; raise max_connections, or use pgbouncer")
         return StoreUnavailable(what, advice=advice)
