@@ -167,7 +167,8 @@ class Batch(msgspec.Struct, kw_only=True):
         head: number of the last event that the writer knows. A store refuses a batch with another head than its own,
             because another writer was faster.
         used: when the segment was used last, as far as the writer knows; None if it does not. A store refuses another time too:
-            it has lost events that the writer knows, and has got as many others since.
+            it has lost events that the writer knows, and has got as many others since. Where these are of the same time, as they
+            may be after a clock was set back, nobody sees it.
         above: the segment that this one forks from, and its last event: a store refuses the batch if it has another by now.
         events: to append, numbered head + 1 onwards.
         pages: new pages.

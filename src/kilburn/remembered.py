@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-TEXTS = 16 << 20
+TEXTS = 64 << 20
 """Bytes of what all functions remember together."""
 
 ENTRY = 300

@@ -125,3 +125,13 @@ def test_replies_that_an_older_kilburn_has_noted_are_found(tmp_path: Path) -> No
         store.backend._db.execute("DELETE FROM history WHERE at < 0")
         histories = Histories(store)
         assert [goes_on(histories, f"resp_{number}") for number in range(3)] == names
+
+
+def test_one_damaged_note_hides_no_other_of_an_older_kilburn(tmp_path: Path) -> None:
+    with opened(str(tmp_path / "a.db")) as store:
+        names = [answer(Histories(store), f"resp_{number}") for number in range(3)]
+        store.backend._db.execute("DELETE FROM history WHERE at < 0")
+        first = store.session(names[0]).number
+        store.backend._db.execute("UPDATE event SET body = x'c1' WHERE process = ? AND act = 'note'", (first,))
+        histories = Histories(store)
+        assert [goes_on(histories, f"resp_{number}") for number in (1, 2)] == names[1:]

@@ -266,11 +266,15 @@ def test_data_of_an_observation_cannot_pass_for_pages() -> None:
         assert session.append({"role": "user", "content": "well"}) == "p1"
 
 
-def test_a_session_whose_last_events_were_lost_and_replaced_by_as_many_others_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [False, True], ids=["", "after an error"])
+def test_a_session_whose_last_events_were_lost_and_replaced_by_as_many_others_is_read_again(tmp_path: Path, broken: bool) -> None:
     path = tmp_path / "a.db"
     with opened(path) as store, opened(path) as other:
         session = store.session("a")
         session.append(user("one"))
+        if broken:
+            with contextlib.suppress(ZeroDivisionError), session._kernel.batch():
+                raise ZeroDivisionError
         there = other.session("a")
         with lost(path):
             session.append(user("two"))

@@ -8,7 +8,8 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, user
-from kilburn.errors import InvalidMessage, SpecError, StoreStale
+from kilburn.errors import InvalidMessage, SpecError, StoreReadOnly, StoreStale
+from kilburn.event import Act
 from kilburn.kernel.store import Store, session_of
 from kilburn.testing.laws import check_laws
 
@@ -20,12 +21,12 @@ def opened(path: Path) -> Store:
 def test_it_is_there_with_its_first_message_and_not_before(tmp_path: Path) -> None:
     with opened(tmp_path / "a.db") as store, opened(tmp_path / "a.db") as other:
         session = session_of(store, "work", "ana")
-        assert session_of(store, "work", "ana") is store.session("work") is session
         assert other.sessions() == []
         with pytest.raises(InvalidMessage):
             session.append({"role": "user", "content": 3})
         assert other.sessions() == []
         session.append(user("one"))
+        assert session_of(store, "work", "ana") is store.session("work") is session
         (info,) = other.sessions()
         assert (info.number, info.user, info.pages) == (session.number, "ana", 1)
         assert [event.act for event in session.events()][:2] == ["note", "admit"]
@@ -61,3 +62,25 @@ def test_of_two_programs_one_begins_it(tmp_path: Path) -> None:
         assert [message["content"] for message in again.messages()] == ["one"]
         again.append(assistant("three"), after=1)
         assert len(one.sessions()) == 1
+
+
+def test_one_that_never_began_is_in_nobodys_way(tmp_path: Path) -> None:
+    with opened(tmp_path / "a.db") as one, opened(tmp_path / "a.db") as two:
+        for name in ("work", "more"):
+            session_of(one, name, "ana").record(Act.NOTE, policy="test", why="it is given up before its first message")
+        two.session("work", "bob").append(user("one"))
+        assert [message["content"] for message in one.session("work", "bob").messages()] == ["one"]
+        with pytest.raises(SpecError, match="ana"):
+            session_of(one, "work", "ana")
+        session_of(one, "more", "bob").append(user("two"))
+        assert [info.user for info in two.sessions()] == ["bob", "bob"]
+        assert "given up" not in str([event.data for event in two.session("more").events()])
+        session_of(one, "third")
+        assert one.session("third").number
+        assert len(two.sessions()) == 3
+
+
+def test_a_store_that_is_opened_for_reading_prepares_none(tmp_path: Path) -> None:
+    opened(tmp_path / "a.db").close()
+    with kilburn.open(str(tmp_path / "a.db"), readonly=True, embedder=None) as store, pytest.raises(StoreReadOnly):
+        session_of(store, "work")

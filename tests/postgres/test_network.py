@@ -15,7 +15,7 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as run
-from kilburn.backends.postgres.connection import BOUNDS, REACH, Connection, _Pool
+from kilburn.backends.postgres.connection import BOUNDS, REACH, Connection, _Pool, _Reach
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.statements import Statements
 from kilburn.backends.postgres.store import Postgres
@@ -143,6 +143,28 @@ def test_a_server_that_says_nothing_is_waited_for_once_whoever_asks_for_how_long
     with pytest.raises(psycopg.errors.ConnectionTimeout), pool.connection(0.0):
         pass
     assert came() == 1
+
+
+def test_a_server_that_says_why_it_lets_nobody_in_is_not_silent(silent: tuple[str, Callable[[], int]]) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as closed:
+        # Nobody listens there any more.
+        refused = f"postgresql://ana@127.0.0.1:{closed.getsockname()[1]}/x"
+    reach = _Reach(silent[0])
+    reach.rests = 0.0
+    with pytest.raises(psycopg.errors.ConnectionTimeout):
+        reach.connect()
+    reach._url = refused
+    with reach._trying:
+        # While one tries, others are told to go on without it; who waits for an answer sees for itself.
+        with pytest.raises(psycopg.errors.ConnectionTimeout):
+            reach.connect()
+        assert reach.answers()
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            reach.connect()
+    reach._url, reach.rests = silent[0], 3600.0
+    assert not reach.answers()
+    reach._url = refused
+    assert not reach.answers()
 
 
 def test_a_connection_that_says_nothing_is_given_up_where_a_new_one_hears_nothing_either(way: Way) -> None:

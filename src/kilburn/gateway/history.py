@@ -212,9 +212,8 @@ class Histories:
             self._note(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
 
     def _note(self, key: str, place: ReplyPlace) -> None:
-        if self._replies.keep(key, place):
-            # Those that went are in the store, and read again when one is asked for.
-            self._caught_up = False
+        # Those that go for it are found in the store's index.
+        self._replies.keep(key, place)
 
     def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
         """Whether a request goes on from a reply that is in a session of this user, and of this name if it names one."""
@@ -241,10 +240,11 @@ class Histories:
                     return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
         found = None
         if not self._caught_up:
-            self._caught_up = True
             for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
-                for noted, place in () if info.damaged else self._notes(info):
-                    found = place if noted == key else found
+                with suppress(StoreCorrupt):
+                    for noted, place in () if info.damaged else self._notes(info):
+                        found = place if noted == key else found
+            self._caught_up = True
         return found
 
     def _notes(self, info: SegmentInfo, after: int = 0) -> Iterator[tuple[str, ReplyPlace]]:
@@ -656,7 +656,11 @@ class Histories:
         origin = before or parent
         if conversation.turn == 0 and origin is not None:
             old = [*kept, *request.read(copied, max(common, known))]
-            self._begin(session, origin.session, earlier, old, kept)
+            try:
+                self._begin(session, origin.session, earlier, old, kept)
+            except BaseException:
+                self.store.release(name)
+                raise
             conversation = Conversation(session, root, earlier) if kept else conversation
         if conversation.turn != len(kept):
             raise StoreStale(f"another gateway has begun session {session.name!r}", advice="read it again")

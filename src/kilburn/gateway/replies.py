@@ -49,10 +49,8 @@ class ReplyPlaces:
         session, number, turn, calls = msgspec.msgpack.decode(found)
         return ReplyPlace(session, number, turn, tuple(calls))
 
-    def keep(self, key: str, place: ReplyPlace) -> bool:
-        """Note the place of a reply; returns whether others are known no longer."""
+    def keep(self, key: str, place: ReplyPlace) -> None:
+        """Note the place of a reply."""
         self._young[key.encode()] = msgspec.msgpack.encode(place)
-        full = 2 * len(self._young) >= self._most
-        if full:
+        if 2 * len(self._young) >= self._most:
             self._old, self._young = self._young, {}
-        return full

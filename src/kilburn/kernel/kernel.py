@@ -191,6 +191,7 @@ class Kernel:
         """
         found = self._found()
         if found is not None and self.pending.follows(found):
+            self.pending.used = found.used if found.number else None
             return False
         if found is None or self.pending.changes_state or self.window.journal_position:
             raise self.overtaken()
@@ -650,7 +651,7 @@ class Kernel:
 
     def _recover(self) -> None:
         self.budget = self._settled
-        self._load(self.info)
+        self._load(self._found() or self.info)
         self.changes += 1
         self._broken = False
 

@@ -146,8 +146,9 @@ class Store:
                 if name not in [info.name for info in self.backend.segments()]:
                     raise
             known = self._sessions.get(name)
-            opened = known is None or known._kernel.stale
-            if known is None or known._kernel.stale:
+            # One that has not begun is known to nobody else, and another program may have begun it.
+            opened = known is None or known._kernel.stale or not known.number
+            if known is None or opened:
                 known = self._sessions[name] = self._open(self._info(name, SegmentKind.SESSION, user))
             _check_user(known.info, user)
             opened = opened and name not in self._finishing and not self.backend.readonly
@@ -297,13 +298,22 @@ class Store:
     def _prepare(self, name: str, user: str) -> Session:
         with self._lock:
             known = self._sessions.get(name)
-            if known is not None or self.backend.segment(name, time=0.0, create=False) is not None:
-                return self.session(name, user)
-            _check_new(check_name(name, "session"))
-            made = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
-            made._kernel.settle_ruler()
-            self._sessions[name] = made
-            return made
+            if not self.backend.readonly and (known is None or not known.number) and self._is_new(name):
+                _check_new(name)
+                made = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+                made._kernel.settle_ruler()
+                # One that was prepared before, and never began, is another one's, or was given up.
+                self._sessions[name] = made
+                return made
+        return self.session(name, user)
+
+    def _is_new(self, name: str) -> bool:
+        """Whether it is a name for a session, and none has it."""
+        try:
+            check_name(name, "session")
+        except SpecError:
+            return False
+        return self.backend.segment(name, time=0.0, create=False) is None
 
     def sessions(self) -> list[SegmentInfo]:
         """All sessions of this tenant, the oldest first. `damaged` of one says why it cannot be read. Collections are not

@@ -220,7 +220,7 @@ class _Reach:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._trying, self._looking = threading.Lock(), threading.Lock()
         self.rests = RESTS
         self._deaf = 0.0
         """Until when it is not tried again; 0 while it answers."""
@@ -236,16 +236,25 @@ class _Reach:
         Raises:
             psycopg.errors.ConnectionTimeout: the server said nothing, or was just waited for in vain. psycopg.OperationalError.
         """
-        with self._lock:
-            if self.is_deaf:
-                raise errors.ConnectionTimeout("the server has said nothing for a while")
-            if self._deaf:
-                # This one tries, and the others go on without it.
-                self._deaf = time.monotonic() + self.rests
+        if not self._deaf:
+            return self._connect()
+        # One tries, and the others go on without it.
+        if self.is_deaf or not self._trying.acquire(blocking=False):
+            raise errors.ConnectionTimeout("the server has said nothing for a while")
+        try:
+            return self._connect()
+        finally:
+            self._trying.release()
+
+    def _connect(self) -> Connection:
         try:
             made = Connection.connect(self._url, autocommit=True)
         except errors.ConnectionTimeout:
             self._deaf = time.monotonic() + self.rests
+            raise
+        except psycopg.OperationalError:
+            # It says why it lets nobody in.
+            self._deaf = 0.0
             raise
         self._deaf = 0.0
         made.answers = self.answers
@@ -254,8 +263,10 @@ class _Reach:
     def answers(self) -> bool:
         """Whether the server lets somebody in, or says why not."""
         with self._looking:
+            if self.is_deaf:
+                return False
             try:
-                self.connect().close()
+                self._connect().close()
             except errors.ConnectionTimeout:
                 return False
             except psycopg.Error:
