@@ -20,7 +20,7 @@ from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
-from kilburn.event import Event
+from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place, tombstone_of
 
@@ -161,8 +161,8 @@ class Transaction:
         quoting = {page.id: page for page in batch.pages if page.sources}
         named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
         mentions.add(self._db, self._segment, named)
-        if noted := histories.replies_of(batch.events):
-            histories.add_replies(self._db, self._tenant, self._segment, noted)
+        if notes := [event for event in batch.events if event.act is Act.NOTE]:
+            histories.add_replies(self._db, self._tenant, self._segment, histories.replies_of(notes))
 
     def _replace_events(self, batch: Batch) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy

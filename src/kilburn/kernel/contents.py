@@ -66,7 +66,7 @@ class Contents:
         """Cache a text that is about to be written."""
         if digest not in self._texts:
             self._texts[digest] = text
-            self._held += _size_of(text)
+            self._held += getsizeof(text) if text.isascii() else _size_of(text)
             if self._held > self._limit:
                 self._trim({digest})
 
