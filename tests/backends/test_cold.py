@@ -58,6 +58,17 @@ class Held:
         return backend
 
 
+def check_stray(backend: Any, folder: Path) -> None:
+    """What lies there and belongs to nobody is said, and removed when asked."""
+    stray = folder / "zz" / "zz-nobody"
+    stray.parent.mkdir()
+    stray.write_bytes(b"nobody's")
+    assert [(finding.kind, finding.derived) for finding in backend.findings()] == [("cold", True)]
+    assert [finding.what for finding in backend.findings()] == backend.scrub()
+    assert backend.scrub(repair=True) == []
+    assert not stray.exists()
+
+
 @pytest.fixture
 def held(tmp_path: Path) -> Held:
     def traces(letters: str) -> bool:
@@ -277,13 +288,7 @@ def test_a_place_that_cannot_be_written_leaves_everything_where_it_was(tmp_path:
         inner.unlink()
         assert backend.chill(DIGESTS.values()).texts == 6
         assert backend.scrub() == []
-        stray = inner / "zz" / "zz-nobody"
-        stray.parent.mkdir()
-        stray.write_bytes(b"nobody's")
-        assert [(finding.kind, finding.derived) for finding in backend.findings()] == [("cold", True)]
-        assert [finding.what for finding in backend.findings()] == backend.scrub()
-        assert backend.scrub(repair=True) == []
-        assert not stray.exists()
+        check_stray(backend, inner)
 
 
 def test_a_receipt_says_what_is_late_and_what_cannot_be_looked_at(tmp_path: Path, held: Held) -> None:
@@ -358,13 +363,7 @@ def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> No
         (own / name[:2] / name).write_bytes(b"")
         assert backend.scrub() == []
         assert len(objects(folder)) == len(objects_before) - 1
-        stray = own / "zz" / "zz-nobody"
-        stray.parent.mkdir()
-        stray.write_bytes(b"nobody's")
-        assert [(finding.kind, finding.derived) for finding in backend.findings()] == [("cold", True)]
-        assert [finding.what for finding in backend.findings()] == backend.scrub()
-        assert backend.scrub(repair=True) == []
-        assert not stray.exists()
+        check_stray(backend, own)
 
 
 KILLED = """

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 import kilburn
 from gateway.test_history import assistant, take, user
+from kernel.test_flat import calls
 from kilburn.backends.places import open_backend
 from kilburn.event import Act, Event
 from kilburn.gateway.history import Histories, _key
@@ -20,7 +18,6 @@ from kilburn.testing.stores import batch_of
 from kilburn.wire.form import parse
 
 RESPONSES = ResponsesForm()
-HOME = str(Path(kilburn.__file__).parent)
 
 
 def opened(place: str) -> kilburn.Store:
@@ -44,23 +41,6 @@ def goes_on(histories: Histories, reply: str, *, of: str = "") -> str:
     conversation = histories.take(RESPONSES, RESPONSES.open(going_on(reply)), None, of)
     histories.give(conversation)
     return conversation.name
-
-
-def calls(work: Callable[[], object]) -> int:
-    """How many functions of ours are entered."""
-    found = 0
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        nonlocal found
-        found += event == "call" and frame.f_code.co_filename.startswith(HOME)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 def add_sessions(place: str, numbers: range) -> None:
