@@ -525,9 +525,12 @@ class Backend(Protocol):
         """The texts that are in the cold place, by digest, each with its length in bytes."""
         ...
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self, segments: Collection[int] = ()) -> AbstractContextManager[None]:
         """Within this, all that this thread writes is one transaction: it is there when this ends, or, if the block raises or the
         program is killed, nothing of it. Until then only this object sees it, and other writers wait.
+
+        Args:
+            segments: to these nobody else writes from the beginning, and not only once this thread has.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
@@ -537,6 +540,15 @@ class Backend(Protocol):
     def erasing(self) -> AbstractContextManager[None]:
         """Within this, several commits of this thread may erase: their bytes are gone when it ends, and not after each. If the
         program is killed before, they go when the store is next opened for writing."""
+        ...
+
+    def leaving(self, keys: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:
+        """Within this, no new page may cite these, by anybody: they are to be forgotten, and whoever cites goes first. If the
+        program is killed before it ends, they still cannot be cited until they are forgotten; `fsck` says so.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
         ...
 
     def lasting(self) -> AbstractContextManager[None]:

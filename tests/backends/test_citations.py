@@ -15,7 +15,7 @@ from backends.formats import take_back_format_5
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.schema import MIGRATIONS, admit
 from kilburn.backends.sqlite import Sqlite
-from kilburn.errors import StoreCorrupt, StoreStale
+from kilburn.errors import Forgotten, StoreCorrupt, StoreStale
 from kilburn.page import Place
 from kilburn.testing.stores import batch_of, cited_batch
 
@@ -63,6 +63,28 @@ def test_an_index_that_disagrees_with_the_pages_is_found_and_made_again(path: Pa
         assert backend.repair() == []
         assert backend.citing(TALK, [1, 2, 3]) == [(MEMORY, -1)]
         assert backend.citing(MEMORY, [-1]) == [(MEMORY, -2)]
+
+
+def test_a_forgetting_that_was_killed_half_way_is_found_and_goes_on(path: Path) -> None:
+    """Nothing new cites what somebody has begun to forget, until it is forgotten, or repaired."""
+    kill = (
+        "import os, signal, sys\n"
+        "from kilburn.backends.sqlite import Sqlite\n"
+        "with Sqlite(sys.argv[1]) as backend, backend.leaving([(1, 1), (1, 2)]):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", kill, str(path)]).returncode == -signal.SIGKILL
+    with Sqlite(path) as backend:
+        found = backend.findings()
+        assert {(one.kind, one.derived, one.segment, one.page) for one in found} == {("index", True, 1, 1), ("index", True, 1, 2)}
+        assert all("forget it again" in one.what for one in found)
+        for page in (1, 2):
+            with pytest.raises(Forgotten, match="is being forgotten"):
+                backend.commit(MEMORY, cited_batch(2, -3, "a new fact", cites=((TALK, page),)))
+        backend.commit(TALK, Batch(head=1, erase=[2]))
+        assert {one.page for one in backend.findings()} == {1}
+        assert backend.repair() == []
+        backend.commit(MEMORY, cited_batch(2, -3, "a new fact", cites=((TALK, 1),)))
 
 
 @pytest.mark.parametrize(

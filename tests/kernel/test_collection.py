@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -598,35 +599,64 @@ def test_messages_of_the_past_have_their_time(store: kilburn.Store) -> None:
     check_laws(session)
 
 
+@contextmanager
+def writer_of_facts(path: str, cites: tuple[int, int]) -> Iterator[list[KilburnError]]:
+    """Somebody who writes facts from a page into the memory, without a pause; yields the errors that it meets."""
+    stop, refused = threading.Event(), list[KilburnError]()
+
+    def write() -> None:
+        with kilburn.open(path) as own:
+            while not stop.is_set():
+                try:
+                    own.memory().apply(Add(text="Ana lives in Porto.", cites=(cites,)), policy="facts")
+                except KilburnError as error:
+                    refused.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield refused
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_forgetting_goes_on_while_others_write(tmp_path: Path) -> None:
     path = str(tmp_path / "m.db")
     with kilburn.open(path) as store:
         session = store.session("s")
         session.append(TOLD)
         store.memory()
-        stop = threading.Event()
-        refused: list[KilburnError] = []
-
-        def write() -> None:
-            with kilburn.open(path) as own:
-                while not stop.is_set():
-                    try:
-                        own.memory().apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)), policy="facts")
-                    except KilburnError as error:
-                        refused.append(error)
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        while not list(store.memory().pages(limit=1)):
-            pass
-        gone = session.forget("p1")
-        stop.set()
-        thread.join()
-        assert gone[0] == "p1"
-        assert len(gone) > 1
-        assert list(store.memory().pages(history=True, proposed=True)) == []
-        assert {type(error) for error in refused} <= {Forgotten}
+        for page in range(1, 6):
+            with writer_of_facts(path, (number(session), page)) as refused:
+                while not list(store.memory().pages(limit=1)):
+                    pass
+                gone = session.forget(f"p{page}")
+            assert gone[0] == f"p{page}"
+            assert len(gone) > 1
+            assert list(store.memory().pages(history=True, proposed=True)) == []
+            assert {type(error) for error in refused} <= {Forgotten}
+            session.append(TOLD)
         check_collection(store.memory())
+
+
+def test_much_is_forgotten_while_others_write_what_stays(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    with kilburn.open(path) as store:
+        session = store.session("s")
+        session.append([TOLD, {"role": "user", "content": "I moved there in May."}])
+        memory = store.memory()
+        facts = [Add(text=f"Ana has visited place {at}.", cites=((number(session), 1),)) for at in range(600)]
+        memory.apply(*facts, policy="facts")
+        with writer_of_facts(path, (number(session), 2)) as refused:
+            while len(list(memory.pages(after=-600, limit=1, history=True))) < 1:
+                pass
+            gone = session.forget("p1")
+        assert len(gone) == 601
+        assert refused == []
+        left = [page for page, _ in memory.pages(history=True, proposed=True)]
+        assert {page.cites for page in left} == {((number(session), 2),)}
+        check_collection(memory)
 
 
 def test_forgetting_that_stopped_half_way_can_go_on(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The index of citations: which page is cited by which, across the segments of a tenant.
 
 It is derived from the pages. A page of any segment is in it with its `cites`, and a page of a collection with its
-`sources` too. A page that is forgotten cites nothing.
+`sources` too. A page that is forgotten cites nothing. A page that is being forgotten cites itself: no new page may cite it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import apsw
 
 from kilburn.backend import SegmentKind
 from kilburn.backends.connection import row, rows_of_each
-from kilburn.errors import StoreError, StoreStale
+from kilburn.errors import Forgotten, StoreError, StoreStale
 from kilburn.page import Page, address_of
 
 SELECT = "SELECT process, page, by_process, by_page FROM citation"
+
+LEAVES = "(by_process = process AND by_page = page)"
+"""Of a row: the page is being forgotten."""
 
 Citation = tuple[int, int, int, int]
 """Segment and page that are cited, segment and page that cite."""
@@ -43,15 +46,26 @@ def remove(db: apsw.Connection, citations: Iterable[Citation]) -> None:
 
 def citing(db: apsw.Connection, segment: int, pages: Iterable[int]) -> set[tuple[int, int]]:
     """The pages that cite any of these pages of a segment."""
-    select = "SELECT by_process, by_page FROM citation WHERE process = ? AND page = ?"
+    select = f"SELECT by_process, by_page FROM citation WHERE process = ? AND page = ? AND NOT {LEAVES}"
     return {(by, page) for by, page in rows_of_each(db, select, [(segment, page) for page in pages])}
+
+
+def leave(segment: int, page: int) -> Citation:
+    """What says that a page is being forgotten."""
+    return segment, page, segment, page
+
+
+def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> None:
+    """Keep new pages from citing these, those that are there and not forgotten."""
+    there = rows_of_each(db, "SELECT process, id FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", list(keys))
+    add(db, [leave(segment, page) for segment, page in there])
 
 
 def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None:
     """Check that everything that new pages cite in other segments is there.
 
     Raises:
-        StoreStale: a cited page is forgotten by now. StoreError: it never existed.
+        StoreStale: a cited page is forgotten by now. Forgotten: it is being forgotten. StoreError: it never existed.
     """
     cited = sorted({key for page in pages for key in page.cites})
     owned: dict[int, bool] = {}
@@ -64,6 +78,14 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
         if found[0] is None:
             what = f"{address_of(number)} of segment {segment}, which a new page cites, is forgotten"
             raise StoreStale(what, advice="read what is there now, then do it again without this page")
+        if row(db, f"SELECT 1 FROM citation WHERE process = ? AND page = ? AND {LEAVES}", segment, number) is not None:
+            raise is_leaving(segment, number)
+
+
+def is_leaving(segment: int, page: int) -> Forgotten:
+    """The error of who would cite a page that is being forgotten."""
+    what = f"{address_of(page)} of segment {segment}, which a new page cites, is being forgotten"
+    return Forgotten(what, advice="do it again without this page; if the forgetting has broken off, forget it again")
 
 
 def check_uncited(db: apsw.Connection, segment: int, pages: Sequence[int]) -> None:

@@ -939,8 +939,8 @@ class Sqlite:
                 erase_segment(self._db, found.whole(), self._number)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """See `Backend`. Other threads wait, too."""
+    def together(self, segments: Collection[int] = ()) -> Iterator[None]:
+        """See `Backend`. Other threads wait, too, whatever the segments are."""
         with self._lock:
             if self._joined:
                 yield
@@ -971,6 +971,18 @@ class Sqlite:
                 self._chilling.sweep()
                 with self._lock, translate_errors(self.path, "erasing"):
                     self._wipe(wait=True)
+
+    @contextmanager
+    def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """See `Backend`."""
+        with self._writing("writing", to=()):
+            some = self._there(keys)
+            citations.mark_leaving(self._db, some)
+        try:
+            yield
+        finally:
+            with self._writing("writing", to=()):
+                citations.remove(self._db, [citations.leave(*key) for key in some])
 
     def lasting(self) -> AbstractContextManager[None]:
         """See `Backend`. What is committed waits for `sync` here: threads that come together wait for the disk once."""

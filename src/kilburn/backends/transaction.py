@@ -206,6 +206,7 @@ class Transaction:
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
             cited.update(citations.citations_of(self._segment, segment.kind, page))
+            cited.add(citations.leave(self._segment, number))
             stand = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._segment, number))
         citations.remove(self._db, cited)

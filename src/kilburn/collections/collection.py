@@ -11,6 +11,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -37,7 +38,10 @@ READ = 500
 """Pages that are read at a time."""
 
 TRIES = 50
-"""How often a change is tried again because another writer was faster; each of them has then written something."""
+"""How often work is done again because another writer was faster; each of them has then written something."""
+
+FREE = 5
+"""How often another writer may be faster than a change before all others wait for it."""
 
 MOST = 10_000
 """Pages that one address may name here."""
@@ -220,14 +224,15 @@ class Collection(Segment):
     def _commit(self, collect: Callable[[], Collecting], seen: int | None = None) -> Collecting:
         """Write what `collect` makes of what is there now, with the observations that wait."""
         self._check_writable()
-        for left in reversed(range(TRIES)):
-            self.refresh()
-            if seen is not None and any(event.act in STATE for event in self.backend.events(self.number, seen)):
-                break
-            made = collect()
+        for left in reversed(range(FREE + 1)):
             try:
-                if made.events:
-                    self._write(made.batch(self._pending.head, self._pending.events))
+                with self._turn(alone=not left):
+                    self.refresh()
+                    if seen is not None and any(event.act in STATE for event in self.backend.events(self.number, seen)):
+                        break
+                    made = collect()
+                    if made.events:
+                        self._write(made.batch(self._pending.head, self._pending.events))
             except StoreStale:
                 if not left:
                     raise
@@ -236,6 +241,18 @@ class Collection(Segment):
                 self._counted += len(made.added)
                 return made
         raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
+
+    @contextmanager
+    def _turn(self, *, alone: bool) -> Iterator[None]:
+        """One try of a change; when it is `alone`, nobody else writes here meanwhile."""
+        before = self._pending
+        try:
+            with self.backend.together([self.number]) if alone else nullcontext():
+                yield
+        except BaseException:
+            # What it has written is not there.
+            self._pending = before
+            raise
 
     def _write(self, batch: Batch) -> None:
         self.backend.commit(self.number, batch)
@@ -343,20 +360,20 @@ class Collection(Segment):
         gone = list[int]()
         with self.lock:
             self._check_writable()
-            self.refresh()
-            for left in reversed(range(TRIES)):
-                gone = self.made_from(pages)
-                if not gone:
-                    break
-                event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
-                events = [*self._pending.events, msgspec.structs.replace(event, number=self._pending.next)]
-                states = dict.fromkeys(gone, State(Place.DROPPED))
+            for left in reversed(range(FREE + 1)):
                 try:
-                    self._write(Batch(head=self._pending.head, events=events, states=states, erase=gone))
+                    with self._turn(alone=not left):
+                        self.refresh()
+                        gone = self.made_from(pages)
+                        if gone:
+                            event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
+                            events = [*self._pending.events, msgspec.structs.replace(event, number=self._pending.next)]
+                            states = dict.fromkeys(gone, State(Place.DROPPED))
+                            self._write(Batch(head=self._pending.head, events=events, states=states, erase=gone))
                     break
                 except StoreStale:
-                    # Nobody has written here, so one of them is cited; or somebody always does.
-                    if not self.refresh() or not left:
+                    # If nobody has written here, one of them is cited.
+                    if not left or not self.refresh():
                         raise
             return gone
 

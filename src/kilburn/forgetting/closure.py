@@ -2,12 +2,13 @@
 
 A page may cite pages of other segments, and no citation may dangle at any moment. So what cites goes first, each segment
 in its own transaction; the store refuses one that would leave a citation behind. If somebody adds to it in the meantime,
-everything is looked at again.
+everything is looked at again, and nothing new may cite it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Protocol
 
@@ -65,20 +66,25 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
         StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
     """
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
-    for left in reversed(range(TRIES)):
-        try:
-            with home.backend.erasing():
-                for number, some in _steps(home.backend, known if known is not None else closure(home, wanted)):
-                    gone += [(number, page) for page in home.segment(number).drop(some, why)]
-        except StoreStale:
-            if not left:
-                raise
-            known = None
-        else:
-            # A branch may have begun meanwhile, with pages that are gone by now.
-            known = closure(home, wanted)
-            if not known or not left:
-                break
+    with ExitStack() as leaving:
+        for left in reversed(range(TRIES)):
+            try:
+                keys = known if known is not None else closure(home, wanted)
+                if left < TRIES - 1:
+                    # Others would always be faster: what is to go is cited by nothing new from now on.
+                    leaving.enter_context(home.backend.leaving(keys))
+                with home.backend.erasing():
+                    for number, some in _steps(home.backend, keys):
+                        gone += [(number, page) for page in home.segment(number).drop(some, why)]
+            except StoreStale:
+                if not left:
+                    raise
+                known = None
+            else:
+                # A branch may have begun meanwhile, with pages that are gone by now.
+                known = closure(home, wanted)
+                if not known or not left:
+                    break
     return gone
 
 

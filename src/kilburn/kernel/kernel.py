@@ -716,7 +716,9 @@ class Kernel:
                     pending.used = self.info.used
                     self._descend(self.lineage._replace(segment=self.info.number))
             except StoreStale:
-                self.stale = True
+                # Without another writer here, a page elsewhere has come in the way, or gone.
+                found = self._found() if self.info.number else None
+                self.stale = self.stale or found is None or not pending.follows(found)
                 raise
             pending.head += len(pending.events)
             if pending.used is not None:

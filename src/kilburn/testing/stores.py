@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from kilburn.backend import Backend, Batch, Digests, HistoryOwner, SegmentKind, State
-from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import Forgotten, KilburnError, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Data, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
@@ -652,10 +652,17 @@ def check_citations(backend: Backend) -> None:
     assert found(backend, "invented") == set()
     backend.commit(talk, Batch(head=2, erase=[-1]))
     assert backend.citing(memory, [-2]) == []
-    backend.commit(memory, Batch(head=2, erase=[-2, -1]))
+    with backend.leaving([(memory, -2), (talk, 1), (talk, 99), (talk + 99, 1)]):
+        raises(Forgotten, lambda: backend.commit(memory, cited_batch(2, -3, "too late", cites=((talk, 2), (talk, 1)))))
+        raises(Forgotten, lambda: backend.commit(talk, cited_batch(2, -2, "too late", cites=((memory, -2),))))
+        assert backend.citing(memory, [-2]) == []
+        backend.commit(memory, Batch(head=2, erase=[-2, -1]))
     assert backend.citing(talk, [1, 2]) == backend.citing(memory, [-1]) == []
-    backend.commit(talk, Batch(head=2, erase=[1]))
-    raises(StoreStale, lambda: backend.commit(memory, cited_batch(2, -3, "too late", cites=((talk, 1),))))
+    backend.commit(memory, cited_batch(2, -3, "in time", cites=((talk, 1),)))
+    backend.commit(memory, Batch(head=3, erase=[-3]))
+    with backend.leaving([(talk, 1)]):
+        backend.commit(talk, Batch(head=2, erase=[1]))
+    raises(StoreStale, lambda: backend.commit(memory, cited_batch(3, -4, "too late", cites=((talk, 1),))))
     assert found(backend, "late") == set()
 
 

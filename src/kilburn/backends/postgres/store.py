@@ -29,6 +29,7 @@ from kilburn.backend import (
     check_name,
     root_of,
 )
+from kilburn.backends import citations
 from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of, sound_passages
 from kilburn.backends.findings import Finding
@@ -337,6 +338,7 @@ class Postgres:
         wanted = set(pages)
         select = (
             "SELECT by_process, by_page FROM kilburn.citation WHERE tenant = %s AND process = %s AND page = ANY(%s::bigint[])"
+            f" AND NOT {citations.LEAVES}"
         )
 
         def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:
@@ -876,10 +878,12 @@ class Postgres:
             self._wipe()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, segments: Collection[int] = ()) -> Iterator[None]:
         """See `Backend`. Who writes to the same segments waits."""
         self._check_writes()
         with self._db.together():
+            if segments:
+                self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
         if self._db.erased:
             self._chilling.sweep()
@@ -896,6 +900,17 @@ class Postgres:
             if not outer:
                 self._chilling.sweep()
                 self._wipe()
+
+    @contextmanager
+    def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """See `Backend`."""
+        self._check_writes()
+        some = sorted(set(keys))
+        self._db.write("writing", lambda statements: writing.mark_leaving(statements, self._number, some))
+        try:
+            yield
+        finally:
+            self._db.write("writing", lambda statements: writing.unmark_leaving(statements, self._number, some))
 
     def _wipe(self) -> None:
         """Remove erased bytes from the server's files, if there are any."""

@@ -41,7 +41,9 @@ _LOCK = (
 )
 
 _CITED = (
-    "SELECT cited.process, cited.page, page.id, page.content IS NULL"
+    "SELECT cited.process, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own WHERE"
+    " own.tenant = %s AND own.process = cited.process AND own.page = cited.page AND own.by_process = cited.process"
+    " AND own.by_page = cited.page)"
     " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(process, page)"
     " LEFT JOIN kilburn.page ON page.tenant = %s AND page.process = cited.process AND page.id = cited.page"
 )
@@ -96,6 +98,12 @@ _ADD_CITATIONS = (
     "INSERT INTO kilburn.citation(tenant, process, page, by_process, by_page)"
     " SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) ON CONFLICT DO NOTHING"
 )
+_REMOVE_CITATIONS = (
+    "DELETE FROM kilburn.citation USING (SELECT %s::bigint AS tenant, * FROM"
+    " unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS former(process, page, by_process, by_page)) AS gone"
+    " WHERE citation.tenant = gone.tenant AND citation.process = gone.process AND citation.page = gone.page"
+    " AND citation.by_process = gone.by_process AND citation.by_page = gone.by_page"
+)
 _END = (
     "UPDATE kilburn.process SET used = %s, head = %s, pages = %s, tokens = %s, passages = %s, characters = %s, tally = %s,"
     " epoch = %s, writer = %s WHERE tenant = %s AND id = %s"
@@ -116,6 +124,27 @@ def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]
 def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
     statements.send(_END, *tally, seal_of("tally", segment, *tally), epoch, writer, tenant, segment)
+
+
+def change_citations(statements: Statements, sql: str, tenant: int, some: Iterable[citations.Citation]) -> None:
+    """Put citations into the index or take them out of it."""
+    if ordered := sorted(some):
+        statements.send(sql, tenant, *(list(column) for column in zip(*ordered, strict=True)))
+
+
+def mark_leaving(statements: Statements, tenant: int, keys: Sequence[tuple[int, int]]) -> None:
+    """Keep new pages from citing these, those that are there and not forgotten."""
+    # Whoever cites a page has locked its segment.
+    lock(statements, tenant, (segment for segment, _ in keys))
+    columns = [segment for segment, _ in keys], [page for _, page in keys]
+    found = statements.send(_CITED, tenant, *columns, tenant).fetchall()
+    there = [citations.leave(segment, page) for segment, page, row, gone, _ in found if row is not None and not gone]
+    change_citations(statements, _ADD_CITATIONS, tenant, there)
+
+
+def unmark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, int]]) -> None:
+    """Let new pages cite these again."""
+    change_citations(statements, _REMOVE_CITATIONS, tenant, [citations.leave(*key) for key in keys])
 
 
 class Writing:
@@ -146,7 +175,8 @@ class Writing:
         missing = [key for digest, key in wanted.items() if digest not in batch.texts]
         # All questions go out together.
         rows = lock(self._statements, self._tenant, [segment, *above, *(other for other, _ in cited)], wait=batch.wait)
-        there = send(_CITED, [one for one, _ in cited], [page for _, page in cited], self._tenant) if cited else None
+        sources = [one for one, _ in cited], [page for _, page in cited]
+        there = send(_CITED, self._tenant, *sources, self._tenant) if cited else None
         citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase else None
         known = send(_KNOWN, *self._own, sorted(moved)) if moved else None
         old = send(_PAGES, *self._own, sorted({*removed, *again})) if removed or again else None
@@ -227,12 +257,14 @@ class Writing:
         return stored
 
     def _check_cited(self, there: Sequence[Row], segments: dict[int, SegmentRow]) -> None:
-        for segment, page, found, forgotten in sorted(there):
+        for segment, page, found, forgotten, leaving in sorted(there):
             if found is None or segment not in segments:
                 raise StoreError(f"no page {address_of(page)} in segment {segment}", advice="cite pages that exist")
             if forgotten:
                 what = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
                 raise StoreStale(what, advice="read what is there now, then do it again without this page")
+            if leaving:
+                raise citations.is_leaving(segment, page)
 
     def _new(self) -> list[int]:
         return [page.id for page in self._batch.pages if page.id > 0]
@@ -365,9 +397,8 @@ class Writing:
             raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
 
     def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
-        found = sorted({one for page in citing for one in citations.citations_of(self._segment, kind, page)})
-        if found:
-            self._statements.send(_ADD_CITATIONS, self._tenant, *(list(column) for column in zip(*found, strict=True)))
+        found = {one for page in citing for one in citations.citations_of(self._segment, kind, page)}
+        change_citations(self._statements, _ADD_CITATIONS, self._tenant, found)
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
         """Keep the parent's last one before the fork: this segment is read from it."""
@@ -400,16 +431,10 @@ class Writing:
             words.update(telling_words(page))
             contents.update(key for key in (content, extra) if key is not None)
             cited.update(citations.citations_of(self._segment, stored.kind, page))
+            cited.add(citations.leave(self._segment, number))
             stand = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((number, *stand, *self._sealed_record(tombstone_of(page))))
-        if cited:
-            columns = [list(column) for column in zip(*sorted(cited), strict=True)]
-            send(
-                "DELETE FROM kilburn.citation USING unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])"
-                " AS gone(process, page, by_process, by_page) WHERE tenant = %s AND citation.process = gone.process"
-                " AND citation.page = gone.page AND citation.by_process = gone.by_process AND citation.by_page = gone.by_page",
-                *(*columns, self._tenant),
-            )
+        change_citations(self._statements, _REMOVE_CITATIONS, self._tenant, cited)
         if blank:
             send(
                 "UPDATE kilburn.page SET content = NULL, extra = NULL, call = NULL, at = new.at, pinned = new.pinned,"
