@@ -287,6 +287,7 @@ class Backend(Protocol):
             StoreStale: the segment's ledger has moved on, or that of the one that it forks from; or a new page cites one that is
                 forgotten by now; or a page that is to be erased is cited by another segment. So forgetting goes leaf first,
                 and no citation ever dangles.
+            Forgotten: a new page cites one that is being forgotten, see `leaving`.
             StoreBusy, StoreFull, StoreReadOnly.
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or a page or event that could not be read again.
