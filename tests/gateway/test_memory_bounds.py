@@ -79,6 +79,7 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join(f"{chance.choice('aeiou')}{chance.randrange(10**6):x}" for _ in range(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchanges", [2, 30], ids=["many sessions", "long sessions"])
 def test_sessions_in_memory_take_what_they_may_after_n_and_two_n_and_four_n_answers(tmp_path: Path, exchanges: int) -> None:
     chance, number, taken = random.Random(1), 0, list[int]()

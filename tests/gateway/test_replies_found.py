@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import kilburn
+from backends.test_damage import change
+from cli.terminal import kilburn as run
 from gateway.test_history import assistant, take, user
 from kernel.test_flat import calls
 from kilburn.backends.places import open_backend
@@ -115,3 +119,59 @@ def test_one_damaged_note_hides_no_other_of_an_older_kilburn(tmp_path: Path) -> 
         store.backend._db.execute("UPDATE event SET body = x'c1' WHERE process = ? AND act = 'note'", (first,))
         histories = Histories(store)
         assert [goes_on(histories, f"resp_{number}") for number in (1, 2)] == names[1:]
+
+
+REPLY = "SELECT process, at, tenant, digest, last, page FROM history WHERE at < 0 AND process = 1"
+INSERT = "INSERT INTO history(process, at, tenant, digest, last, page)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "events"),
+    [
+        ("DELETE FROM history WHERE at < 0", 2),
+        ("UPDATE history SET digest = CAST('f0f0f0f0f0f0f0f0f0f0f0f0' AS BLOB) WHERE at < 0 AND process = 1", 1),
+        ("UPDATE history SET tenant = 7 WHERE at < 0 AND process = 1", 1),
+        ("UPDATE history SET last = 1 WHERE at < 0 AND process = 1", 1),
+        ("UPDATE history SET page = 9 WHERE at < 0 AND process = 1", 1),
+        ("UPDATE history SET at = -1 WHERE at < 0 AND process = 1", 2),
+        ("UPDATE history SET at = 0 WHERE at < 0 AND process = 1", 2),
+        (f"{INSERT} SELECT process, at - 5, tenant, x'00', last, page FROM ({REPLY})", 1),
+        ("UPDATE history SET process = 9 WHERE at < 0 AND process = 1", 2),
+        (f"{INSERT} SELECT 2, 0, tenant, digest, 1, page FROM ({REPLY})", 1),
+    ],
+)
+def test_rows_of_replies_are_checked_and_made_again(tmp_path: Path, statement: str, events: int) -> None:
+    """Nothing else of the file tells where a reply is: a gateway that has read the notes of before finds it by its row alone."""
+    place = str(tmp_path / "a.db")
+    with opened(place) as store:
+        names = [answer(Histories(store), f"resp_{number}") for number in range(2)]
+        said = list(store.backend._db.execute("SELECT * FROM history WHERE at < 0 ORDER BY process"))
+    assert run("fsck", "--db", place).status == 0
+    change(tmp_path / "a.db", statement)
+    found = run("fsck", "--db", place, "--json").json["findings"]
+    assert len(found) == events
+    for one in found:
+        assert one["derived"]
+        assert re.fullmatch(r"the index of replies and event \d+ disagree|histories whose session is not there: 9", one["what"])
+    repaired = run("fsck", "--repair", "--db", place, "--json")
+    assert (repaired.status, repaired.json["left"]) == (0, [])
+    with opened(place) as store:
+        assert list(store.backend._db.execute("SELECT * FROM history WHERE at < 0 ORDER BY process")) == said
+        histories = Histories(store)
+        histories._caught_up = True
+        assert [goes_on(histories, f"resp_{number}") for number in range(2)] == names
+
+
+def test_a_note_that_is_damaged_takes_its_reply_along_in_a_repair(tmp_path: Path) -> None:
+    """The note is quarantined: it names no reply any more, and no other is lost."""
+    place = str(tmp_path / "a.db")
+    with opened(place) as store:
+        names = [answer(Histories(store), f"resp_{number}") for number in range(2)]
+    change(tmp_path / "a.db", "UPDATE event SET body = x'c1' WHERE process = 1 AND act = 'note'")
+    assert {found["kind"] for found in run("fsck", "--db", place, "--json").json["findings"]} == {"ledger"}
+    repaired = run("fsck", "--repair", "--db", place, "--json")
+    assert (repaired.status, repaired.json["left"]) == (0, [])
+    with opened(place) as store:
+        assert list(store.backend._db.execute("SELECT process FROM history WHERE at < 0")) == [(2,)]
+        assert not Histories(store).has(RESPONSES, going_on("resp_0"), {}, "")
+        assert goes_on(Histories(store), "resp_1") == names[1]

@@ -187,6 +187,7 @@ def test_forgetting_reads_what_names_the_page_and_not_the_ledger(tmp_path: Path)
     assert read[1600][1] <= read[400][1] + 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_session_opened_again_and_again_is_the_same_session(tmp_path: Path, seed: int) -> None:
     """Against one that is never closed: same windows, same prompts, whatever was done in between."""

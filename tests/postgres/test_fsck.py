@@ -18,6 +18,7 @@ from kilburn.backends.postgres.schema import KEPT, OF_TENANTS
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.sealed import seal_of_state
+from kilburn.event import Act
 from kilburn.move import Evict, Fold
 
 TABLES = (*OF_TENANTS, *KEPT, "tenant")
@@ -49,6 +50,7 @@ def fill(url: str) -> None:
         session.apply(Fold((83,), keep=((0, 6),)), Evict((82,)))
         told = session.append({"role": "user", "content": "This is to be forgotten."})
         session.forget(told)
+        session.record(Act.NOTE, policy="gateway", reply="0123456789abcdef01234567", turn=1, calls=())
         session.fork("look around").append({"role": "user", "content": "only on the branch"})
         memory = store.memory("ana")
         memory.remember("Ana lives in Porto")
@@ -229,6 +231,19 @@ DAMAGE = {
     "the index of mentions": (
         f"DELETE FROM kilburn.mention WHERE tenant = 1 AND {OF_S} AND event = 3",
         ("index", "the index of mentions and event 3 disagree"),
+    ),
+    "a reply is not found": (
+        f"DELETE FROM kilburn.history WHERE tenant = 1 AND {OF_S} AND at < 0",
+        ("index", "the index of replies and event"),
+    ),
+    "a reply is found in the place of another": (
+        f"UPDATE kilburn.history SET digest = '012345678901234567890123' WHERE tenant = 1 AND {OF_S} AND at < 0",
+        ("index", "the index of replies and event"),
+    ),
+    "a reply that nobody gave": (
+        "INSERT INTO kilburn.history SELECT tenant, process, -2, digest, last, page FROM kilburn.history"
+        " WHERE tenant = 1 AND at < 0",
+        ("index", "the index of replies and event 2 disagree"),
     ),
     "the index of calls": (
         f"UPDATE kilburn.page SET call = 'other' WHERE tenant = 1 AND {OF_S} AND call IS NOT NULL",

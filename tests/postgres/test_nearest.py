@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.sql import SQL, Composed, Identifier
 
+import kilburn
 from backends.server_files import files_with_bytes
 from kilburn.backend import Backend, Batch
 from kilburn.backends.postgres import halves
@@ -471,6 +473,87 @@ def test_without_pgvector_a_program_looks_through_what_it_reads(url: str) -> Non
         assert backend.near("made", vectors[0].tolist(), 5) is None
         assert backend.tend() == ["filled in 39 vectors"]
         assert len(ranked(backend, vectors[0], 50)) == 39
+
+
+class Letters:
+    """Texts with the same letters are near each other."""
+
+    name, dimensions = "letters", 26
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        counted = np.array([[1 + text.count(chr(97 + letter)) for letter in range(26)] for text in texts], dtype=np.float32)
+        return counted / np.linalg.norm(counted, axis=1, keepdims=True)
+
+
+def found_by_meaning(place: str, *, text: str = "") -> list[tuple[str, float]]:
+    """What a question finds that shares no word with any text."""
+    with kilburn.open(place, window=4000, tokenizer="chars/4", embedder=Letters()) as store:
+        if text:
+            for number in range(30):
+                store.session("s").append({"role": "user", "content": f"{text} {'pump' * number} {'valve' * (30 - number)}"})
+        return [(hit.address, hit.score) for hit in store.search("ppuummp vvallvee", limit=10)]
+
+
+def take_back_to_0_7(url: str) -> None:
+    """Give a database the extension as 0.7.4 made it: all that came with the next version is a cast of arrays. The library
+    stays the new one, as where pgvector was installed anew and a database was forgotten."""
+    with psycopg.connect(url) as connection:
+        connection.execute("DROP EXTENSION vector CASCADE")
+        connection.execute("CREATE EXTENSION vector SCHEMA public")
+        for kind in ("integer[]", "real[]", "double precision[]", "numeric[]"):
+            function = f"FUNCTION array_to_sparsevec({kind}, integer, boolean)"
+            for what in (f"CAST ({kind} AS sparsevec)", function):
+                connection.execute(SQL(f"ALTER EXTENSION vector DROP {what}"))
+                connection.execute(SQL(f"DROP {what}"))
+        connection.execute("UPDATE pg_extension SET extversion = '0.7.4' WHERE extname = 'vector'")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    caplog.clear()
+    return said
+
+
+def test_with_an_old_pgvector_a_search_is_exact_and_a_warning_says_what_to_do(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    take_back_to_0_7(url)
+    wanted = found_by_meaning(str(tmp_path / "a.db"), text="It was")
+    assert found_by_meaning(url, text="It was") == wanted
+    assert len(wanted) == 10
+    (said,) = warnings_of(caplog)
+    assert said.startswith("pgvector 0.7.4 is too old: ")
+    assert "run ALTER EXTENSION vector UPDATE" in said
+    with Postgres(url, readonly=True) as backend:
+        assert backend.near("letters", [1.0] * 26, 5) is None
+    assert warnings_of(caplog) == []
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER EXTENSION vector UPDATE")
+    with Postgres(url) as backend:
+        assert backend.tend() == ["filled in 30 vectors"]
+        assert len(backend.near("letters", [1.0] * 26, 5) or ()) >= 5
+    assert found_by_meaning(url) == wanted
+    assert warnings_of(caplog) == []
+
+
+def test_an_old_pgvector_that_could_be_had_is_not_taken(url: str, server: OwnServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that offers it, and a database that has none."""
+    with psycopg.connect(url) as connection:
+        if connection.info.server_version < 18_00_00:
+            pytest.skip("a server before PostgreSQL 18 looks for extensions in its own folder only")
+        connection.execute("DROP EXTENSION vector CASCADE")
+        offered = server.folder / "old" / "extension"
+        offered.mkdir(parents=True)
+        (offered / "vector.control").write_text("default_version = '0.7.4'\nmodule_pathname = '$libdir/vector'\n")
+        path = f"{offered.parent}:$system"
+        name = Identifier(connection.info.dbname)
+        connection.execute(SQL("ALTER DATABASE {} SET extension_control_path = {}").format(name, path))
+    with Postgres(url) as backend:
+        assert backend.near("made", [1.0, 0.0], 5) is None
+        assert backend._ask("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == [(0,)]
+    (said,) = warnings_of(caplog)
+    assert said.startswith("pgvector 0.7.4 is too old: ")
+    assert "Install 0.8 or newer on the server" in said
 
 
 def as_user(url: str, name: str) -> str:

@@ -33,7 +33,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
             and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
-            "index" (search would find too much or too little; who cites a page is not known; nor what names it), "checkpoint" (it
+            "index" (search would find too much or too little; who cites a page is not known; nor what names it, nor
+            where a reply is), "checkpoint" (it
             is not what was written, or not what the ledger says), "citation" (of a page that
             is not there), "vector" (damaged, or of no passage), "cold" (an object of the cold place), or "orphan" (stored but
             used by nothing).
@@ -276,6 +277,18 @@ def wrong_mentions(segment: SegmentRow, different: Iterable[tuple[int, int]], un
     """
     for number in sorted({event for _, event in different} - unread, key=repr):
         what = f"the index of mentions and event {number} disagree"
+        yield Finding(kind="index", what=what, derived=True, segment=segment.number)
+
+
+def wrong_replies(segment: SegmentRow, different: Iterable[Sequence[int | bytes]], unread: AbstractSet[int]) -> Iterator[Finding]:
+    """The rows of replies in the index of histories.
+
+    Args:
+        different: rows that only one of ledger and index has: first the number of the note, below 0.
+        unread: events that cannot be read.
+    """
+    for number in sorted({-at for at, *_ in different if isinstance(at, int)} - unread):
+        what = f"the index of replies and event {number} disagree"
         yield Finding(kind="index", what=what, derived=True, segment=segment.number)
 
 

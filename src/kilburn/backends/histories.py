@@ -15,6 +15,7 @@ import apsw
 
 from kilburn.backend import Digests, HistoryOwner, root_of
 from kilburn.backends.connection import row, rows
+from kilburn.backends.records import UNREADABLE, event_of
 from kilburn.event import Act, Event
 
 KEY = 24
@@ -38,6 +39,23 @@ def add_replies(db: apsw.Connection, tenant: int, segment: int, replies: Sequenc
 def replies(db: apsw.Connection, segment: int) -> list[tuple[int, bytes]]:
     """The rows of a session's replies."""
     return [(at, key) for at, key in rows(db, "SELECT at, digest FROM history WHERE process = ? AND at < 0", segment)]
+
+
+def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes]], set[int]]:
+    """The rows of replies that a session's ledger says, and the events that cannot be read: of these nobody knows."""
+    noted, unread = list[Event](), set[int]()
+    for number, body in rows(db, "SELECT number, body FROM event WHERE process = ?", segment):
+        try:
+            noted.append(event_of(body))
+        except UNREADABLE:
+            unread.add(number)
+    return replies_of(noted), unread
+
+
+def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
+    """Make the rows of a session's replies again."""
+    db.execute("DELETE FROM history WHERE process = ? AND at <= 0", (segment,))
+    add_replies(db, tenant, segment, replies_in(db, segment)[0])
 
 
 def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> bool:

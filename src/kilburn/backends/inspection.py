@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import apsw
 
 from kilburn.backend import SegmentKind, State
-from kilburn.backends import citations, mentions
+from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import COLD, digest_of_stored, unpack
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused, thawed
@@ -31,6 +31,7 @@ from kilburn.backends.findings import (
     wrong_mentions,
     wrong_names,
     wrong_pages,
+    wrong_replies,
     wrong_segments,
     wrong_setting,
 )
@@ -46,6 +47,8 @@ from kilburn.event import Act, Event
 from kilburn.page import Page, Place
 
 KINDS = frozenset(kind.encode() for kind in SegmentKind)
+
+OF_NO_SESSION = "WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"
 
 LEFT = (
     "DELETE FROM page WHERE process = ?",
@@ -77,6 +80,7 @@ def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     gather(found, "index", _citations(db, sealed, tenant, whole))
     for segment in whole if sealed.indexed else ():
         gather(found, "index", _mentions(db, sealed, segment), segment.number)
+        gather(found, "index", _replies(db, tenant, segment), segment.number)
         gather(found, "checkpoint", _checkpoints(db, segment), segment.number)
     gather(found, "vector", _vectors(vectors))
     return found
@@ -104,18 +108,19 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
 def _strays(db: apsw.Connection) -> Iterator[Finding]:
     """Rows whose session does not exist, and sessions whose tenant does not exist."""
     for what, select in (
-        ("pages", "SELECT DISTINCT process FROM page NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
-        ("events", "SELECT DISTINCT process FROM event NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
+        ("pages", f"SELECT DISTINCT process FROM page NOT INDEXED {OF_NO_SESSION}"),
+        ("events", f"SELECT DISTINCT process FROM event NOT INDEXED {OF_NO_SESSION}"),
         (
             "vectors",
             "SELECT DISTINCT embedder FROM vector NOT INDEXED WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)",
         ),
+        ("histories", f"SELECT DISTINCT process FROM history {OF_NO_SESSION}"),
         ("sessions", "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
         ("texts", "SELECT id FROM content NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
     ):
         for (number,) in rows(db, select):
             owner = "tenant" if what in ("sessions", "texts") else "embedder" if what == "vectors" else "session"
-            yield Finding(kind="orphan", what=f"{what} whose {owner} is not there: {number}")
+            yield Finding(kind="orphan", what=f"{what} whose {owner} is not there: {number}", derived=what == "histories")
 
 
 def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
@@ -199,6 +204,15 @@ def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> I
     yield from wrong_calls(segment, sealed.each_page(segment), calls)
 
 
+def _replies(db: apsw.Connection, tenant: int, segment: SegmentRow) -> Iterator[Finding]:
+    """Compares the rows of replies with the ledger. A file that is opened for reading may be older than they are."""
+    if row(db, "SELECT 1 FROM main.sqlite_schema WHERE name = 'history'") is None:
+        return
+    noted, unread = histories.replies_in(db, segment.number)
+    there = set(rows(db, "SELECT at, digest, tenant, last, page FROM history WHERE process = ? AND at <= 0", segment.number))
+    yield from wrong_replies(segment, {(at, key, tenant, 0, 0) for at, key in noted} ^ there, unread)
+
+
 def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
     select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ?"
     yield from wrong_checkpoints(segment, rows(db, select, segment.number))
@@ -224,7 +238,8 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
     db.execute("DELETE FROM checkpoint WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
-    # Whoever recognises histories makes them again from the pages. Where a reply is, the ledger says.
+    # Whoever recognises histories makes them again from the pages. Where a reply is, the ledger says: see below.
+    db.execute(f"DELETE FROM history {OF_NO_SESSION}")
     said = "DELETE FROM history WHERE at > 0 AND process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)"
     db.execute(said, (tenant,))
     for segment in sealed.segments(tenant):
@@ -242,6 +257,7 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     citations.add(db, cited_by((one, sealed.each_page(one)) for one in segments))
     mentions.fill(db, [one.number for one in segments])
     for one in segments:
+        histories.fill_replies(db, tenant, one.number)
         calls = [(call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
         db.executemany("UPDATE page SET call = ?1 WHERE process = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()

@@ -179,7 +179,11 @@ def add_halves(connection: Connection) -> str:
         return schema
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         if version != "0":
-            log.warning("pgvector %s is too old: vectors are looked through in the program's memory; use 0.8 or newer", version)
+            log.warning(
+                "pgvector %s is too old: vectors are looked through in the program's memory. Install 0.8 or newer on the server;"
+                " where a database has the extension, run ALTER EXTENSION vector UPDATE in it",
+                version,
+            )
         return ""
     try:
         with patient(connection):

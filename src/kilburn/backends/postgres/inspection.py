@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from psycopg import sql
 
 from kilburn.backend import SegmentKind, State
-from kilburn.backends import citations, mentions
+from kilburn.backends import citations, histories, mentions
 from kilburn.backends.findings import (
     Finding,
     IndexedWords,
@@ -25,6 +25,7 @@ from kilburn.backends.findings import (
     wrong_mentions,
     wrong_names,
     wrong_pages,
+    wrong_replies,
     wrong_segments,
     wrong_setting,
 )
@@ -233,9 +234,9 @@ class Inspection:
         yield from wrong_events(SEALS, segment, self._events(segment), lambda number: inherits and number == 1)
 
     def _mentions(self, segment: SegmentRow, pages: Pages) -> Iterator[Finding]:
-        """The index of mentions, and that of calls."""
+        """The index of mentions, that of replies, and that of calls."""
         known = {number: page for number, page, _ in pages if isinstance(page, Page)}
-        wanted, unread = set[tuple[int, int]](), set[int]()
+        wanted, noted, unread = set[tuple[int, int]](), list[tuple[int, bytes]](), set[int]()
         for number, _, body, _ in self._events(segment):
             try:
                 event = event_of(body)
@@ -244,8 +245,12 @@ class Inspection:
                 continue
             admitted = {page: known[page] for page in event.pages if page in known} if event.act is Act.ADMIT else {}
             wanted.update((node, number) for node in mentions.mentions_of(event, admitted))
+            noted += histories.replies_of([event])
         there = set(self._own("SELECT node, event FROM kilburn.mention WHERE tenant = %s AND process = %s", segment.number))
         yield from wrong_mentions(segment, wanted ^ there, unread)
+        replies = "SELECT at, digest, last, page FROM kilburn.history WHERE tenant = %s AND process = %s AND at <= 0"
+        said = {(at, key, False, 0) for at, key in noted}
+        yield from wrong_replies(segment, said ^ set(self._own(replies, segment.number)), unread)
         calls = self._own(
             "SELECT id, call FROM kilburn.page WHERE tenant = %s AND process = %s AND call IS NOT NULL", segment.number
         )
