@@ -469,7 +469,7 @@ def forty(folder: Path) -> Path:
     with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         for number in range(40):
             session = store.session(f"s{number:02}")
-            session.append(*({"role": "user", "content": f"message {number} {at} " + "words " * 120} for at in range(10)))
+            session.append(*({"role": "user", "content": f"message {number} {at} " + "words " * 40} for at in range(30)))
         session.forget("p3")
     copy.write_bytes(kilburn("export", "--db", db).raw)
     return copy
@@ -480,8 +480,7 @@ def test_an_import_that_is_killed_has_brought_all_or_nothing_and_can_be_repeated
     copy, found, dice = forty(tmp_path), set[int](), random.Random(20)
     for number in range(8):
         db = tmp_path / f"{number}.db"
-        # Behind the tables. A file of all is half as long as the most.
-        enough = dice.randrange(180_000, 900_000)
+        enough = dice.randrange(40_000, 2_500_000)
         child = os.fork()
         if not child:
             try:
