@@ -1,4 +1,4 @@
-"""The text index of one tenant. PassageWords of a query are always bound as values, never interpreted as syntax.
+"""The text index of one tenant. Words of a query are always bound as values, never interpreted as syntax.
 
 How entries are numbered and ranked: see `kilburn.backends.ranked`. FTS5 reads upwards a third faster than downwards, and its own
 `rank` visits every passage that has any word, which for common words is all of them.

@@ -18,7 +18,7 @@ from kilburn.backends.connection import insert, row, rows_of_each
 from kilburn.backends.contenttable import ContentTable, Packed, content_of, packed_texts, remove_unused
 from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
-from kilburn.backends.textindex import IndexEntry, TextIndex, PassageWords, entries_of, ranges_of, words_of
+from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, ranges_of, words_of
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
