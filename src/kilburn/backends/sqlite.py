@@ -48,7 +48,7 @@ from kilburn.backends.schema import INDEXED, SEALED, admit, as_current, check_id
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.slack import log_size, wipe
 from kilburn.backends.textindex import TextIndex
-from kilburn.backends.transaction import FLAG, Transaction, prepared
+from kilburn.backends.transaction import FLAG, Transaction, prepared, sealed_in
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
@@ -440,7 +440,7 @@ class Sqlite:
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             made.append(self._create(name, time, SegmentKind.SESSION, user))
-            self._transaction.write(made[0], batch, work)
+            self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
             found = self._sealed.segment(self._number, made[0])
             assert found is not None
         return found.whole().info
@@ -533,7 +533,7 @@ class Sqlite:
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or an I/O error.
         """
-        work = prepared(batch)
+        work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._transaction.write(segment, batch, work)
         if batch.erase:

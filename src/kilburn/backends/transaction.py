@@ -36,6 +36,7 @@ class Prepared(NamedTuple):
         records: of its new pages. bodies: of its events.
         words: the passages of the new pages that are to be found, whose texts come with the batch.
         mentions: what its events name: (node, number of the event).
+        pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are.
     """
 
     texts: dict[str, Packed]
@@ -44,6 +45,8 @@ class Prepared(NamedTuple):
     words: dict[int, list[PassageWords]]
     mentions: list[tuple[int, int]]
     checkpoint: tuple[int, bytes]
+    pages: Sequence[tuple[object, ...]] = ()
+    events: Sequence[tuple[object, ...]] = ()
 
 
 def prepared(batch: Batch) -> Prepared | StoreError:
@@ -66,6 +69,18 @@ def prepared(batch: Batch) -> Prepared | StoreError:
         )
     except StoreError as error:
         return error
+
+
+def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepared | StoreError:
+    """The same with the rows of a segment, as soon as its number is known."""
+    if isinstance(made, StoreError):
+        return made
+    pages = []
+    for page, record in zip(batch.pages, made.records, strict=True):
+        call, state = page.call if page.kind is Kind.CALL else None, batch.states.get(page.id) or State()
+        pages.append((call, *stand_of(segment, page.id, state), record, seal_of("page", segment, page.id, record)))
+    events = [_row_of_event(segment, event, body) for event, body in zip(batch.events, made.bodies, strict=True)]
+    return made._replace(pages=pages, events=events)
 
 
 class Transaction:
@@ -140,17 +155,13 @@ class Transaction:
     def _add_pages(self, batch: Batch, made: Prepared, ranges: Mapping[int, tuple[int, int]]) -> None:
         known = self._contents.add(made.texts)
         new = []
-        for page, record in zip(batch.pages, made.records, strict=True):
-            state = batch.states.get(page.id) or State()
+        for page, stored in zip(batch.pages, made.pages, strict=True):
             content, extra = known[page.digest] if page.digest else None, known[page.extra] if page.extra else None
-            call = page.call if page.kind is Kind.CALL else None
-            stand = stand_of(self._segment, page.id, state)
-            found = ranges.get(page.id, (None, None))
-            new.append((self._segment, page.id, content, extra, call, *stand, *found, *self._sealed_record(page.id, record)))
+            new.append((self._segment, page.id, content, extra, *ranges.get(page.id, (None, None)), *stored))
         try:
             insert(
                 self._db,
-                "INSERT INTO page(process, id, content, extra, call, at, pinned, mark, until, stand, first, last, meta, seal)"
+                "INSERT INTO page(process, id, content, extra, first, last, call, at, pinned, mark, until, stand, meta, seal)"
                 " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 new,
             )
@@ -158,9 +169,6 @@ class Transaction:
             raise StoreError(
                 "a new page has the id of one that exists", advice="pages are immutable; give it its own id"
             ) from error
-
-    def _sealed_record(self, page: int, record: bytes) -> tuple[bytes, bytes]:
-        return record, seal_of("page", self._segment, page, record)
 
     def _add_entries(self, pages: Sequence[int], used: int) -> list[IndexEntry]:
         """Index pages whose texts did not come with the batch."""
@@ -197,8 +205,7 @@ class Transaction:
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
     def _add_events(self, batch: Batch, made: Prepared) -> None:
-        new = [_row_of_event(self._segment, event, body) for event, body in zip(batch.events, made.bodies, strict=True)]
-        insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", new)
+        insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
         mentions.add(self._db, self._segment, made.mentions)
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
             histories.add_replies(self._db, self._tenant, self._segment, histories.replies_of(notes))
@@ -245,8 +252,8 @@ class Transaction:
             contents.update(row for row in (content, extra) if row is not None)
             cited.update(citations.citations_of(self._segment, segment.kind, page))
             cited.add(citations.leave(self._segment, number))
-            stand = stand_of(self._segment, number, State(Place.DROPPED))
-            blank.append((*stand, *self._sealed_record(number, record_of_page(tombstone_of(page))), self._segment, number))
+            stand, record = stand_of(self._segment, number, State(Place.DROPPED)), record_of_page(tombstone_of(page))
+            blank.append((*stand, record, seal_of("page", self._segment, number, record), self._segment, number))
         citations.remove(self._db, cited)
         replies = histories.replies(self._db, self._segment)
         self._db.executemany(
@@ -317,7 +324,8 @@ def _row_of_event(segment: int, event: Event, body: bytes) -> tuple[int, int, st
 
 def set_tally(db: apsw.Connection, segment: int, tally: tuple[float, int, int, int, int, int]) -> None:
     """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
+    seal = seal_of("tally", segment, *tally)
     db.execute(
         "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
-        (*tally, seal_of("tally", segment, *tally), segment),
+        (*tally, seal, segment),
     )
