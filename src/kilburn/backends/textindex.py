@@ -54,23 +54,19 @@ def words_of(text: str) -> list[PassageWords]:
     return [PassageWords(start, stop, searchable(text[start:stop])) for start, stop in passages(text)]
 
 
-def entries_of(segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]) -> list[IndexEntry]:
-    """The entries of pages of a segment that has made `used` entries before."""
+def entries_of(
+    segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
+) -> tuple[list[IndexEntry], dict[int, tuple[int, int]]]:
+    """The entries of pages of a segment that has made `used` entries before, and the range of each page."""
     found: list[IndexEntry] = []
+    ranges: dict[int, tuple[int, int]] = {}
     for page, some in pages:
         for one in some:
             number = entry_of(segment, used + len(found), length_class(one.stop - one.start))
             found.append(IndexEntry(number, page, *one))
-    return found
-
-
-def ranges_of(entries: Iterable[IndexEntry]) -> dict[int, tuple[int, int]]:
-    """The lowest and the highest entry of each page."""
-    found: dict[int, tuple[int, int]] = {}
-    for one in entries:
-        # Each further one has a lower number.
-        found[one.page] = one.number, found.get(one.page, (0, one.number))[1]
-    return found
+            # Each further one has a lower number.
+            ranges[page] = number, ranges.get(page, (0, number))[1]
+    return found, ranges
 
 
 class TextIndex(RankedIndex):

@@ -18,7 +18,7 @@ from kilburn.backends.connection import insert, row, rows_of_each
 from kilburn.backends.contenttable import ContentTable, Packed, content_of, packed_texts, remove_unused
 from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
-from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, ranges_of, words_of
+from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
@@ -79,7 +79,7 @@ def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepar
     for page, record in zip(batch.pages, made.records, strict=True):
         call, state = page.call if page.kind is Kind.CALL else None, batch.states.get(page.id) or State()
         pages.append((call, *stand_of(segment, page.id, state), record, seal_of("page", segment, page.id, record)))
-    events = [_row_of_event(segment, event, body) for event, body in zip(batch.events, made.bodies, strict=True)]
+    events = [sealed_event(segment, event, body=body) for event, body in zip(batch.events, made.bodies, strict=True)]
     return made._replace(pages=pages, events=events)
 
 
@@ -117,9 +117,9 @@ class Transaction:
             citations.check_uncited(self._db, segment, batch.erase)
         if isinstance(made, StoreError):
             raise made
-        entries = entries_of(segment, known.passages, made.words.items())
+        entries, ranges = entries_of(segment, known.passages, made.words.items())
         if batch.pages:
-            self._add_pages(batch, made, ranges_of(entries))
+            self._add_pages(batch, made, ranges)
         if citing:
             citations.add(self._db, {one for page in citing for one in citations.citations_of(segment, known.kind, page)})
         if entries:
@@ -130,7 +130,10 @@ class Transaction:
             self._remove_entries({*batch.unindex, *batch.erase})
         if moved := batch.states.keys() - {page.id for page in batch.pages}:
             self._set_states(batch, moved)
-        self._add_events(batch, made)
+        insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
+        mentions.add(self._db, segment, made.mentions)
+        if notes := [event for event in batch.events if event.act is Act.NOTE]:
+            histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
         if batch.again:
             self._replace_events(batch)
         if batch.above is not None:
@@ -147,7 +150,7 @@ class Transaction:
             known.pages + len(batch.pages),
             known.tokens + sum(page.tokens for page in batch.pages),
             known.passages + len(entries),
-            known.characters + lengths_of(entries),
+            known.characters + sum(one.stop - one.start for one in entries),
         )
         set_tally(self._db, segment, tally)
         return unwiped or bool(batch.erase or batch.inherited)
@@ -203,12 +206,6 @@ class Transaction:
         set_stands(self._db, self._segment, {page: batch.states[page] for page in sorted(pages)})
         if self._db.total_changes() - before != len(pages):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
-
-    def _add_events(self, batch: Batch, made: Prepared) -> None:
-        insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
-        mentions.add(self._db, self._segment, made.mentions)
-        if notes := [event for event in batch.events if event.act is Act.NOTE]:
-            histories.add_replies(self._db, self._tenant, self._segment, histories.replies_of(notes))
 
     def _replace_events(self, batch: Batch) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
@@ -283,18 +280,13 @@ def index_pages(
     db: apsw.Connection, index: TextIndex, segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> list[IndexEntry]:
     """Index pages that are there, of a segment that has made `used` entries before, and note with each which are its."""
-    entries = entries_of(segment, used, pages)
+    entries, ranges = entries_of(segment, used, pages)
     index.add(entries)
     db.executemany(
         "UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?",
-        [(*some, segment, page) for page, some in ranges_of(entries).items()],
+        [(*some, segment, page) for page, some in ranges.items()],
     )
     return entries
-
-
-def lengths_of(entries: Iterable[IndexEntry]) -> int:
-    """The characters of entries together."""
-    return sum(one.stop - one.start for one in entries)
 
 
 def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
@@ -312,12 +304,13 @@ def set_stands(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
     )
 
 
-def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
-    """An event's row."""
-    return _row_of_event(segment, event, record_of_event(event, memo))
+def sealed_event(segment: int, event: Event, memo: Memo | None = None, body: bytes = b"") -> tuple[int, int, str, bytes, bytes]:
+    """An event's row.
 
-
-def _row_of_event(segment: int, event: Event, body: bytes) -> tuple[int, int, str, bytes, bytes]:
+    Args:
+        body: its record, where that was made before.
+    """
+    body = body or record_of_event(event, memo)
     act = event.act.value
     return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
 
