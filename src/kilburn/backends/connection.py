@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
 from typing import Any, cast
 
 import apsw
@@ -16,6 +18,9 @@ import msgspec
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 
 Row = tuple[Any, ...]
+
+AT_ONCE = 4
+"""Rows that one statement inserts, at most: a statement of another number is another statement to SQLite."""
 
 
 class StoreConnection(apsw.Connection):
@@ -41,6 +46,26 @@ def row(db: apsw.Connection, sql: str, *values: object) -> Row | None:
 def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> Iterable[Row]:
     """The rows of a query for each tuple of values, one after the other, read lazily."""
     return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
+
+
+def insert(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> list[Row]:
+    """Insert rows with a statement that is written for one, some at a time; what it returns.
+
+    With each statement the interpreter goes to other threads, and has to come back before the next one, while other processes
+    wait for the file.
+    """
+    found: list[Row] = []
+    for at in range(0, len(values), AT_ONCE):
+        some = values[at : at + AT_ONCE]
+        found += rows(db, _for_rows(sql, len(some)), *chain.from_iterable(some))
+    return found
+
+
+@cache
+def _for_rows(sql: str, count: int) -> str:
+    before, _, rest = sql.partition("VALUES(")
+    one, _, after = rest.partition(")")
+    return f"{before}VALUES({one}){f', ({one})' * (count - 1)}{after}"
 
 
 def listed(values: Iterable[int] | Iterable[str]) -> str:

@@ -12,12 +12,13 @@ has it:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import apsw
 
 from kilburn.backend import Batch, Pieces
-from kilburn.backends.codec import COLD, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, parted, unpack
-from kilburn.backends.connection import StoreConnection, listed, row, rows, rows_of_each
+from kilburn.backends.codec import COLD, PLAIN, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, parted, unpack
+from kilburn.backends.connection import StoreConnection, insert, listed, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, page_of
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.kernel.folding import pieces_of
@@ -29,7 +30,50 @@ OF_NO_PAGE = (
 )
 """Condition on a content: no page uses it."""
 
+_INSERT = (
+    "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING digest, id"
+)
+
 _SELECT = "SELECT size, codec, data, digest FROM content WHERE id = ?"
+
+
+class Packed(NamedTuple):
+    """A text of a new page, as it is to be stored.
+
+    Args:
+        plain: None where the batch does not have the text: then the store must.
+        pieces: what is to be stored in its place, if that saves anything; then it is not packed yet.
+    """
+
+    key: bytes
+    plain: bytes | None = None
+    codec: int = PLAIN
+    data: bytes = b""
+    pieces: Pieces | None = None
+
+
+def packed_texts(batch: Batch) -> dict[str, Packed]:
+    """The texts of a batch's new pages, by digest.
+
+    Raises:
+        StoreError: a text has another digest.
+    """
+    whole = {page.extra for page in batch.pages if page.extra}
+    whole.update(page.digest for page in batch.pages if page.kind is not Kind.EXCERPT or page.digest not in batch.pieces)
+    if batch.copied:
+        whole.discard("")  # of a page that was forgotten
+    packed: dict[str, Packed] = {}
+    for digest in whole.union(page.digest for page in batch.pages if page.digest):
+        key = key_of(digest)
+        if digest not in batch.texts:
+            packed[digest] = Packed(key)
+            continue
+        plain = encode_text(batch.texts[digest], digest)
+        if digest in whole:
+            packed[digest] = Packed(key, plain, *pack(plain))
+        else:
+            packed[digest] = Packed(key, plain, pieces=batch.pieces[digest])
+    return packed
 
 
 class ContentTable:
@@ -51,48 +95,38 @@ class ContentTable:
         for digest, key, size, codec, data in rows(self._db, select, listed(digests), self._tenant):
             yield digest, unpack(*thawed(self._db, codec, data, key), size, key, wholes.text)
 
-    def add(self, batch: Batch) -> dict[str, int]:
-        """The rows of the texts of a batch's new pages, by digest; they are written where they are not there.
+    def add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
+        """The rows of the texts of new pages, by digest; they are written where they are not there.
 
         Raises:
-            StoreError: a text is missing, or has another digest.
+            StoreError: a text is missing.
         """
-        whole = {page.extra for page in batch.pages if page.extra}
-        whole.update(page.digest for page in batch.pages if page.kind is not Kind.EXCERPT or page.digest not in batch.pieces)
-        if batch.copied:
-            whole.discard("")  # of a page that was forgotten
-        found = self._add({digest: key_of(digest) for digest in whole}, batch.texts, {})
-        others = {page.digest: key_of(page.digest) for page in batch.pages if page.digest and page.digest not in whole}
-        return found | self._add(others, batch.texts, batch.pieces) if others else found
+        found = self._add({digest: text for digest, text in texts.items() if text.pieces is None})
+        others: dict[str, Packed] = {}
+        for digest, text in texts.items():
+            if text.pieces is not None and text.plain is not None:
+                # Its pieces may be of the texts that are there since just now.
+                codec, data = self._packed(text.pieces, text.plain) or pack(text.plain)
+                others[digest] = text._replace(codec=codec, data=data)
+        return found | self._add(others) if others else found
 
-    def _add(self, keys: Mapping[str, bytes], texts: Mapping[str, str], pieces: Mapping[str, Pieces]) -> dict[str, int]:
-        made = []
-        for digest, key in keys.items():
-            if digest in texts:
-                data = encode_text(texts[digest], digest)
-                spliced = self._packed(pieces[digest], data) if digest in pieces else None
-                made.append((self._tenant, key, len(data), *(spliced or pack(data))))
+    def _add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
+        made = [(self._tenant, one.key, len(one.plain), one.codec, one.data) for one in texts.values() if one.plain is not None]
         # Most texts are new, so writing comes before looking.
-        insert = (
-            "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
-            " ON CONFLICT DO NOTHING RETURNING digest, id"
-        )
-        found: dict[bytes, int] = dict(rows_of_each(self._db, insert, made))
-        wanted = {key: (codec, data) for _, key, _, codec, data in made}
-        for digest, key in keys.items():
-            if key not in found:
+        found: dict[bytes, int] = dict(insert(self._db, _INSERT, made))
+        for digest, text in texts.items():
+            if text.key not in found:
                 select = "SELECT id, codec, data FROM content WHERE tenant = ? AND digest = ?"
-                there = row(self._db, select, self._tenant, key)
+                there = row(self._db, select, self._tenant, text.key)
                 if there is None:
                     raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
-                if there[1] == SPLICED and wanted.get(key) != there[1:]:
+                if there[1] == SPLICED and there[1:] != (text.codec, text.data):
                     self._store_whole(there[0])
-                elif there[1] == COLD and digest in texts:
+                elif there[1] == COLD and text.plain is not None:
                     # It is said again, so it will be read.
-                    again = "UPDATE content SET codec = ?, data = ? WHERE id = ?"
-                    self._db.execute(again, (*pack(encode_text(texts[digest], digest)), there[0]))
-                found[key] = there[0]
-        return {digest: found[key] for digest, key in keys.items()}
+                    self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.plain), there[0]))
+                found[text.key] = there[0]
+        return {digest: found[text.key] for digest, text in texts.items()}
 
     def _packed(self, pieces: Pieces, data: bytes) -> tuple[int, bytes] | None:
         """Codec and bytes of a text as pieces; None where that would not save anything, or a piece is not of a whole text."""

@@ -60,16 +60,22 @@ class Directory:
         self._of = _Known()
 
     def known(self) -> _Known:
-        """What is known of the state that the file is in now. A write begins with this: what others have done until then is
-        known as theirs."""
+        """What is known of the state that the file is in now."""
         state = self._db.pragma("data_version"), self._db.total_changes()
         if state != self._state:
             self._of, self._state = _Known(), state
         return self._of
 
+    def begins(self) -> None:
+        """A write begins: what this connection has written before is known, or all is forgotten."""
+        if self._state is not None and self._state[1] != self._db.total_changes():
+            self.clear()
+
     def wrote(self, segments: Iterable[int]) -> None:
         """The write is committed, and has changed the rows of these segments and no others."""
-        assert self._state is not None
+        if self._state is None:
+            return
+        # If others have written meanwhile, the file's version says so when it is next looked at.
         of, self._state = self._of, (self._state[0], self._db.total_changes())
         for number in segments:
             of.rows.pop(number, None)

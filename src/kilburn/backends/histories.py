@@ -14,12 +14,15 @@ from collections.abc import Iterable, Sequence
 import apsw
 
 from kilburn.backend import Digests, HistoryOwner, root_of
-from kilburn.backends.connection import row, rows
+from kilburn.backends.connection import insert, row, rows
 from kilburn.backends.records import UNREADABLE, event_of
 from kilburn.event import Act, Event
 
 KEY = 24
 """Letters of a reply's key; the digests of a history have another length."""
+
+
+_UP_TO = "WHERE process = ?1 AND at = ?2 AND last AND page = ifnull(?3, page)"
 
 
 def replies_of(events: Iterable[Event]) -> list[tuple[int, bytes]]:
@@ -68,36 +71,36 @@ def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes
     )
     if row(db, fits, segment, tenant, page, after) is None:
         return False
-    _put(db, tenant, segment, digests, after, page)
+    _put(db, tenant, segment, digests, after, None, page)
     return len(digests) + after > 0
 
 
 def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: int, last: int) -> None:
     """Keep the digests that come with new pages, in the transaction that adds them; if those before are kept up to the first of
     these pages, and nothing was forgotten."""
-    if said.after:
-        # Where something is forgotten none are kept.
-        kept = "SELECT 1 FROM history WHERE process = ? AND at = ? AND last AND page = ?"
-        fits = row(db, kept, segment, said.after, first - 1) is not None
-    else:
-        forgotten = "SELECT 1 FROM page WHERE content IS NULL AND process = ?"
-        fits = first == 1 or row(db, forgotten, segment) is None
-    if fits:
-        _put(db, tenant, segment, said.added, said.after, last)
+    if not said.after and first > 1 and row(db, "SELECT 1 FROM page WHERE content IS NULL AND process = ?", segment) is not None:
+        return
+    _put(db, tenant, segment, said.added, said.after, first - 1, last)
 
 
-def _put(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> None:
+def _put(
+    db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, before: int | None, page: int
+) -> None:
+    """Put digests behind the first ones, if these are kept up to the page `before`; None for any. Where something is forgotten
+    none are kept."""
     if not after:
         db.execute("DELETE FROM history WHERE process = ? AND at > 0", (segment,))
-    elif not digests:
-        db.execute("UPDATE history SET page = ? WHERE process = ? AND at = ?", (page, segment, after))
     else:
-        db.execute("UPDATE history SET last = 0 WHERE process = ? AND at = ?", (segment, after))
+        changes = db.total_changes()
+        if digests:
+            db.execute(f"UPDATE history SET last = 0 {_UP_TO}", (segment, after, before))
+        else:
+            db.execute(f"UPDATE history SET page = ?4 {_UP_TO}", (segment, after, before, page))
+        if db.total_changes() == changes:
+            return
     end = after + len(digests)
-    db.executemany(
-        "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, ?, ?)",
-        [(segment, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)],
-    )
+    made = [(segment, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)]
+    insert(db, "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, ?, ?)", made)
 
 
 def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[HistoryOwner]:

@@ -39,8 +39,8 @@ from kilburn.backends.passages import passages
 from kilburn.backends.ranked import entry_of, length_class, number_of
 from kilburn.backends.records import seal_of
 from kilburn.backends.sealed import TALLY, SealedRows, SegmentRow, seal_of_segment, shown
-from kilburn.backends.textindex import TextIndex
-from kilburn.backends.transaction import sealed_event, set_stands, set_tally
+from kilburn.backends.textindex import TextIndex, words_of
+from kilburn.backends.transaction import index_pages, sealed_event, set_stands, set_tally
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import MissingExtra, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
@@ -392,8 +392,8 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) 
     index.put(words)
     made = max([stored.passages, *(number_of(entry) + 1 for entry, *_ in kept)])
     characters = stored.characters or sum(stop - start for *_, start, stop in kept)
-    entries, more = index.add(segment, made, again)
-    return made + entries, characters + more
+    entries = index_pages(db, index, segment, made, [(page, words_of(text)) for page, text in again])
+    return made + len(entries), characters + sum(one.stop - one.start for one in entries)
 
 
 def _recount(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow, entries: int, characters: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import apsw
 
-from kilburn.backends.connection import rows, rows_of_each
+from kilburn.backends.connection import insert, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, event_of, page_of
 from kilburn.event import Act, Event
 from kilburn.page import Page, stretches
@@ -68,10 +68,8 @@ def _node(level: int, block: int) -> int:
 
 def add(db: apsw.Connection, segment: int, mentions: Iterable[tuple[int, int]]) -> None:
     """Put (node, number of the event) into the index."""
-    db.executemany(
-        "INSERT INTO mention(process, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING",
-        [(segment, node, event) for node, event in sorted(mentions)],
-    )
+    made = [(segment, node, event) for node, event in sorted(mentions)]
+    insert(db, "INSERT INTO mention(process, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING", made)
 
 
 def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]], set[int]]:

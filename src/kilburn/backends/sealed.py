@@ -28,10 +28,11 @@ QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
 TALLY = ("used", "head", "pages", "tokens", "passages", "characters")
 """The counters of a session: columns of its row, under a separate seal."""
 
-_SESSIONS = (
+_SESSION = (
     "SELECT id, tenant, CAST(name AS BLOB), created, aside, CAST(kind AS BLOB), CAST(user AS BLOB), seal,"
-    f" {', '.join(TALLY)}, tally FROM process"
+    f" {', '.join(TALLY)}, tally"
 )
+_SESSIONS = f"{_SESSION} FROM process"
 
 
 def seal_of_segment(
@@ -286,6 +287,12 @@ class SealedRows(Seals):
         """The session of that number."""
         found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
         return self._segment(found) if found else None
+
+    def to_write(self, tenant: int, number: int) -> tuple[SegmentRow | None, bool]:
+        """The session of that number, and whether erased bytes may lie in the file: what whoever writes has to know."""
+        select = f"{_SESSION}, EXISTS(SELECT 1 FROM erasure) FROM process WHERE id = ? AND tenant = ?"
+        found = row(self._db, select, number, tenant)
+        return (self._segment(found[:-1]), bool(found[-1])) if found else (None, False)
 
     def _segment(self, found: Row) -> SegmentRow:
         known, read = self._read_before.get(found[0]), hash(found)

@@ -48,7 +48,7 @@ from kilburn.backends.schema import INDEXED, SEALED, admit, as_current, check_id
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.slack import log_size, wipe
 from kilburn.backends.textindex import TextIndex
-from kilburn.backends.transaction import FLAG, Transaction
+from kilburn.backends.transaction import FLAG, Transaction, prepared, sealed_in
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Event
@@ -346,7 +346,7 @@ class Sqlite:
                 with self._lock:
                     if self._joined:
                         with translate_errors(self.path, doing):
-                            self._directory.known()
+                            self._directory.begins()
                             with savepoint(self._db):
                                 yield
                             if to is not None:
@@ -360,7 +360,7 @@ class Sqlite:
                             first = False
                             self._queue.release()
                         if to is not None:
-                            self._directory.known()
+                            self._directory.begins()
                         yield
                         self._db.execute("COMMIT")
                         self._commits += 1
@@ -435,12 +435,12 @@ class Sqlite:
         """
         if user:
             check_name(user, "user")
-        made: list[int] = []
+        made, work = list[int](), prepared(batch)
         with self._writing("writing", wait=batch.wait, to=made):
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             made.append(self._create(name, time, SegmentKind.SESSION, user))
-            self._transaction.write(made[0], batch)
+            self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
             found = self._sealed.segment(self._number, made[0])
             assert found is not None
         return found.whole().info
@@ -533,9 +533,9 @@ class Sqlite:
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or an I/O error.
         """
+        work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
-            self._transaction.write(segment, batch)
-            unwiped = self._is_unwiped()
+            unwiped = self._transaction.write(segment, batch, work)
         if batch.erase:
             # First, as an object's name is a hash of what it holds.
             self._chilling.sweep()

@@ -7,12 +7,12 @@ How entries are numbered and ranked: see `kilburn.backends.ranked`. FTS5 reads u
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import apsw
 import msgspec
 
-from kilburn.backends.connection import Row, by_segment, listed, rows, rows_of_each
+from kilburn.backends.connection import Row, by_segment, insert, listed, rows, rows_of_each
 from kilburn.backends.passages import TOKENIZER, passages, searchable
 from kilburn.backends.ranked import DEPTH, RankedIndex, entry_of, length_class
 from kilburn.backends.slack import varint
@@ -25,7 +25,48 @@ PARTS = ("data", "idx", "content", "docsize", "config")
 """The tables that FTS5 makes for an index."""
 
 
+CHUNK = 1000
+"""Passages that one statement adds, at most."""
+
 _integers = msgspec.json.Decoder(list[int]).decode
+
+
+class PassageWords(NamedTuple):
+    """A passage of a text: its span, and the words by which it is found."""
+
+    start: int
+    stop: int
+    words: str
+
+
+class IndexEntry(NamedTuple):
+    """A passage of a page, under its number."""
+
+    number: int
+    page: int
+    start: int
+    stop: int
+    words: str
+
+
+def words_of(text: str) -> list[PassageWords]:
+    """The passages of a text."""
+    return [PassageWords(start, stop, searchable(text[start:stop])) for start, stop in passages(text)]
+
+
+def entries_of(
+    segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
+) -> tuple[list[IndexEntry], dict[int, tuple[int, int]]]:
+    """The entries of pages of a segment that has made `used` entries before, and the range of each page."""
+    found: list[IndexEntry] = []
+    ranges: dict[int, tuple[int, int]] = {}
+    for page, some in pages:
+        for one in some:
+            number = entry_of(segment, used + len(found), length_class(one.stop - one.start))
+            found.append(IndexEntry(number, page, *one))
+            # Each further one has a lower number.
+            ranges[page] = number, ranges.get(page, (0, number))[1]
+    return found, ranges
 
 
 class TextIndex(RankedIndex):
@@ -38,6 +79,7 @@ class TextIndex(RankedIndex):
         # is an integer that the file itself gave out, never a name or a text.
         name = self._name = f"text_{int(tenant):d}"
         self._insert = f"INSERT INTO {name}(rowid, words) VALUES(?, ?)"
+        self._insert_all = f"INSERT INTO {name}(rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)"
         self._delete = f"INSERT INTO {name}({name}, rowid, words) VALUES('delete', ?, ?)"
         # One array in place of many rows: half the time.
         self._scan = (
@@ -105,30 +147,18 @@ class TextIndex(RankedIndex):
         finally:
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
-    def add(self, segment: int, used: int, texts: Iterable[tuple[int, str]]) -> tuple[int, int]:
-        """Index texts of pages of a segment that has made `used` entries before, and note with each page which are its.
-
-        Returns:
-            Entries and characters added.
-        """
-        entries: list[tuple[int, str]] = []
-        made: list[tuple[int, int, int, int]] = []
-        ranges: list[tuple[int, int, int, int]] = []
-        characters = 0
-        for page, text in texts:
-            first = len(made)
-            for start, stop in passages(text):
-                number = entry_of(segment, used + len(made), length_class(stop - start))
-                entries.append((number, searchable(text[start:stop])))
-                made.append((number, page, start, stop))
-                characters += stop - start
-            if len(made) > first:
-                ranges.append((made[-1][0], made[first][0], segment, page))
+    def add(self, entries: Sequence[IndexEntry]) -> None:
+        """Index passages that have their numbers."""
         # Upwards, or FTS5 would write out its buffer before each entry.
-        self._db.executemany(self._insert, reversed(entries))
-        self._db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
-        self._db.executemany("UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?", ranges)
-        return len(made), characters
+        upwards = sorted(entries)
+        for at in range(0, len(upwards), CHUNK):
+            some = [(one.number, one.words) for one in upwards[at : at + CHUNK]]
+            if len(some) == 1:
+                self._db.execute(self._insert, some[0])
+            else:
+                self._db.execute(self._insert_all, (msgspec.json.encode(some).decode(),))
+        made = [(one.number, one.page, one.start, one.stop) for one in upwards]
+        insert(self._db, "INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
 
     def put(self, texts: Sequence[tuple[int, str]]) -> None:
         """Index passages that have their numbers already."""

@@ -5,7 +5,8 @@ Nothing is caught here: any error rolls the whole batch back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import apsw
 import msgspec
@@ -13,19 +14,73 @@ import msgspec
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
-from kilburn.backends.connection import row, rows_of_each
-from kilburn.backends.contenttable import ContentTable, content_of, remove_unused
+from kilburn.backends.connection import insert, row, rows_of_each
+from kilburn.backends.contenttable import ContentTable, Packed, content_of, packed_texts, remove_unused
 from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
-from kilburn.backends.textindex import TextIndex
+from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
-from kilburn.page import Page, Place, tombstone_of
+from kilburn.page import Place, tombstone_of
 
 FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
 """Says that erased bytes may still lie in the file or its write-ahead log."""
+
+
+class Prepared(NamedTuple):
+    """What is worked out of a batch before other writers wait for it: all in which the rows of the file have no say.
+
+    Args:
+        records: of its new pages. bodies: of its events.
+        words: the passages of the new pages that are to be found, whose texts come with the batch.
+        mentions: what its events name: (node, number of the event).
+        pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are.
+    """
+
+    texts: dict[str, Packed]
+    records: list[bytes]
+    bodies: list[bytes]
+    words: dict[int, list[PassageWords]]
+    mentions: list[tuple[int, int]]
+    checkpoint: tuple[int, bytes]
+    pages: Sequence[tuple[object, ...]] = ()
+    events: Sequence[tuple[object, ...]] = ()
+
+
+def prepared(batch: Batch) -> Prepared | StoreError:
+    """What can be worked out of a batch alone; or what is wrong with it, which is raised if nothing of the file is in its way."""
+    memo: Memo = {}
+    pages = {page.id: page for page in batch.pages}
+    quoting = {page.id: page for page in batch.pages if page.sources}
+    try:
+        return Prepared(
+            texts=packed_texts(batch),
+            records=[record_of_page(page, memo) for page in batch.pages],
+            bodies=[record_of_event(event, memo) for event in batch.events],
+            words={
+                number: words_of(batch.texts[pages[number].digest])
+                for number in dict.fromkeys(batch.index)
+                if number in pages and pages[number].digest in batch.texts
+            },
+            mentions=[(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)],
+            checkpoint=pack(batch.checkpoint or b""),
+        )
+    except StoreError as error:
+        return error
+
+
+def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepared | StoreError:
+    """The same with the rows of a segment, as soon as its number is known."""
+    if isinstance(made, StoreError):
+        return made
+    pages = []
+    for page, record in zip(batch.pages, made.records, strict=True):
+        call, state = page.call if page.kind is Kind.CALL else None, batch.states.get(page.id) or State()
+        pages.append((call, *stand_of(segment, page.id, state), record, seal_of("page", segment, page.id, record)))
+    events = [sealed_event(segment, event, body=body) for event, body in zip(batch.events, made.bodies, strict=True)]
+    return made._replace(pages=pages, events=events)
 
 
 class Transaction:
@@ -41,17 +96,16 @@ class Transaction:
         self._index = index
         self._tenant = tenant
         self._segment = 0
-        self._memo: Memo = {}
 
-    def write(self, segment: int, batch: Batch) -> None:
-        """All of the batch."""
-        self._segment, self._memo = segment, {}
-        known = self._sealed.segment(self._tenant, self._segment)
+    def write(self, segment: int, batch: Batch, made: Prepared | StoreError) -> bool:
+        """All of the batch. Returns whether erased bytes may lie in the file."""
+        self._segment = segment
+        known, unwiped = self._sealed.to_write(self._tenant, segment)
         if known is None:
-            raise StoreError(f"no segment {self._segment} here", advice="open it by name with `segment`")
+            raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
         if known.whole().kind is SegmentKind.FORGOTTEN:
-            raise StoreStale(f"segment {self._segment} was forgotten", advice="open it again, as a new one")
-        batch.check_continues(self._segment, known.head, known.used)
+            raise StoreStale(f"segment {segment} was forgotten", advice="open it again, as a new one")
+        batch.check_continues(segment, known.head, known.used)
         if batch.above is not None:
             above = self._sealed.segment(self._tenant, batch.above[0])
             batch.check_above(above.head if above is not None else 0)
@@ -60,25 +114,34 @@ class Transaction:
         if citing and not batch.copied:
             citations.check_cited(self._db, self._tenant, citing)
         if batch.erase:
-            citations.check_uncited(self._db, self._segment, batch.erase)
+            citations.check_uncited(self._db, segment, batch.erase)
+        if isinstance(made, StoreError):
+            raise made
+        entries, ranges = entries_of(segment, known.passages, made.words.items())
         if batch.pages:
-            self._add_pages(batch)
+            self._add_pages(batch, made, ranges)
         if citing:
-            citations.add(self._db, {one for page in citing for one in citations.citations_of(self._segment, known.kind, page)})
-        added, characters = self._add_entries(batch, known.passages) if batch.index else (0, 0)
+            citations.add(self._db, {one for page in citing for one in citations.citations_of(segment, known.kind, page)})
+        if entries:
+            self._index.add(entries)
+        if others := batch.index and [number for number in dict.fromkeys(batch.index) if number not in made.words]:
+            entries += self._add_entries(others, known.passages + len(entries))
         if batch.unindex or batch.erase:
             self._remove_entries({*batch.unindex, *batch.erase})
         if moved := batch.states.keys() - {page.id for page in batch.pages}:
             self._set_states(batch, moved)
-        self._add_events(batch)
+        insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
+        mentions.add(self._db, segment, made.mentions)
+        if notes := [event for event in batch.events if event.act is Act.NOTE]:
+            histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
         if batch.again:
             self._replace_events(batch)
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
-            self._keep_checkpoint(batch, batch.checkpoint)
+            self._keep_checkpoint(batch, len(batch.checkpoint), *made.checkpoint)
         if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
-            histories.add(self._db, self._tenant, self._segment, batch.said, min(new), max(new))
+            histories.add(self._db, self._tenant, segment, batch.said, min(new), max(new))
         if batch.erase or batch.inherited:
             self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
         tally = (
@@ -86,50 +149,41 @@ class Transaction:
             known.head + len(batch.events),
             known.pages + len(batch.pages),
             known.tokens + sum(page.tokens for page in batch.pages),
-            known.passages + added,
-            known.characters + characters,
+            known.passages + len(entries),
+            known.characters + sum(one.stop - one.start for one in entries),
         )
-        set_tally(self._db, self._segment, tally)
+        set_tally(self._db, segment, tally)
+        return unwiped or bool(batch.erase or batch.inherited)
 
-    def _add_pages(self, batch: Batch) -> None:
-        known = self._contents.add(batch)
-        made = []
-        for page in batch.pages:
-            state = batch.states.get(page.id) or State()
+    def _add_pages(self, batch: Batch, made: Prepared, ranges: Mapping[int, tuple[int, int]]) -> None:
+        known = self._contents.add(made.texts)
+        new = []
+        for page, stored in zip(batch.pages, made.pages, strict=True):
             content, extra = known[page.digest] if page.digest else None, known[page.extra] if page.extra else None
-            call = page.call if page.kind is Kind.CALL else None
-            stand = stand_of(self._segment, page.id, state)
-            made.append((self._segment, page.id, content, extra, call, *stand, *self._sealed_record(page)))
+            new.append((self._segment, page.id, content, extra, *ranges.get(page.id, (None, None)), *stored))
         try:
-            self._db.executemany(
-                "INSERT INTO page(process, id, content, extra, call, at, pinned, mark, until, stand, meta, seal)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                made,
+            insert(
+                self._db,
+                "INSERT INTO page(process, id, content, extra, first, last, call, at, pinned, mark, until, stand, meta, seal)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                new,
             )
         except apsw.ConstraintError as error:
             raise StoreError(
                 "a new page has the id of one that exists", advice="pages are immutable; give it its own id"
             ) from error
 
-    def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
-        record = record_of_page(page, self._memo)
-        return record, seal_of("page", self._segment, page.id, record)
-
-    def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
-        pages = {page.id: page for page in batch.pages}
-        texts: list[tuple[int, str]] = []
-        for number in dict.fromkeys(batch.index):
-            page = pages.get(number)
-            if page is not None and page.digest in batch.texts:
-                texts.append((number, batch.texts[page.digest]))
-            else:
-                select = "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL"
-                known = row(self._db, select, self._segment, number)
-                if known is None:
-                    raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
-                if known[0] is None:
-                    texts.append((number, content_of(self._db, self._segment, number)))
-        return self._index.add(self._segment, used, texts)
+    def _add_entries(self, pages: Sequence[int], used: int) -> list[IndexEntry]:
+        """Index pages whose texts did not come with the batch."""
+        found: list[tuple[int, list[PassageWords]]] = []
+        for number in pages:
+            select = "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL"
+            known = row(self._db, select, self._segment, number)
+            if known is None:
+                raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
+            if known[0] is None:
+                found.append((number, words_of(content_of(self._db, self._segment, number))))
+        return index_pages(self._db, self._index, self._segment, used, found)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
         select = "SELECT first, last, id FROM page WHERE process = ? AND id = ?"
@@ -153,17 +207,6 @@ class Transaction:
         if self._db.total_changes() - before != len(pages):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
-    def _add_events(self, batch: Batch) -> None:
-        self._db.executemany(
-            "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)",
-            [sealed_event(self._segment, event, self._memo) for event in batch.events],
-        )
-        quoting = {page.id: page for page in batch.pages if page.sources}
-        named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
-        mentions.add(self._db, self._segment, named)
-        if notes := [event for event in batch.events if event.act is Act.NOTE]:
-            histories.add_replies(self._db, self._tenant, self._segment, histories.replies_of(notes))
-
     def _replace_events(self, batch: Batch) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
         of. What they name stays the same."""
@@ -184,14 +227,13 @@ class Transaction:
         )
         self._db.execute(keep, above)
 
-    def _keep_checkpoint(self, batch: Batch, checkpoint: bytes) -> None:
+    def _keep_checkpoint(self, batch: Batch, size: int, codec: int, data: bytes) -> None:
         head = batch.head + len(batch.events)
-        codec, data = pack(checkpoint)
-        seal = seal_of("checkpoint", self._segment, head, len(checkpoint), codec, data)
+        seal = seal_of("checkpoint", self._segment, head, size, codec, data)
         self._db.execute("DELETE FROM checkpoint WHERE process = ? AND (NOT kept OR head = ?)", (self._segment, head))
         self._db.execute(
             "INSERT INTO checkpoint(process, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
-            (self._segment, head, len(checkpoint), codec, data, seal),
+            (self._segment, head, size, codec, data, seal),
         )
 
     def _erase(self, batch: Batch, segment: SegmentRow) -> None:
@@ -207,8 +249,8 @@ class Transaction:
             contents.update(row for row in (content, extra) if row is not None)
             cited.update(citations.citations_of(self._segment, segment.kind, page))
             cited.add(citations.leave(self._segment, number))
-            stand = stand_of(self._segment, number, State(Place.DROPPED))
-            blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._segment, number))
+            stand, record = stand_of(self._segment, number, State(Place.DROPPED)), record_of_page(tombstone_of(page))
+            blank.append((*stand, record, seal_of("page", self._segment, number, record), self._segment, number))
         citations.remove(self._db, cited)
         replies = histories.replies(self._db, self._segment)
         self._db.executemany(
@@ -234,6 +276,19 @@ class Transaction:
         self._db.execute(FLAG)
 
 
+def index_pages(
+    db: apsw.Connection, index: TextIndex, segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
+) -> list[IndexEntry]:
+    """Index pages that are there, of a segment that has made `used` entries before, and note with each which are its."""
+    entries, ranges = entries_of(segment, used, pages)
+    index.add(entries)
+    db.executemany(
+        "UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?",
+        [(*some, segment, page) for page, some in ranges.items()],
+    )
+    return entries
+
+
 def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
     """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
     pinned, mark = int(state.pinned), float(state.importance) + 0.0
@@ -249,16 +304,21 @@ def set_stands(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
     )
 
 
-def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
-    """An event's row."""
-    body = record_of_event(event, memo)
+def sealed_event(segment: int, event: Event, memo: Memo | None = None, body: bytes = b"") -> tuple[int, int, str, bytes, bytes]:
+    """An event's row.
+
+    Args:
+        body: its record, where that was made before.
+    """
+    body = body or record_of_event(event, memo)
     act = event.act.value
     return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
 
 
 def set_tally(db: apsw.Connection, segment: int, tally: tuple[float, int, int, int, int, int]) -> None:
     """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
+    seal = seal_of("tally", segment, *tally)
     db.execute(
         "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
-        (*tally, seal_of("tally", segment, *tally), segment),
+        (*tally, seal, segment),
     )
