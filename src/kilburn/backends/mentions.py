@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import apsw
 
-from kilburn.backends.connection import insert, rows, rows_of_each
+from kilburn.backends.connection import rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, event_of, page_of
 from kilburn.event import Act, Event
 from kilburn.page import Page, stretches
 
 SELECT = "SELECT node, event FROM mention WHERE process = ?"
+
+INSERT = "INSERT INTO mention(process, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING"
 
 LEAF = 6
 """Bits of the ids in a block of the first level."""
@@ -66,12 +68,6 @@ def _node(level: int, block: int) -> int:
     return (level << SHIFT | block) + 1
 
 
-def add(db: apsw.Connection, segment: int, mentions: Iterable[tuple[int, int]]) -> None:
-    """Put (node, number of the event) into the index."""
-    made = [(segment, node, event) for node, event in sorted(mentions)]
-    insert(db, "INSERT INTO mention(process, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING", made)
-
-
 def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]], set[int]]:
     """What a segment's ledger and pages say that the index has to have, and the events that cannot be read: of these nobody
     knows."""
@@ -98,7 +94,7 @@ def fill(db: apsw.Connection, segments: Iterable[int] | None = None) -> None:
     wanted = [one for (one,) in rows(db, "SELECT DISTINCT process FROM event")] if segments is None else list(segments)
     for segment in wanted:
         db.execute("DELETE FROM mention WHERE process = ?", (segment,))
-        add(db, segment, mentions_in(db, segment)[0])
+        db.executemany(INSERT, [(segment, *one) for one in sorted(mentions_in(db, segment)[0])])
 
 
 def events_of(db: apsw.Connection, segment: int, pages: Iterable[int]) -> list[int]:

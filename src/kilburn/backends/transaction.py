@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
     Args:
         records: of its new pages. bodies: of its events.
         words: the passages of the new pages that are to be found, whose texts come with the batch.
-        mentions: what its events name: (node, number of the event).
+        mentions: what its events name: (segment, node, number of the event).
         pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are.
     """
 
@@ -43,8 +43,8 @@ class Prepared(NamedTuple):
     records: list[bytes]
     bodies: list[bytes]
     words: dict[int, list[PassageWords]]
-    mentions: list[tuple[int, int]]
-    checkpoint: tuple[int, bytes]
+    mentions: list[tuple[int, int, int]]
+    checkpoint: tuple[int, bytes] | None
     pages: Sequence[tuple[object, ...]] = ()
     events: Sequence[tuple[object, ...]] = ()
 
@@ -64,8 +64,8 @@ def prepared(batch: Batch) -> Prepared | StoreError:
                 for number in dict.fromkeys(batch.index)
                 if number in pages and pages[number].digest in batch.texts
             },
-            mentions=[(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)],
-            checkpoint=pack(batch.checkpoint or b""),
+            mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.mentions_of(event, quoting))],
+            checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
     except StoreError as error:
         return error
@@ -79,8 +79,11 @@ def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepar
     for page, record in zip(batch.pages, made.records, strict=True):
         call, state = page.call if page.kind is Kind.CALL else None, batch.states.get(page.id) or State()
         pages.append((call, *stand_of(segment, page.id, state), record, seal_of("page", segment, page.id, record)))
-    events = [sealed_event(segment, event, body=body) for event, body in zip(batch.events, made.bodies, strict=True)]
-    return made._replace(pages=pages, events=events)
+    events = []
+    for event, body in zip(batch.events, made.bodies, strict=True):
+        act = event.act.value
+        events.append((segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)))
+    return made._replace(pages=pages, events=events, mentions=[(segment, *one[1:]) for one in made.mentions])
 
 
 class Transaction:
@@ -131,14 +134,14 @@ class Transaction:
         if moved := batch.states.keys() - {page.id for page in batch.pages}:
             self._set_states(batch, moved)
         insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
-        mentions.add(self._db, segment, made.mentions)
+        insert(self._db, mentions.INSERT, made.mentions)
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
             histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
         if batch.again:
             self._replace_events(batch)
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
-        if batch.checkpoint is not None:
+        if batch.checkpoint is not None and made.checkpoint is not None:
             self._keep_checkpoint(batch, len(batch.checkpoint), *made.checkpoint)
         if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
             histories.add(self._db, self._tenant, segment, batch.said, min(new), max(new))
@@ -304,14 +307,9 @@ def set_stands(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
     )
 
 
-def sealed_event(segment: int, event: Event, memo: Memo | None = None, body: bytes = b"") -> tuple[int, int, str, bytes, bytes]:
-    """An event's row.
-
-    Args:
-        body: its record, where that was made before.
-    """
-    body = body or record_of_event(event, memo)
-    act = event.act.value
+def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
+    """An event's row."""
+    body, act = record_of_event(event, memo), event.act.value
     return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
 
 
