@@ -17,6 +17,7 @@ from kilburn.backends.schema import MIGRATIONS, admit
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import Forgotten, StoreCorrupt, StoreStale
 from kilburn.page import Place
+from kilburn.testing.faults import FaultVFS
 from kilburn.testing.stores import batch_of, cited_batch
 
 TALK, MEMORY = 1, 2
@@ -76,15 +77,35 @@ def test_a_forgetting_that_was_killed_half_way_is_found_and_goes_on(path: Path) 
     assert subprocess.run([sys.executable, "-c", kill, str(path)]).returncode == -signal.SIGKILL
     with Sqlite(path) as backend:
         found = backend.findings()
-        assert {(one.kind, one.derived, one.segment, one.page) for one in found} == {("index", True, 1, 1), ("index", True, 1, 2)}
+        leave = {(TALK, 1), (TALK, 2), (MEMORY, -1), (MEMORY, -2)}
+        assert {(one.kind, one.derived, one.segment, one.page) for one in found} == {("index", True, *one) for one in leave}
         assert all("forget it again" in one.what for one in found)
         for page in (1, 2):
             with pytest.raises(Forgotten, match="is being forgotten"):
                 backend.commit(MEMORY, cited_batch(2, -3, "a new fact", cites=((TALK, page),)))
         backend.commit(TALK, Batch(head=1, erase=[2]))
-        assert {one.page for one in backend.findings()} == {1}
+        assert {one.page for one in backend.findings()} == {1, -1, -2}
         assert backend.repair() == []
         backend.commit(MEMORY, cited_batch(2, -3, "a new fact", cites=((TALK, 1),)))
+
+
+def test_what_stays_after_all_can_be_cited_once_the_disk_works_again(tmp_path: Path) -> None:
+    """A forgetting that ends with an error leaves no page behind that nobody may cite."""
+    vfs = FaultVFS("leaving", seed=1, faults=("full",))
+    cites = cited_batch(0, -1, "a fact", cites=((TALK, 1),))
+    with Sqlite(tmp_path / "k.db", vfs=vfs.name) as backend:
+        backend.segment("talk", time=1.0)
+        backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
+        backend.commit(TALK, batch_of(0, {1: "told"}))
+        with backend.leaving([(TALK, 1)]):
+            vfs.break_down()
+        assert vfs.failed
+        vfs.disarm()
+        with pytest.raises(StoreStale):
+            backend.commit(TALK, batch_of(7, {2: "told"}))
+        assert backend.findings() == []
+        backend.commit(MEMORY, cites)
+    vfs.unregister()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Unpack
 
 import msgspec
@@ -607,6 +607,23 @@ class Kernel:
                 self.end()
             except BaseException as error:
                 self.fail(error)
+                raise
+
+    @contextmanager
+    def alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
+        """See `Segment.alone`."""
+        with self.lock:
+            self.check_free()
+            observed = list(self.pending.events)
+            try:
+                with self.backend.together([self.info.number, *beside]):
+                    yield
+            except BaseException:
+                # What was written in it, and maybe read again, is not there.
+                self._broken = True
+                with suppress(KilburnError):
+                    self._recover()
+                    self.take_over(observed)
                 raise
 
     def begin(self) -> None:
