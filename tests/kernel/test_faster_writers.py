@@ -29,6 +29,7 @@ class Overtaken(Sqlite):
     """Before each commit that erases, and before a segment is erased, somebody else does something."""
 
     do: Callable[[], Any] | None = None
+    before_alone: Callable[[], Any] | None = None
     done = 0
     full = False
     alone: list[Collection[int]]
@@ -57,6 +58,8 @@ class Overtaken(Sqlite):
     @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:
         self.alone.append(segments)
+        if self.before_alone is not None:
+            self.before_alone()
         with super().together(segments):
             yield
             if self.full:
@@ -81,7 +84,7 @@ class Two:
         session.append({"role": "user", "content": "and more"})
 
     def close(self) -> None:
-        self.disk.do = None
+        self.disk.do = self.disk.before_alone = None
         self.other.close()
         self.store.close()
 
@@ -147,6 +150,24 @@ def test_a_session_goes_as_a_whole_while_somebody_always_goes_on_with_it(two: Tw
     assert (two.store.sessions(), two.disk.findings()) == ([], [])
     with pytest.raises(KilburnError):
         two.append()
+
+
+def test_of_a_session_that_goes_as_a_whole_nothing_new_is_made(two: Two) -> None:
+    """Somebody goes on with it, and somebody makes a fact of what is new, always just before it would go."""
+    refused: list[KilburnError] = []
+
+    def go_on() -> None:
+        two.append()
+        page = two.other.session("s").window.last
+        try:
+            two.other.memory().add("a fact", cites=((two.session.number, page),))
+        except Forgotten as error:
+            refused.append(error)
+
+    two.disk.before_alone = go_on
+    assert two.store.forget(session="s").whole == ("s",)
+    assert len(two.disk.alone) == len(refused) == 1
+    assert (left(two.memory), two.store.sessions(), two.disk.findings()) == ([], [], [])
 
 
 def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:

@@ -20,6 +20,9 @@ SELECT = "SELECT process, page, by_process, by_page FROM citation"
 LEAVES = "(by_process = process AND by_page = page)"
 """Of a row: the page is being forgotten."""
 
+WHOLE = 0
+"""Stands for all pages of a segment, also those that are not there yet, where it is forgotten as a whole."""
+
 Citation = tuple[int, int, int, int]
 """Segment and page that are cited, segment and page that cite."""
 
@@ -55,6 +58,11 @@ def leave(segment: int, page: int) -> Citation:
     return segment, page, segment, page
 
 
+def marks_of_whole(keys: Iterable[tuple[int, int]]) -> set[Citation]:
+    """What says that segments are being forgotten, of those of which all pages are meant."""
+    return {leave(segment, page) for segment, page in keys if page == WHOLE}
+
+
 def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Citation]:
     """Keep new pages from citing these, and what cites them by now, where that is not forgotten; returns what says so."""
     select = "SELECT by_process, by_page FROM citation WHERE process = ? AND page = ?"
@@ -63,7 +71,7 @@ def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Ci
         fresh = {(by, page) for by, page in rows_of_each(db, select, list(fresh))} - going
         going = going | fresh
     there = rows_of_each(db, "SELECT process, id FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", list(going))
-    marks = {leave(segment, page) for segment, page in there}
+    marks = {leave(segment, page) for segment, page in there} | marks_of_whole(going)
     add(db, marks)
     return marks
 
@@ -84,7 +92,8 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
             raise is_gone(segment, number)
         if found is None:
             raise StoreError(f"no page {address_of(number)} in segment {segment}", advice="cite pages that exist")
-        if row(db, f"SELECT 1 FROM citation WHERE process = ? AND page = ? AND {LEAVES}", segment, number) is not None:
+        select = f"SELECT 1 FROM citation WHERE process = ? AND page IN (?, {WHOLE}) AND {LEAVES}"
+        if row(db, select, segment, number) is not None:
             raise is_leaving(segment, number)
 
 

@@ -664,6 +664,8 @@ def check_citations(backend: Backend) -> None:
     assert backend.citing(talk, [1, 2]) == backend.citing(memory, [-1]) == []
     backend.commit(memory, cited_batch(2, -3, "in time", cites=((talk, 1),)))
     backend.commit(memory, Batch(head=3, erase=[-3]))
+    with backend.leaving([(talk, 0)]):
+        raises(Forgotten, lambda: backend.commit(memory, cited_batch(3, -4, "too late", cites=((talk, 1),))))
     with backend.leaving([(talk, 1)]):
         backend.commit(talk, Batch(head=2, erase=[1]))
     raises(StoreStale, lambda: backend.commit(memory, cited_batch(3, -4, "too late", cites=((talk, 1),))))

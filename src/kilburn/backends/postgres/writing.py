@@ -42,8 +42,8 @@ _LOCK = (
 
 _CITED = (
     "SELECT cited.process, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own WHERE"
-    " own.tenant = %s AND own.process = cited.process AND own.page = cited.page AND own.by_process = cited.process"
-    " AND own.by_page = cited.page)"
+    f" own.tenant = %s AND own.process = cited.process AND own.page = ANY(ARRAY[cited.page, {citations.WHOLE}])"
+    " AND own.by_process = own.process AND own.by_page = own.page)"
     " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(process, page)"
     " LEFT JOIN kilburn.page ON page.tenant = %s AND page.process = cited.process AND page.id = cited.page"
 )
@@ -148,6 +148,7 @@ def mark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, 
         going = statements.rows(_GOING, [segment for segment, _ in going], [page for _, page in going], tenant)
     there = statements.rows(_CITED, tenant, [segment for segment, _ in going], [page for _, page in going], tenant)
     marks = {citations.leave(segment, page) for segment, page, row, gone, _ in there if row is not None and not gone}
+    marks |= citations.marks_of_whole(going)
     change_citations(statements, _ADD_CITATIONS, tenant, marks)
     return marks
 
@@ -589,6 +590,7 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
         "DELETE FROM kilburn.embedded WHERE tenant = %s AND process = %s",
     ):
         statements.send(statement, tenant, segment)
+    remove_citations(statements, tenant, [citations.leave(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}".encode(), SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name, 0.0, 0, kind.encode(), b"")
     tally = 0.0, 0, 0, 0, 0, 0
