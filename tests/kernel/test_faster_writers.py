@@ -166,7 +166,8 @@ def test_of_a_session_that_goes_as_a_whole_nothing_new_is_made(two: Two) -> None
 
     two.disk.before_alone = go_on
     assert two.store.forget(session="s").whole == ("s",)
-    assert len(two.disk.alone) == len(refused) == 1
+    # It came in time once.
+    assert (len(two.disk.alone), len(refused)) == (2, 1)
     assert (left(two.memory), two.store.sessions(), two.disk.findings()) == ([], [], [])
 
 

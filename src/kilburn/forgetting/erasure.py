@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -228,19 +228,20 @@ def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], w
 
 def _erase(home: Home, number: int, name: str, why: str) -> None:
     """Forget a segment as a whole, with the branches that it has by now."""
-    # Of what others add to it nothing is made any more.
-    with home.backend.leaving([(number, 0)]):
+    with ExitStack() as leaving:
         for left in reversed(range(TRIES)):
             _erase_branches(home, number, name, why)
             if some := _left_in(home, number):
                 forget(home, {number: some}, why)
             holder = home.segment(number)
-            # What they have added since goes in the same transaction.
+            # What others have added since goes in the same transaction.
             with suppress(StoreStale) if left else nullcontext(), holder.alone():
                 if some := _left_in(home, number):
                     holder.drop(some, why)
                 home.backend.erase(number)
                 break
+            # Something was made of that: of nothing here it can be from now on.
+            leaving.enter_context(home.backend.leaving([(number, 0)]))
     # One may have begun just before that; from now on none can.
     _erase_branches(home, number, name, why)
 
