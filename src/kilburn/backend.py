@@ -544,8 +544,10 @@ class Backend(Protocol):
         ...
 
     def leaving(self, keys: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:
-        """Within this, no new page may cite these, by anybody: they are to be forgotten, and whoever cites goes first. If the
-        program is killed before it ends, they still cannot be cited until they are forgotten; `fsck` says so.
+        """Within this, no new page may cite these, nor what cites them when it begins, by anybody: they are to be forgotten, and
+        whoever cites goes first. If the program is killed before it ends, they still cannot be cited until they are forgotten;
+        `fsck` says so. What can then not be written at its end is written with a later commit. A page 0 stands for all pages of a
+        segment, also those to come.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.

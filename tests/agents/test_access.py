@@ -641,6 +641,17 @@ def test_search_recall_and_decision_agree(sessions: list[str], memories: list[st
         check_laws(session)
 
 
+def test_a_run_goes_on_without_what_is_just_being_forgotten(house: kilburn.Store) -> None:
+    number = house.memory("ana").number
+    with house.backend.leaving([(number, 1)]):
+        texts = reader(house, ("recall", {"address": "@memory/ana p1"}), ("recall", {"address": "a p1"}), memories=("ana",))
+    assert "forgotten" in texts[0]
+    assert [zebras(text) for text in texts] == [set(), {"session a"}]
+    assert house.backend.citing(number, [1]) == []
+    house.memory("ana").forget("p1")
+    check_laws(house.session("a"))
+
+
 def test_pages_of_others_come_exactly_and_are_cited(house: kilburn.Store) -> None:
     texts = reader(
         house,

@@ -69,6 +69,21 @@ def test_a_page_that_was_recalled_from_an_earlier_session(gateway: Any, calls: A
     assert not setup.upstream.refused
 
 
+@pytest.mark.parametrize("calls", [(RECALL,), (SEARCH,), (RECALL, SEARCH)])
+def test_a_turn_goes_on_without_what_is_being_forgotten(gateway: Any, calls: Any) -> None:
+    """Somebody has begun to forget what the model asks for, and it is still there."""
+    setup, name, more = linked(gateway)
+    setup.upstream.enqueue(*(calling((tool, {key: value.format(name)})) for tool, key, value in calls), "I cannot say.")
+    with setup.store() as store, store.backend.leaving([(store.session(name).number, 5)]):
+        reply, _ = setup.chat(more)
+    assert reply.choices[0].message.content == "I cannot say."
+    sent = setup.upstream.sent[-1].raw.decode()
+    assert sent.count("what was read here has just been forgotten") == len(calls)
+    assert "canary" not in sent
+    with setup.store() as store:
+        assert len(store.forget(session=name, address="p5").pages) == 1
+
+
 def test_an_earlier_session_that_is_forgotten_whole(gateway: Any) -> None:
     setup, name, more = linked(gateway, RECALL)
     with setup.store() as store:

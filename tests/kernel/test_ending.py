@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -146,10 +146,17 @@ class Interrupted(Sqlite):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.then: list[Callable[[], object]] = []
+        self.gone = False
 
     def erase(self, segment: int, *, wipe: bool = True) -> None:
         super().erase(segment, wipe=wipe)
-        while self.then:
+        self.gone = True
+
+    @contextmanager
+    def together(self, segments: Collection[int] = ()) -> Iterator[None]:
+        with super().together(segments):
+            yield
+        while self.gone and self.then:
             self.then.pop()()
 
 

@@ -303,6 +303,7 @@ def test_a_reader_forgets_nothing_and_may_ask_what_would_go(path: Path) -> None:
 
 DYING = """
 import os, sys
+from contextlib import contextmanager
 import kilburn
 from kilburn.backends.sqlite import Sqlite
 
@@ -313,9 +314,18 @@ class Dying(Sqlite):
         super().commit(process, batch)
         self._count(bool(batch.erase))
 
+    erased = False
+
     def erase(self, process):
         super().erase(process)
-        self._count(True)
+        self.erased = True
+
+    @contextmanager
+    def together(self, segments=()):
+        with super().together(segments):
+            yield
+        if self.erased:
+            self._count(True)
 
     def _count(self, erased):
         global left

@@ -29,6 +29,7 @@ from kilburn.errors import (
     StoreCorrupt,
     StoreError,
     StoreReadOnly,
+    StoreStale,
     StoreUnavailable,
     StoreVersion,
 )
@@ -390,6 +391,45 @@ def test_a_deadlock_is_done_again(url: str) -> None:
         other.rollback()
         threads[0].join()
         assert backend.citing(first, [1]) == [(second, -1)]
+
+
+def test_a_transaction_of_several_steps_says_that_another_was_in_the_way(url: str) -> None:
+    """What it did in between cannot be done again here; whoever did it can, as nothing was written."""
+    administer(url, "ALTER DATABASE DB SET deadlock_timeout = '20ms'")
+    lock = "SELECT FROM kilburn.process WHERE id = %s FOR UPDATE"
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    refused: list[KilburnError] = []
+    with (
+        Postgres(url) as backend,
+        psycopg.connect(url) as other,
+        psycopg.connect(url, autocommit=True) as watcher,
+    ):
+        first, second = start(backend, "first"), start(backend, "second")
+        other.execute("SET LOCAL deadlock_timeout = '1h'")
+        other.execute(lock, (first,))
+
+        def write() -> None:
+            try:
+                with backend.together([second]):
+                    backend.commit(second, batch_of(0, {1: "in time"}))
+                    backend.commit(first, batch_of(0, {1: "in time"}))
+            except KilburnError as error:
+                refused.append(error)
+
+        # Nobody waits for the other until `other` wants the second.
+        threads = [threading.Thread(target=write), threading.Thread(target=other.execute, args=(lock, (second,)))]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            while not refused and watcher.execute(waits).fetchone() != (number,):
+                pass
+        for thread in threads:
+            thread.join()
+        other.rollback()
+        assert [type(error) for error in refused] == [StoreStale]
+        assert list(backend.pages(first)) == list(backend.pages(second)) == []
+        with backend.together([first, second]):
+            backend.commit(second, batch_of(0, {1: "again"}))
+            backend.commit(first, batch_of(0, {1: "again"}))
 
 
 def test_a_role_has_no_connection_left(visitor: str, url: str) -> None:

@@ -27,7 +27,17 @@ from kilburn.arguments import checked, plain_number
 from kilburn.backend import SegmentKind
 from kilburn.budget import Budget
 from kilburn.effect import Outcome
-from kilburn.errors import AccessDenied, Cancelled, KilburnError, Overlong, PinsExceedWindow, SpecError, ToolError, ToolsRefused
+from kilburn.errors import (
+    AccessDenied,
+    Cancelled,
+    Forgotten,
+    KilburnError,
+    Overlong,
+    PinsExceedWindow,
+    SpecError,
+    ToolError,
+    ToolsRefused,
+)
 from kilburn.event import Act, Data, encodable
 from kilburn.kernel import brought, memory_tools
 from kilburn.kernel.breaker import Breaker
@@ -826,8 +836,14 @@ class Agent:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         with self._span.current(), tracing.compacting(self.session):
-            self.session.append(*(message for message, _ in results))
-        for message, failed in results:
+            said = [message for message, _ in results]
+            try:
+                self.session.append(*said)
+            except Forgotten:
+                # The model goes on without it.
+                said = memory_tools.without_gone(self.session, said)
+                self.session.append(*said)
+        for message, (_, failed) in zip(said, results, strict=True):
             part = message.parts[0]
             yield Returned(part.call or "", part.text, failed)
 

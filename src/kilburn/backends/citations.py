@@ -20,6 +20,9 @@ SELECT = "SELECT process, page, by_process, by_page FROM citation"
 LEAVES = "(by_process = process AND by_page = page)"
 """Of a row: the page is being forgotten."""
 
+WHOLE = 0
+"""Stands for all pages of a segment, also those that are not there yet, where it is forgotten as a whole."""
+
 Citation = tuple[int, int, int, int]
 """Segment and page that are cited, segment and page that cite."""
 
@@ -55,10 +58,22 @@ def leave(segment: int, page: int) -> Citation:
     return segment, page, segment, page
 
 
-def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> None:
-    """Keep new pages from citing these, those that are there and not forgotten."""
-    there = rows_of_each(db, "SELECT process, id FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", list(keys))
-    add(db, [leave(segment, page) for segment, page in there])
+def marks_of_whole(keys: Iterable[tuple[int, int]]) -> set[Citation]:
+    """What says that segments are being forgotten, of those of which all pages are meant."""
+    return {leave(segment, page) for segment, page in keys if page == WHOLE}
+
+
+def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Citation]:
+    """Keep new pages from citing these, and what cites them by now, where that is not forgotten; returns what says so."""
+    select = "SELECT by_process, by_page FROM citation WHERE process = ? AND page = ?"
+    going = fresh = set(keys)
+    while fresh:
+        fresh = {(by, page) for by, page in rows_of_each(db, select, list(fresh))} - going
+        going = going | fresh
+    there = rows_of_each(db, "SELECT process, id FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", list(going))
+    marks = {leave(segment, page) for segment, page in there} | marks_of_whole(going)
+    add(db, marks)
+    return marks
 
 
 def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None:
@@ -68,18 +83,24 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
         StoreStale: a cited page is forgotten by now. Forgotten: it is being forgotten. StoreError: it never existed.
     """
     cited = sorted({key for page in pages for key in page.cites})
-    owned: dict[int, bool] = {}
+    kinds: dict[int, str] = {}
     for segment, number in cited:
-        if segment not in owned:
-            owned[segment] = row(db, "SELECT 1 FROM process WHERE id = ? AND tenant = ?", segment, tenant) is not None
-        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, number) if owned[segment] else None
+        if segment not in kinds:
+            (kinds[segment],) = row(db, "SELECT kind FROM process WHERE id = ? AND tenant = ?", segment, tenant) or ("",)
+        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, number) if kinds[segment] else None
+        if kinds[segment] == SegmentKind.FORGOTTEN or found == (None,):
+            raise is_gone(segment, number)
         if found is None:
             raise StoreError(f"no page {address_of(number)} in segment {segment}", advice="cite pages that exist")
-        if found[0] is None:
-            what = f"{address_of(number)} of segment {segment}, which a new page cites, is forgotten"
-            raise StoreStale(what, advice="read what is there now, then do it again without this page")
-        if row(db, f"SELECT 1 FROM citation WHERE process = ? AND page = ? AND {LEAVES}", segment, number) is not None:
+        select = f"SELECT 1 FROM citation WHERE process = ? AND page IN (?, {WHOLE}) AND {LEAVES}"
+        if row(db, select, segment, number) is not None:
             raise is_leaving(segment, number)
+
+
+def is_gone(segment: int, page: int) -> StoreStale:
+    """The error of who would cite a page that is forgotten."""
+    what = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
+    return StoreStale(what, advice="read what is there now, then do it again without this page")
 
 
 def is_leaving(segment: int, page: int) -> Forgotten:

@@ -257,7 +257,8 @@ def wrong_citations(
     for segment, page, by, citer in sorted(wanted ^ there, key=repr):
         what = f"the index of citations and {shown(citer)} disagree about {shown(page)} of segment {segment}"
         if (segment, page) == (by, citer):
-            what = f"{shown(page)} of segment {segment} is being forgotten; if that has broken off, forget it again"
+            whose = f"segment {segment}" if page == citations.WHOLE else f"{shown(page)} of segment {segment}"
+            what = f"{whose} is being forgotten; if that has broken off, forget it again"
         yield Finding(kind="index", what=what, derived=True, segment=by, page=_id(citer))
     for segment, page, by, citer in sorted(wanted):
         if by == segment or segment in damaged:

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
@@ -138,6 +138,8 @@ class Sqlite:
         self._unwiped = False
         # Whether a thread is within `erasing`.
         self._erasing = threading.local()
+        # What is said to be leaving, and is not any more.
+        self._staying = set[citations.Citation]()
         # Commits, and how many of them `sync` has made durable.
         # Whether several batches are one transaction now; read and set under the lock.
         self._joined = False
@@ -533,6 +535,8 @@ class Sqlite:
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or an I/O error.
         """
+        if self._staying:
+            self._stay(wait=batch.wait)
         work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._transaction.write(segment, batch, work)
@@ -976,13 +980,21 @@ class Sqlite:
     def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
         """See `Backend`."""
         with self._writing("writing", to=()):
-            some = self._there(keys)
-            citations.mark_leaving(self._db, some)
+            marks = citations.mark_leaving(self._db, self._there(keys))
         try:
             yield
         finally:
-            with self._writing("writing", to=()):
-                citations.remove(self._db, [citations.leave(*key) for key in some])
+            self._staying |= marks
+            self._stay()
+
+    def _stay(self, *, wait: bool = True) -> None:
+        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, it waits for the next
+        commit."""
+        some = set(self._staying)
+        with suppress(StoreError):
+            with self._writing("writing", wait=wait, to=()):
+                citations.remove(self._db, some)
+            self._staying -= some
 
     def lasting(self) -> AbstractContextManager[None]:
         """See `Backend`. What is committed waits for `sync` here: threads that come together wait for the disk once."""
@@ -1008,6 +1020,9 @@ class Sqlite:
 
     def close(self) -> None:
         """Release the file; idempotent."""
+        if self._staying:
+            self._stay(wait=False)
+            self._staying.clear()
         with self._lock, translate_errors(self.path, "closing"):
             try:
                 self._wipe(wait=False)

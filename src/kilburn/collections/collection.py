@@ -26,7 +26,8 @@ from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, S
 from kilburn.event import STATE, Act, Data, Event, writable
 from kilburn.forgetting.closure import Home, forget
 from kilburn.kernel.pending import GATHERED, Pending
-from kilburn.kernel.segment import Segment
+from kilburn.kernel.segment import ALONE, FREE, Segment
+from kilburn.message import Kind
 from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 
@@ -39,9 +40,6 @@ READ = 500
 
 TRIES = 50
 """How often work is done again because another writer was faster; each of them has then written something."""
-
-FREE = 5
-"""How often another writer may be faster than a change before all others wait for it."""
 
 MOST = 10_000
 """Pages that one address may name here."""
@@ -224,15 +222,18 @@ class Collection(Segment):
     def _commit(self, collect: Callable[[], Collecting], seen: int | None = None) -> Collecting:
         """Write what `collect` makes of what is there now, with the observations that wait."""
         self._check_writable()
-        for left in reversed(range(FREE + 1)):
+        cited = set[int]()
+        for left in reversed(range(FREE + ALONE)):
             try:
-                with self._turn(alone=not left):
+                with self.alone(cited) if left < ALONE else nullcontext():
                     self.refresh()
                     if seen is not None and any(event.act in STATE for event in self.backend.events(self.number, seen)):
                         break
                     made = collect()
                     if made.events:
-                        self._write(made.batch(self._pending.head, self._pending.events))
+                        batch = made.batch(self._pending.head, self._pending.events)
+                        cited = {segment for page in batch.pages for segment, _ in page.cites}
+                        self._write(batch)
             except StoreStale:
                 if not left:
                     raise
@@ -243,16 +244,17 @@ class Collection(Segment):
         raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
 
     @contextmanager
-    def _turn(self, *, alone: bool) -> Iterator[None]:
-        """One try of a change; when it is `alone`, nobody else writes here meanwhile."""
-        before = self._pending
-        try:
-            with self.backend.together([self.number]) if alone else nullcontext():
-                yield
-        except BaseException:
-            # What it has written is not there.
-            self._pending = before
-            raise
+    def alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
+        """See `Segment`."""
+        with self.lock:
+            before = self._pending
+            try:
+                with self.backend.together([self.number, *beside]):
+                    yield
+            except BaseException:
+                # What it has written is not there.
+                self._pending = before
+                raise
 
     def _write(self, batch: Batch) -> None:
         self.backend.commit(self.number, batch)
@@ -348,8 +350,24 @@ class Collection(Segment):
         rows = self.backend.read((self.number, page) for page in pages)
         return [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
 
+    def _with_made_from(self, pages: Iterable[int]) -> list[int]:
+        """These pages and all that was made from them here, also by somebody else just now, without the forgotten ones. An entity
+        is only a name: one that something else holds by now stays."""
+        rows = self.backend.read((self.number, page) for page in self.made_from(pages))
+        gone = {page for _, page in rows}
+        names = {page.id for page, _ in rows.values() if page.kind is Kind.ENTITY}
+        fresh = gone - names
+        while fresh:
+            fresh = set(self._citing(fresh)) - gone
+            gone |= fresh
+        return sorted(gone - {name for name in names if not gone.issuperset(self._citing([name]))})
+
+    def _citing(self, pages: Iterable[int]) -> Iterator[int]:
+        return (page for number, page in self.backend.citing(self.number, pages) if number == self.number)
+
     def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this collection alone; `forget` reaches what other segments made from them first.
+        """Forget pages of this collection alone, with all that it made from them; `forget` reaches what other segments made from
+        them first.
 
         Returns:
             The pages that are gone by this.
@@ -362,9 +380,9 @@ class Collection(Segment):
             self._check_writable()
             for left in reversed(range(FREE + 1)):
                 try:
-                    with self._turn(alone=not left):
+                    with nullcontext() if left else self.alone():
                         self.refresh()
-                        gone = self.made_from(pages)
+                        gone = self._with_made_from(pages)
                         if gone:
                             event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
                             events = [*self._pending.events, msgspec.structs.replace(event, number=self._pending.next)]

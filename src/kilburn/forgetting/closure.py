@@ -8,7 +8,7 @@ everything is looked at again, and nothing new may cite it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Protocol
 
@@ -41,6 +41,10 @@ class Holder(Protocol):
         """Forget pages of this segment, with all that it made from them; returns those that are gone by this."""
         ...
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Within this nobody else writes to it, and all that is written is one transaction."""
+        ...
+
 
 class Home(Protocol):
     """What a segment needs of the store that it is in: what lies below it, and the other segments of the tenant."""
@@ -66,25 +70,28 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
         StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
     """
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
+    keys = None if known is None else list(known)
     with ExitStack() as leaving:
         for left in reversed(range(TRIES)):
             try:
-                keys = known if known is not None else closure(home, wanted)
-                if left < TRIES - 1:
-                    # Others would always be faster: what is to go is cited by nothing new from now on.
-                    leaving.enter_context(home.backend.leaving(keys))
+                if keys is None:
+                    keys = closure(home, wanted)
                 with home.backend.erasing():
                     for number, some in _steps(home.backend, keys):
                         gone += [(number, page) for page in home.segment(number).drop(some, why)]
+                # A branch may have begun meanwhile, with pages that are gone by now.
+                keys = closure(home, wanted)
+                if not keys:
+                    break
+                if not left:
+                    raise StoreStale("others kept adding to what is to be forgotten", advice="forget it again")
             except StoreStale:
                 if not left:
                     raise
-                known = None
-            else:
-                # A branch may have begun meanwhile, with pages that are gone by now.
-                known = closure(home, wanted)
-                if not known or not left:
-                    break
+            # Others would always be faster: nothing new cites what is to go, and what cites it by now.
+            starts = ((number, page) for number, pages in wanted.items() for page in pages)
+            leaving.enter_context(home.backend.leaving([*starts, *(keys or ())]))
+            keys = None
     return gone
 
 

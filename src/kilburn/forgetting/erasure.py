@@ -10,12 +10,13 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import msgspec
 
 from kilburn.backend import Backend, SegmentInfo, SegmentKind
-from kilburn.errors import StoreCorrupt, StoreError
+from kilburn.errors import StoreCorrupt, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import Home, Key, forget
 from kilburn.kernel.branches import fork_of, named_in, origin_in
@@ -227,19 +228,26 @@ def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], w
 
 def _erase(home: Home, number: int, name: str, why: str) -> None:
     """Forget a segment as a whole, with the branches that it has by now."""
-    for left in reversed(range(TRIES)):
-        _erase_branches(home, number, name, why)
-        some = [page.id for page, state in home.backend.pages(number) if state.at is not Place.DROPPED]
-        if some:
-            forget(home, {number: some}, why)
-        try:
-            home.backend.erase(number)
-            break
-        except StoreError:
-            if not left:
-                raise
+    with ExitStack() as leaving:
+        for left in reversed(range(TRIES)):
+            _erase_branches(home, number, name, why)
+            if some := _left_in(home, number):
+                forget(home, {number: some}, why)
+            holder = home.segment(number)
+            # What others have added since goes in the same transaction.
+            with suppress(StoreStale) if left else nullcontext(), holder.alone():
+                if some := _left_in(home, number):
+                    holder.drop(some, why)
+                home.backend.erase(number)
+                break
+            # Something was made of that: of nothing here it can be from now on.
+            leaving.enter_context(home.backend.leaving([(number, 0)]))
     # One may have begun just before that; from now on none can.
     _erase_branches(home, number, name, why)
+
+
+def _left_in(home: Home, number: int) -> list[int]:
+    return [page.id for page, state in home.backend.pages(number) if state.at is not Place.DROPPED]
 
 
 def _erase_branches(home: Home, number: int, name: str, why: str) -> None:

@@ -51,7 +51,7 @@ from kilburn.gateway.problems import reason_of, words_of
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
 from kilburn.kernel.brought import Brought, room_for
-from kilburn.kernel.memory_tools import OFFERED
+from kilburn.kernel.memory_tools import OFFERED, without_gone
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
 from kilburn.message import Message, Part, Trust
@@ -565,7 +565,13 @@ class _Turn:
         """
         try:
             pages = () if self._work.brought is None else self._work.brought.pages
-            self._relay.histories.said(self._conversation, messages, pages, more=more)
+            try:
+                self._relay.histories.said(self._conversation, messages, pages, more=more)
+            except Forgotten:
+                if messages == (rest := without_gone(self._conversation.session, messages)):
+                    raise
+                # The model goes on without it.
+                self._relay.histories.said(self._conversation, rest, pages, more=more)
         except Forgotten as error:
             raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
         if reply.usage is not None:

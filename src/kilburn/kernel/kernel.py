@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Unpack
 
 import msgspec
@@ -356,11 +356,19 @@ class Kernel:
         return {} if stays == window.standing else {"standing": packed(stays)}
 
     def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:
-        """The pages of other segments that messages were recalled from; those that are not there are left out."""
+        """The pages of other segments that messages were recalled from; those that never were are left out.
+
+        Raises:
+            Forgotten: one is.
+        """
         named = {key for message in messages for key in message.cites}
         keys = {key for key in named if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
         rows = self.backend.read(keys) if keys else {}
-        return {key: page for key, (page, state) in rows.items() if state.at != Place.DROPPED}
+        for (segment, page), (_, state) in rows.items():
+            if state.at is Place.DROPPED:
+                what = f"{address_of(page)} of segment {segment}, of which this was made, was forgotten"
+                raise Forgotten(what, advice="make it anew")
+        return {key: page for key, (page, _) in rows.items()}
 
     def _join(self, late: Page) -> None:
         """Bring back the call of a late result, which had left without one. If it cannot be in the window any more, or
@@ -607,6 +615,23 @@ class Kernel:
                 self.end()
             except BaseException as error:
                 self.fail(error)
+                raise
+
+    @contextmanager
+    def alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
+        """See `Segment.alone`."""
+        with self.lock:
+            self.check_free()
+            observed = list(self.pending.events)
+            try:
+                with self.backend.together([self.info.number, *beside]):
+                    yield
+            except BaseException:
+                # What was written in it, and maybe read again, is not there.
+                self._broken = True
+                with suppress(KilburnError):
+                    self._recover()
+                    self.take_over(observed)
                 raise
 
     def begin(self) -> None:

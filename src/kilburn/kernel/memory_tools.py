@@ -137,6 +137,20 @@ class MemoryReply(msgspec.Struct, frozen=True, kw_only=True):
         return Message(role=Role.TOOL, parts=(result,), sources=self.sources, cites=self.cites)
 
 
+def without_gone(session: Session, messages: Sequence[Message]) -> list[Message]:
+    """These messages, where what one of them was read from is forgotten meanwhile: a result that was read from such a page here,
+    or from any page elsewhere, says so instead."""
+    window = session.window
+
+    def told(message: Message) -> Message:
+        gone = any(page in window.pages and window.at(page) is Place.DROPPED for page in message.sources)
+        if message.role is not Role.TOOL or not (gone or message.cites):
+            return message
+        return MemoryReply(text="[what was read here has just been forgotten]").message(message.parts[0].call or "")
+
+    return [told(message) for message in messages]
+
+
 class _Recall(msgspec.Struct, forbid_unknown_fields=True):
     address: str
     offset: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Unpack
 
@@ -23,6 +24,12 @@ from kilburn.kernel.drive import aside
 from kilburn.kernel.recalled import Recalled
 from kilburn.page import Page
 from kilburn.policy import Cause
+
+FREE = 5
+"""How often another writer may be faster than a change before all others wait for it."""
+
+ALONE = 3
+"""How often it is tried then: a database may give up one of two transactions that wait for each other."""
 
 
 @checked
@@ -215,8 +222,20 @@ class Segment(ABC):
         what was made from them is found by the store's index."""
 
     @abstractmethod
+    def alone(self, beside: Iterable[int] = ()) -> AbstractContextManager[None]:
+        """Within this nobody else writes here, and all that is written is one transaction. If it fails, everything here is as the
+        store has it, and what waited to be written waits again.
+
+        Args:
+            beside: other segments, of which pages are cited.
+
+        Raises:
+            StoreStale: another transaction was in the way; it can be tried again. StoreBusy, StoreFull, StoreReadOnly.
+        """
+
+    @abstractmethod
     def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this segment alone; `forget` reaches what others made from them first.
+        """Forget pages of this segment alone, with all that it made from them; `forget` reaches what others made from them first.
 
         Returns:
             The pages that are gone by this.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
@@ -45,7 +45,7 @@ from kilburn.kernel.prompts import Prompts, difference, snapshot
 from kilburn.kernel.receipts import Difference, Preview, Receipt, newest_moves, ranges, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.replay import last_of, rebuild
-from kilburn.kernel.segment import Segment
+from kilburn.kernel.segment import FREE, Segment
 from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
@@ -651,6 +651,10 @@ class Session(Segment):
             there = [page for page in pages if kernel.window.at(page) != Place.DROPPED]
             return kernel.closure(there) if there else []
 
+    def alone(self, beside: Iterable[int] = ()) -> AbstractContextManager[None]:
+        """See `Segment`."""
+        return self._kernel.alone(beside)
+
     def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
         """Forget pages of this session alone; `forget` reaches what other segments made from them first.
 
@@ -661,13 +665,22 @@ class Session(Segment):
             UnknownAddress: there is no such page.
             StoreStale: a page of another segment still cites one of them.
         """
+        gone = list[int]()
         with self.lock:
-            gone = self.made_from(pages)
-            if not gone:
-                return []
-            with self._kernel.batch():
-                self._kernel.carry(Drop(pages=tuple(gone), why=why))
-                self._planner.enforce(eases=True)
+            for left in reversed(range(FREE + 1)):
+                try:
+                    with nullcontext() if left else self.alone():
+                        gone = self.made_from(pages)
+                        if not gone:
+                            return []
+                        with self._kernel.batch():
+                            self._kernel.carry(Drop(pages=tuple(gone), why=why))
+                            self._planner.enforce(eases=True)
+                    break
+                except StoreStale:
+                    # If nobody has written here, one of them is cited.
+                    if not left or not self.refresh():
+                        raise
             self._kernel.forget_texts(gone)
             self._prompts.forget(gone)
         failures = []

@@ -263,7 +263,12 @@ class Store:
                 raise StoreCorrupt(f"there is no segment {number}", advice="run `kilburn fsck`")
             info = known[number]
         if info.kind is SegmentKind.SESSION:
-            return self.session(info.name)
+            opened = self.session(info.name)
+            if opened.number != number:
+                # That was forgotten, and another has its name now.
+                opened._kernel.stale = True
+                opened = self.session(info.name)
+            return opened
         return self._collection(info.name, info.kind, info.user)
 
     def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
@@ -273,7 +278,11 @@ class Store:
         made = Session(self, kernel, planner, answer)
         if not self.backend.readonly and not new:
             made.branches.catch_up()
-            planner.reopen()
+            try:
+                planner.reopen()
+            except StoreStale:
+                # Another program went on with it while it was read.
+                made.refresh()
         return made
 
     def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:

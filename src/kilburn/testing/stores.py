@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -654,14 +655,23 @@ def check_citations(backend: Backend) -> None:
     assert backend.citing(memory, [-2]) == []
     with backend.leaving([(memory, -2), (talk, 1), (talk, 99), (talk + 99, 1)]):
         raises(Forgotten, lambda: backend.commit(memory, cited_batch(2, -3, "too late", cites=((talk, 2), (talk, 1)))))
-        raises(Forgotten, lambda: backend.commit(talk, cited_batch(2, -2, "too late", cites=((memory, -2),))))
+        # Also the one that cites what is leaving.
+        for page in (-2, -1):
+            late = cited_batch(2, -2, "too late", cites=((memory, page),))
+            raises(Forgotten, partial(backend.commit, talk, late))
         assert backend.citing(memory, [-2]) == []
         backend.commit(memory, Batch(head=2, erase=[-2, -1]))
     assert backend.citing(talk, [1, 2]) == backend.citing(memory, [-1]) == []
     backend.commit(memory, cited_batch(2, -3, "in time", cites=((talk, 1),)))
     backend.commit(memory, Batch(head=3, erase=[-3]))
+    with backend.leaving([(talk, 0)]):
+        raises(Forgotten, lambda: backend.commit(memory, cited_batch(3, -4, "too late", cites=((talk, 1),))))
     with backend.leaving([(talk, 1)]):
         backend.commit(talk, Batch(head=2, erase=[1]))
+    raises(StoreStale, lambda: backend.commit(memory, cited_batch(3, -4, "too late", cites=((talk, 1),))))
+    backend.commit(talk, Batch(head=2, erase=[2, 3]))
+    backend.erase(talk)
+    # What is gone as a whole is not what never was.
     raises(StoreStale, lambda: backend.commit(memory, cited_batch(3, -4, "too late", cites=((talk, 1),))))
     assert found(backend, "late") == set()
 

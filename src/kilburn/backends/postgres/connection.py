@@ -24,6 +24,7 @@ from kilburn.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
+    StoreStale,
     StoreUnavailable,
     StoreVersion,
 )
@@ -573,19 +574,28 @@ class Database:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """One transaction for all that this thread writes meanwhile."""
+        """One transaction for all that this thread writes meanwhile.
+
+        Raises:
+            StoreStale: another transaction was in the way; nothing was written.
+        """
         if self.joined is not None:
             yield
             return
-        with self.connection("writing") as connection:
-            with connection.statements:
-                self._begin(connection, _WRITE, steps=True)
-            self._joined.connection = connection
-            try:
-                yield
-                connection.execute("COMMIT")
-            finally:
-                self._joined.connection = None
+        try:
+            with self.connection("writing") as connection:
+                with connection.statements:
+                    self._begin(connection, _WRITE, steps=True)
+                self._joined.connection = connection
+                try:
+                    yield
+                    connection.execute("COMMIT")
+                finally:
+                    self._joined.connection = None
+        except StoreError as error:
+            if isinstance(error.__cause__, AGAIN):
+                raise StoreStale(error.what, advice="do it again") from error.__cause__
+            raise
 
     def flush(self, sql: str = "", *values: object) -> Row | None:
         """Wait until all that was committed is on the server's disk; what a query finds there, if one is given."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
@@ -121,6 +121,8 @@ class Postgres:
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
         self._erasing = threading.local()
+        # What is said to be leaving, and is not any more.
+        self._staying = set[citations.Citation]()
         # Of segments that were written to and not yet synced: the number and the seal of the last event.
         self._unsynced: dict[int, tuple[int, bytes]] = {}
         self._db = Database(self._url, patience=busy_timeout, durable=durable, connections=connections)
@@ -183,6 +185,8 @@ class Postgres:
         if user:
             check_name(user, "user")
         self._check_writes()
+        if self._staying:
+            self._stay()
         mark, last = secrets.token_bytes(8), None
 
         def do(statements: Statements) -> SegmentRow:
@@ -905,12 +909,26 @@ class Postgres:
     def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
         """See `Backend`."""
         self._check_writes()
-        some = sorted(set(keys))
-        self._db.write("writing", lambda statements: writing.mark_leaving(statements, self._number, some))
+        some, marks = set(keys), set[citations.Citation]()
+
+        def do(statements: Statements) -> None:
+            marks.update(writing.mark_leaving(statements, self._number, some))
+
         try:
+            self._db.write("writing", do)
             yield
         finally:
-            self._db.write("writing", lambda statements: writing.unmark_leaving(statements, self._number, some))
+            # Also where nobody knows whether they were written.
+            self._staying |= marks
+            self._stay()
+
+    def _stay(self) -> None:
+        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, it waits for the next
+        commit."""
+        some = set(self._staying)
+        with suppress(StoreError):
+            self._db.write("writing", lambda statements: writing.remove_citations(statements, self._number, some))
+            self._staying -= some
 
     def _wipe(self) -> None:
         """Remove erased bytes from the server's files, if there are any."""
@@ -952,6 +970,9 @@ class Postgres:
     def close(self) -> None:
         """Give the connections back; idempotent."""
         try:
+            if self._staying and not self._db.closed:
+                self._stay()
+                self._staying.clear()
             if self._db.erased and not self._db.closed:
                 self._wipe()
         finally:

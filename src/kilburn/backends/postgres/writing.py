@@ -42,10 +42,16 @@ _LOCK = (
 
 _CITED = (
     "SELECT cited.process, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own WHERE"
-    " own.tenant = %s AND own.process = cited.process AND own.page = cited.page AND own.by_process = cited.process"
-    " AND own.by_page = cited.page)"
+    f" own.tenant = %s AND own.process = cited.process AND own.page = ANY(ARRAY[cited.page, {citations.WHOLE}])"
+    " AND own.by_process = own.process AND own.by_page = own.page)"
     " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(process, page)"
     " LEFT JOIN kilburn.page ON page.tenant = %s AND page.process = cited.process AND page.id = cited.page"
+)
+_GOING = (
+    "WITH RECURSIVE going(process, page) AS (SELECT * FROM unnest(%s::bigint[], %s::bigint[]) UNION"
+    " SELECT by_process, by_page FROM going CROSS JOIN LATERAL (SELECT by_process, by_page FROM kilburn.citation"
+    " WHERE tenant = %s AND citation.process = going.process AND citation.page = going.page OFFSET 0) AS citing)"
+    " SELECT process, page FROM going"
 )
 _UNCITED = (
     "SELECT by_process, by_page, page FROM kilburn.citation WHERE tenant = %s AND process = %s AND page = ANY(%s::bigint[])"
@@ -132,19 +138,24 @@ def change_citations(statements: Statements, sql: str, tenant: int, some: Iterab
         statements.send(sql, tenant, *(list(column) for column in zip(*ordered, strict=True)))
 
 
-def mark_leaving(statements: Statements, tenant: int, keys: Sequence[tuple[int, int]]) -> None:
-    """Keep new pages from citing these, those that are there and not forgotten."""
+def mark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, int]]) -> set[citations.Citation]:
+    """Keep new pages from citing these, and what cites them by now, where that is not forgotten; returns what says so."""
+    going, held = sorted(keys), set[int]()
     # Whoever cites a page has locked its segment.
-    lock(statements, tenant, (segment for segment, _ in keys))
-    columns = [segment for segment, _ in keys], [page for _, page in keys]
-    found = statements.send(_CITED, tenant, *columns, tenant).fetchall()
-    there = [citations.leave(segment, page) for segment, page, row, gone, _ in found if row is not None and not gone]
-    change_citations(statements, _ADD_CITATIONS, tenant, there)
+    while new := {segment for segment, _ in going} - held:
+        lock(statements, tenant, new).fetchall()
+        held |= new
+        going = statements.rows(_GOING, [segment for segment, _ in going], [page for _, page in going], tenant)
+    there = statements.rows(_CITED, tenant, [segment for segment, _ in going], [page for _, page in going], tenant)
+    marks = {citations.leave(segment, page) for segment, page, row, gone, _ in there if row is not None and not gone}
+    marks |= citations.marks_of_whole(going)
+    change_citations(statements, _ADD_CITATIONS, tenant, marks)
+    return marks
 
 
-def unmark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, int]]) -> None:
-    """Let new pages cite these again."""
-    change_citations(statements, _REMOVE_CITATIONS, tenant, [citations.leave(*key) for key in keys])
+def remove_citations(statements: Statements, tenant: int, some: Iterable[citations.Citation]) -> None:
+    """Take citations out of the index."""
+    change_citations(statements, _REMOVE_CITATIONS, tenant, some)
 
 
 class Writing:
@@ -258,11 +269,11 @@ class Writing:
 
     def _check_cited(self, there: Sequence[Row], segments: dict[int, SegmentRow]) -> None:
         for segment, page, found, forgotten, leaving in sorted(there):
-            if found is None or segment not in segments:
+            owner = segments.get(segment)
+            if (owner is not None and owner.kind is SegmentKind.FORGOTTEN) or (found is not None and forgotten):
+                raise citations.is_gone(segment, page)
+            if found is None or owner is None:
                 raise StoreError(f"no page {address_of(page)} in segment {segment}", advice="cite pages that exist")
-            if forgotten:
-                what = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
-                raise StoreStale(what, advice="read what is there now, then do it again without this page")
             if leaving:
                 raise citations.is_leaving(segment, page)
 
@@ -434,7 +445,7 @@ class Writing:
             cited.add(citations.leave(self._segment, number))
             stand = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((number, *stand, *self._sealed_record(tombstone_of(page))))
-        change_citations(self._statements, _REMOVE_CITATIONS, self._tenant, cited)
+        remove_citations(self._statements, self._tenant, cited)
         if blank:
             send(
                 "UPDATE kilburn.page SET content = NULL, extra = NULL, call = NULL, at = new.at, pinned = new.pinned,"
@@ -579,6 +590,7 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
         "DELETE FROM kilburn.embedded WHERE tenant = %s AND process = %s",
     ):
         statements.send(statement, tenant, segment)
+    remove_citations(statements, tenant, [citations.leave(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}".encode(), SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name, 0.0, 0, kind.encode(), b"")
     tally = 0.0, 0, 0, 0, 0, 0

@@ -1,0 +1,267 @@
+"""Forgetting while others write: somebody is faster at every step of it, and it ends all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
+from kilburn.budget import Budget
+from kilburn.collections.collection import Collection as Memory
+from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
+from kilburn.event import Act
+from kilburn.kernel.segment import FREE
+from kilburn.kernel.session import Session
+from kilburn.kernel.store import Store
+from kilburn.message import Kind
+from kilburn.move import Add
+from kilburn.testing.laws import check_collection, check_laws
+
+TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}
+
+
+class Overtaken(Sqlite):
+    """Before each commit that erases, and before a segment is erased, somebody else does something."""
+
+    do: Callable[[], Any] | None = None
+    before_alone: Callable[[], Any] | None = None
+    done = 0
+    full = False
+    alone: list[Collection[int]]
+
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.alone = []
+
+    def commit(self, segment: int, batch: Batch) -> None:
+        if batch.erase:
+            self.be_overtaken()
+        super().commit(segment, batch)
+
+    def erase(self, segment: int, *, wipe: bool = True) -> None:
+        self.be_overtaken()
+        super().erase(segment, wipe=wipe)
+
+    def be_overtaken(self) -> None:
+        if self.do is not None:
+            self.done += 1
+            try:
+                self.do()
+            except StoreBusy:
+                self.alone.append(())
+
+    @contextmanager
+    def together(self, segments: Collection[int] = ()) -> Iterator[None]:
+        self.alone.append(segments)
+        if self.before_alone is not None:
+            self.before_alone()
+        with super().together(segments):
+            yield
+            if self.full:
+                raise StoreFull("no space left", advice="make room")
+
+
+class Two:
+    """One program that forgets, and another that is faster."""
+
+    def __init__(self, path: str) -> None:
+        self.disk = Overtaken(path)
+        self.store = Store(self.disk, Budget(8000), tokenizer="chars/4")
+        # It does not wait when the first one is alone.
+        self.other = Store(Sqlite(path, busy_timeout=0.0), Budget(8000), tokenizer="chars/4")
+        self.session = self.store.session("s")
+        self.session.append(TOLD)
+        self.memory = self.store.memory()
+
+    def append(self) -> None:
+        session = self.other.session("s")
+        session.refresh()
+        session.append({"role": "user", "content": "and more"})
+
+    def close(self) -> None:
+        self.disk.do = self.disk.before_alone = None
+        self.other.close()
+        self.store.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(str(tmp_path / "m.db"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def left(memory: Memory) -> list[str]:
+    return [memory.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
+
+
+def once(do: Callable[[], Any]) -> Callable[[], None]:
+    """Does it the first time only."""
+    todo: list[Callable[[], Any]] = [do]
+
+    def call() -> None:
+        while todo:
+            todo.pop()()
+
+    return call
+
+
+def test_what_was_just_made_from_a_fact_goes_with_it(two: Two) -> None:
+    two.memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
+    of_it = Add(text="Ana may like fish.", sources=(-1,))
+    two.disk.do = once(lambda: two.other.memory().apply(of_it, Add(text="Ana likes cod.", sources=(-1,), refers=(0,))))
+    assert two.session.forget("p1") == ["p1", "@memory f1", "@memory f2", "@memory f3"]
+    assert left(two.memory) == []
+    check_collection(two.memory)
+
+
+def test_a_name_stays_that_something_else_has_just_taken_up(two: Two) -> None:
+    fact = Add(text="Ana likes Rome.", refers=(0,), cites=((two.session.number, 1),))
+    two.memory.apply(Add(text="Rome", kind=Kind.ENTITY), fact, policy="facts")
+    two.disk.do = once(lambda: two.other.memory().apply(Add(text="Rome is old.", sources=(1,))))
+    assert two.session.forget("p1") == ["p1", "@memory f1"]
+    assert left(two.memory) == ["Rome", "Rome is old."]
+    check_collection(two.memory)
+
+
+def test_a_session_forgets_while_somebody_always_goes_on_with_it(two: Two) -> None:
+    two.disk.do = two.append
+    session = two.session
+    assert session.forget("p1") == ["p1"]
+    assert two.disk.done == FREE + 1
+    two.disk.do = None
+    assert two.store.session("s") is session
+    session.append({"role": "user", "content": "the same object goes on"})
+    assert session.window.turn == FREE + 2
+    check_laws(session)
+
+
+def test_a_session_goes_as_a_whole_while_somebody_always_goes_on_with_it(two: Two) -> None:
+    two.disk.do = two.append
+    receipt = two.store.forget(session="s")
+    assert receipt.whole == ("s",)
+    assert (two.store.sessions(), two.disk.findings()) == ([], [])
+    with pytest.raises(KilburnError):
+        two.append()
+
+
+def test_of_a_session_that_goes_as_a_whole_nothing_new_is_made(two: Two) -> None:
+    """Somebody goes on with it, and somebody makes a fact of what is new, always just before it would go."""
+    refused: list[KilburnError] = []
+
+    def go_on() -> None:
+        two.append()
+        page = two.other.session("s").window.last
+        try:
+            two.other.memory().add("a fact", cites=((two.session.number, page),))
+        except Forgotten as error:
+            refused.append(error)
+
+    two.disk.before_alone = go_on
+    assert two.store.forget(session="s").whole == ("s",)
+    # It came in time once.
+    assert (len(two.disk.alone), len(refused)) == (2, 1)
+    assert (left(two.memory), two.store.sessions(), two.disk.findings()) == ([], [], [])
+
+
+def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
+    """Each cites the one before, in turns in two memories: whoever looks where it ends is late."""
+    refused: list[KilburnError] = []
+    tip = (two.session.number, 1)
+
+    def add() -> None:
+        nonlocal tip
+        memory = two.other.memory("ana" if tip[0] == two.memory.number else "")
+        try:
+            address = memory.apply(Add(text="and so on", cites=(tip,)), policy="facts")[0]
+            tip = memory.number, -int(address[1:])
+        except Forgotten as error:
+            refused.append(error)
+
+    for _ in range(3):
+        add()
+    two.disk.do = add
+    assert len(two.session.forget("p1")) == 5
+    # It was added to once: from then on it could not be.
+    assert len(refused) == two.disk.done - 1
+    assert left(two.memory) == left(two.store.memory("ana")) == []
+    assert two.disk.findings() == []
+
+
+def test_a_transaction_that_cannot_be_ended_leaves_everything_as_it_was(two: Two) -> None:
+    """The disk is full when it is committed."""
+    two.session.append({"role": "user", "content": "nobody cites this"})
+    two.memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
+
+    def drop(segment: Session | Memory, page: int) -> None:
+        with segment.alone():
+            assert segment.drop([page]) == [page]
+
+    for segment, page in ((two.memory, -1), (two.session, 2)):
+        segment.record(Act.NOTE, why="waits")
+        two.disk.full = True
+        with pytest.raises(StoreFull):
+            drop(segment, page)
+        two.disk.full = False
+        assert [event.why for event in segment.events(act=Act.NOTE)].count("waits") == 1
+    assert (left(two.memory), two.session.recall("p1-p2")) == (["Ana lives in Porto."], f"{TOLD['content']}nobody cites this")
+    two.session.append({"role": "user", "content": "it goes on"})
+    assert two.session.forget("p1") == ["p1", "@memory f1"]
+    check_laws(two.session)
+    check_collection(two.memory)
+
+
+def test_what_a_change_cites_is_held_with_it(two: Two) -> None:
+    """In the order of their numbers, as everybody does: so no two wait for each other."""
+
+    class Beaten(Overtaken):
+        def commit(self, segment: int, batch: Batch) -> None:
+            self.be_overtaken()
+            super().commit(segment, batch)
+
+    with Store(disk := Beaten(two.disk.path), Budget(8000), tokenizer="chars/4") as store:
+        memory = store.memory()
+        disk.do = lambda: two.other.memory().add("faster")
+        memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
+        disk.do = None
+        assert disk.done == FREE + 1
+        assert sorted(disk.alone[0]) == [two.session.number, memory.number]
+        assert left(memory).count("faster") == FREE
+
+
+def test_a_session_is_opened_while_somebody_goes_on_with_it(two: Two) -> None:
+    """Opening it in a smaller window is a change, and another program is faster."""
+    two.session.append([{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "word " * 400}])
+
+    class Beaten(Sqlite):
+        done = 0
+
+        def commit(self, segment: int, batch: Batch) -> None:
+            if not self.done:
+                self.done += 1
+                two.append()
+            super().commit(segment, batch)
+
+    with Store(disk := Beaten(two.disk.path), Budget(900, 100), tokenizer="chars/4") as store:
+        session = store.session("s")
+        assert disk.done == 1
+        assert session.window.turn == 4
+        session.append({"role": "user", "content": "and here"})
+        check_laws(session)
+
+
+def test_what_has_the_name_of_a_forgotten_session_is_another_one(two: Two) -> None:
+    """Whoever has opened it, and looks for the new one by its number, finds the new one."""
+    old = two.session
+    two.other.forget(session="s")
+    new: Session = two.other.session("s")
+    new.append(TOLD)
+    assert two.store.segment(new.number).number == new.number != old.number
+    assert new.forget("p1") == ["p1"]
