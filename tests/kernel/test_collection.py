@@ -573,7 +573,9 @@ def test_what_a_session_quotes_of_a_fact_goes_with_it(store: kilburn.Store, sess
     assert store.backend.search("Lua", segments=[number(other)]) == []
     assert session.forget("p1") == ["p1", "@memory/ana f1", "later p1"]
     assert other.messages() == [{"role": "user", "content": "And who is that?"}]
-    for cites in (((memory.number, -1),), ((memory.number, 9),), ((99, 1),), ((1 << 70, 1),), ((number(other), 2),)):
+    with pytest.raises(Forgotten, match=f"f1 of segment {memory.number}"):
+        other.append(quote)
+    for cites in (((memory.number, 9),), ((99, 1),), ((1 << 70, 1),), ((number(other), 2),)):
         with pytest.raises(InvalidMessage, match="cites"):
             other.append(msgspec.structs.replace(quote, cites=cites))
     check_laws(other)

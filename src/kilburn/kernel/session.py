@@ -267,8 +267,8 @@ class Session(Segment):
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
 
         Raises:
-            WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreStale: another message is the last
-            one by now. StoreError.
+            WireError: not a valid message here. Forgotten: a page elsewhere that one of them cites is forgotten, or is being
+            forgotten. PinsExceedWindow: pins leave no room. StoreStale: another message is the last one by now. StoreError.
         """
         return run(self._append(messages, time, tuple(instead_of), said, after), self._answer)
 
