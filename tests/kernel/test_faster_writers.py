@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
-from kilburn.backend import Batch
+from kilburn.backend import Batch, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
 from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
 from kilburn.event import Act
+from kilburn.kernel.brought import keep
 from kilburn.kernel.segment import FREE
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.message import Kind
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add
+from kilburn.page import Page
 from kilburn.testing.laws import check_collection, check_laws
+from kilburn.testing.stores import batch_of
 
 TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}
 
@@ -30,6 +36,7 @@ class Overtaken(Sqlite):
 
     do: Callable[[], Any] | None = None
     before_alone: Callable[[], Any] | None = None
+    before_read: Callable[[list[tuple[int, int]]], Any] | None = None
     done = 0
     full = False
     alone: list[Collection[int]]
@@ -37,6 +44,7 @@ class Overtaken(Sqlite):
     def __init__(self, path: str, **options: Any) -> None:
         super().__init__(path, **options)
         self.alone = []
+        self._reads = Counter[tuple[int, int]]()
 
     def commit(self, segment: int, batch: Batch) -> None:
         if batch.erase:
@@ -46,6 +54,17 @@ class Overtaken(Sqlite):
     def erase(self, segment: int, *, wipe: bool = True) -> None:
         self.be_overtaken()
         super().erase(segment, wipe=wipe)
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        wanted = list(keys)
+        self._reads.update(wanted)
+        if self.before_read is not None:
+            self.before_read(wanted)
+        return super().read(wanted)
+
+    def reads(self, key: tuple[int, int]) -> int:
+        """How often a page was read."""
+        return self._reads[key]
 
     def be_overtaken(self) -> None:
         if self.do is not None:
@@ -84,7 +103,7 @@ class Two:
         session.append({"role": "user", "content": "and more"})
 
     def close(self) -> None:
-        self.disk.do = self.disk.before_alone = None
+        self.disk.do = self.disk.before_alone = self.disk.before_read = None
         self.other.close()
         self.store.close()
 
@@ -265,3 +284,91 @@ def test_what_has_the_name_of_a_forgotten_session_is_another_one(two: Two) -> No
     new.append(TOLD)
     assert two.store.segment(new.number).number == new.number != old.number
     assert new.forget("p1") == ["p1"]
+
+
+def test_a_branch_that_begins_while_its_session_goes_as_a_whole_goes_with_it(two: Two) -> None:
+    def fork() -> None:
+        session = two.other.session("s")
+        session.append({"role": "user", "content": "and more"})
+        session.fork("look there")
+
+    two.disk.before_alone = once(fork)
+    receipt = two.store.forget(session="s")
+    assert receipt.whole
+    assert [info.name for info in two.disk.segments() if "@" not in info.name] == []
+    assert two.disk.findings() == []
+
+
+def test_an_answer_is_kept_without_what_is_being_forgotten_and_then_forgotten(two: Two) -> None:
+    two.memory.add("the heron of Ana")
+    fact = (two.memory.number, 1)
+    answer = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),))
+    with two.other.backend.leaving([fact]):
+        keep(two.session, answer, [fact, (two.session.number, 1)])
+    assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+    keep(two.session, answer, [fact])
+    assert two.session.messages()[-1]["content"] == "A heron."
+    check_laws(two.session)
+
+
+def test_an_answer_whose_fact_goes_while_it_is_kept_is_forgotten_too(two: Two) -> None:
+    two.memory.add("the heron of Ana")
+    fact = (two.memory.number, 1)
+    two.disk.before_read = lambda keys: two.other.memory().forget("p1") if fact in keys and two.disk.reads(fact) == 2 else None
+    keep(two.session, Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),)), [fact])
+    assert two.disk.reads(fact) > 2
+    assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+
+
+def test_what_was_recalled_of_a_document_that_goes_as_a_whole_is_forgotten(two: Two) -> None:
+    document = two.store.document("book")
+    document.add("The heron of the book.")
+    quote = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="A heron."),), cites=((document.number, 1),))
+    two.store.forget(document="book")
+    with pytest.raises(Forgotten, match="as a whole"):
+        two.session.append(quote)
+    check_laws(two.session)
+
+
+def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays(two: Two, tmp_path: Path) -> None:
+    with Sqlite(str(tmp_path / "m.db"), busy_timeout=0.0) as disk:
+        busy = apsw.Connection(str(tmp_path / "m.db"))
+        for write in ("commit", "begin"):
+            with disk.leaving([(two.session.number, 1)]):
+                busy.execute("BEGIN IMMEDIATE")
+            busy.execute("ROLLBACK")
+            assert len(disk.findings()) == 1
+            with suppress(RuntimeError), disk.together():
+                disk.commit(two.session.number, Batch(head=two.session.head))
+                raise RuntimeError
+            assert len(disk.findings()) == 1, "what is undone has taken nothing away"
+            if write == "commit":
+                disk.commit(two.session.number, Batch(head=two.session.head))
+            else:
+                disk.begin("new", batch_of(0, {1: "hello"}), time=1.0)
+            assert disk.findings() == []
+        busy.close()
+
+
+def test_who_reads_does_not_wait_while_somebody_waits_to_be_alone(two: Two, tmp_path: Path) -> None:
+    with Sqlite(str(tmp_path / "m.db"), busy_timeout=60.0) as disk:
+        busy = apsw.Connection(str(tmp_path / "m.db"))
+        busy.execute("BEGIN IMMEDIATE")
+        begun = threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            with disk.together():
+                pass
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        try:
+            assert begun.wait(60.0)
+            for _ in range(20):
+                assert disk.read([(two.session.number, 1)])
+            assert waiting.is_alive()
+        finally:
+            busy.execute("ROLLBACK")
+            waiting.join()
+            busy.close()

@@ -47,7 +47,7 @@ def replies(db: apsw.Connection, segment: int) -> list[tuple[int, bytes]]:
 def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes]], set[int]]:
     """The rows of replies that a session's ledger says, and the events that cannot be read: of these nobody knows."""
     noted, unread = list[Event](), set[int]()
-    for number, body in rows(db, "SELECT number, body FROM event WHERE process = ?", segment):
+    for number, body in rows(db, "SELECT number, body FROM event WHERE process = ? AND act = ?", segment, Act.NOTE.value):
         try:
             noted.append(event_of(body))
         except UNREADABLE:

@@ -140,9 +140,9 @@ class Sqlite:
         self._erasing = threading.local()
         # What is said to be leaving, and is not any more.
         self._staying = set[citations.Citation]()
-        # Commits, and how many of them `sync` has made durable.
         # Whether several batches are one transaction now; read and set under the lock.
         self._joined = False
+        # Commits, and how many of them `sync` has made durable.
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
         self._sync_lock = threading.Lock()
@@ -437,6 +437,8 @@ class Sqlite:
         """
         if user:
             check_name(user, "user")
+        if self._staying:
+            self._stay(wait=batch.wait)
         made, work = list[int](), prepared(batch)
         with self._writing("writing", wait=batch.wait, to=made):
             if self._sealed.named(self._number, name) is not None:
@@ -545,7 +547,8 @@ class Sqlite:
             self._chilling.sweep()
         if unwiped or self._unwiped:
             with self._lock:
-                self._unwiped = unwiped
+                # What another thread has erased meanwhile is not forgotten by this.
+                self._unwiped = self._unwiped or unwiped
                 self._wipe(wait=bool(batch.erase))
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
@@ -944,24 +947,24 @@ class Sqlite:
 
     @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:
-        """See `Backend`. Other threads wait, too, whatever the segments are."""
+        """See `Backend`. Other threads wait, too, whatever the segments are; not while this one waits for another process."""
         with self._lock:
             if self._joined:
                 yield
                 return
-            try:
-                with self._writing("writing"):
-                    self._joined = True
-                    try:
-                        yield
-                    finally:
-                        self._joined = False
-            finally:
-                # What was read in the meantime may have been undone.
-                self._directory.clear()
-                self._chilling.sweep()
-                with translate_errors(self.path, "writing"):
-                    self._wipe(wait=True)
+        try:
+            with self._writing("writing"):
+                self._joined = True
+                try:
+                    yield
+                finally:
+                    self._joined = False
+                    # What was read in the meantime may be undone.
+                    self._directory.clear()
+        finally:
+            self._chilling.sweep()
+            with self._lock, translate_errors(self.path, "writing"):
+                self._wipe(wait=True)
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
@@ -979,18 +982,24 @@ class Sqlite:
     @contextmanager
     def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
         """See `Backend`."""
-        with self._writing("writing", to=()):
-            marks = citations.mark_leaving(self._db, self._there(keys))
+        marks = set[citations.Citation]()
         try:
+            with self._writing("writing", to=()):
+                marks.update(citations.mark_leaving(self._db, self._there(keys)))
+            self._staying -= marks
             yield
         finally:
+            # Also where an interrupt came just after they were written.
             self._staying |= marks
             self._stay()
 
     def _stay(self, *, wait: bool = True) -> None:
-        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, it waits for the next
-        commit."""
+        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, or may be undone with
+        what is written around it, it waits for the next commit."""
         some = set(self._staying)
+        with self._lock:
+            if self._joined or not some:
+                return
         with suppress(StoreError):
             with self._writing("writing", wait=wait, to=()):
                 citations.remove(self._db, some)
@@ -1021,7 +1030,7 @@ class Sqlite:
     def close(self) -> None:
         """Release the file; idempotent."""
         if self._staying:
-            self._stay(wait=False)
+            self._stay()
             self._staying.clear()
         with self._lock, translate_errors(self.path, "closing"):
             try:

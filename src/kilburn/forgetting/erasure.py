@@ -236,6 +236,8 @@ def _erase(home: Home, number: int, name: str, why: str) -> None:
             holder = home.segment(number)
             # What others have added since goes in the same transaction.
             with suppress(StoreStale) if left else nullcontext(), holder.alone():
+                if _branches(home, number, name):
+                    raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
                 if some := _left_in(home, number):
                     holder.drop(some, why)
                 home.backend.erase(number)
@@ -251,7 +253,12 @@ def _left_in(home: Home, number: int) -> list[int]:
 
 
 def _erase_branches(home: Home, number: int, name: str, why: str) -> None:
-    for info in named_in(home.backend, name).get(name, ()):
-        fork = fork_of(origin_in(home.backend.events(info.number)))
-        if fork is not None and fork.forked == number:
-            _erase(home, info.number, info.name, why)
+    for info in _branches(home, number, name):
+        _erase(home, info.number, info.name, why)
+
+
+def _branches(home: Home, number: int, name: str) -> list[SegmentInfo]:
+    """The branches of a segment, by what their ledgers say."""
+    found = named_in(home.backend, name).get(name, ())
+    forks = ((info, fork_of(origin_in(home.backend.events(info.number)))) for info in found)
+    return [info for info, fork in forks if fork is not None and fork.forked == number]

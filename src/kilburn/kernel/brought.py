@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import Digests
-from kilburn.errors import InvalidMessage, KilburnError
+from kilburn.errors import Forgotten, InvalidMessage, KilburnError
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.session import Session, found_in, kernel_of
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
@@ -430,8 +430,11 @@ def keep(
             first = session.window.last + 1
             try:
                 session.append(citing(message, there, session.number), *more, said=said, after=after)
-            except InvalidMessage:
+            except (InvalidMessage, Forgotten) as error:
                 left = _left(session, there)
+                if left == there and isinstance(error, Forgotten):
+                    # One of the others is just being forgotten.
+                    left = [key for key in there if key[0] == session.number]
                 if left == there:
                     raise
                 there = left

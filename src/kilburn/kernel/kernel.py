@@ -14,7 +14,7 @@ from typing import Unpack
 
 import msgspec
 
-from kilburn.backend import Backend, SegmentInfo
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.budget import Budget, Counter, text_cost
 from kilburn.collections.collecting import LARGEST
 from kilburn.errors import (
@@ -359,7 +359,7 @@ class Kernel:
         """The pages of other segments that messages were recalled from; those that never were are left out.
 
         Raises:
-            Forgotten: one is.
+            Forgotten: one is, or all of its segment.
         """
         named = {key for message in messages for key in message.cites}
         keys = {key for key in named if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
@@ -367,6 +367,11 @@ class Kernel:
         for (segment, page), (_, state) in rows.items():
             if state.at is Place.DROPPED:
                 what = f"{address_of(page)} of segment {segment}, of which this was made, was forgotten"
+                raise Forgotten(what, advice="make it anew")
+        if lost := {segment for segment, _ in keys - rows.keys()}:
+            whole = {info.number for info in self.backend.segments() if info.kind is SegmentKind.FORGOTTEN} & lost
+            if whole:
+                what = f"segment {min(whole)}, of which this was made, was forgotten as a whole"
                 raise Forgotten(what, advice="make it anew")
         return {key: page for key, (page, _) in rows.items()}
 

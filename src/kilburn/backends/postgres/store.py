@@ -243,6 +243,8 @@ class Postgres:
         What was erased is gone for every reader when this returns; see `kilburn.backends.postgres.erasing` for its bytes.
         """
         self._check_writes()
+        if self._staying:
+            self._stay()
         mark, last = secrets.token_bytes(8), None
 
         def do(statements: Statements) -> bool:
@@ -916,6 +918,7 @@ class Postgres:
 
         try:
             self._db.write("writing", do)
+            self._staying -= marks
             yield
         finally:
             # Also where nobody knows whether they were written.
@@ -923,9 +926,11 @@ class Postgres:
             self._stay()
 
     def _stay(self) -> None:
-        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, it waits for the next
-        commit."""
+        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, or may be undone with
+        what is written around it, it waits for the next commit."""
         some = set(self._staying)
+        if self._db.joined is not None or not some:
+            return
         with suppress(StoreError):
             self._db.write("writing", lambda statements: writing.remove_citations(statements, self._number, some))
             self._staying -= some

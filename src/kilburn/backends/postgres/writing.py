@@ -41,9 +41,9 @@ _LOCK = (
 )
 
 _CITED = (
-    "SELECT cited.process, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own WHERE"
-    f" own.tenant = %s AND own.process = cited.process AND own.page = ANY(ARRAY[cited.page, {citations.WHOLE}])"
-    " AND own.by_process = own.process AND own.by_page = own.page)"
+    "SELECT cited.process, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own"
+    f" CROSS JOIN (VALUES(cited.page), ({citations.WHOLE})) AS named(page) WHERE own.tenant = %s AND own.process = cited.process"
+    " AND own.page = named.page AND own.by_process = cited.process AND own.by_page = named.page)"
     " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(process, page)"
     " LEFT JOIN kilburn.page ON page.tenant = %s AND page.process = cited.process AND page.id = cited.page"
 )
