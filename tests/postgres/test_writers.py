@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 import psycopg
@@ -11,9 +12,9 @@ import pytest
 
 from kilburn.backend import Batch
 from kilburn.backends.postgres.store import Postgres
-from kilburn.errors import KilburnError, StoreBusy, StoreStale
+from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreStale
 from kilburn.page import digest_of
-from kilburn.testing.stores import batch_of, start
+from kilburn.testing.stores import batch_of, cited_batch, start
 
 ROUNDS = 12
 
@@ -137,3 +138,25 @@ def test_a_text_that_another_session_needs_stays(url: str) -> None:
             )
             assert refused == []
             assert one.texts([digest_of(text)]) == {digest_of(text): text}
+
+
+def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays(url: str) -> None:
+    with Postgres(url, busy_timeout=0.2) as backend, psycopg.connect(url) as busy:
+        talk, other = start(backend, "talk"), start(backend, "other")
+        backend.commit(talk, batch_of(0, {1: "I moved to Porto"}))
+        for number, write in enumerate(("commit", "begin"), 1):
+            with backend.leaving([(talk, 1)]):
+                busy.execute("LOCK TABLE kilburn.citation IN EXCLUSIVE MODE")
+            busy.rollback()
+            cites = cited_batch(number - 1, number, "it was said", cites=((talk, 1),))
+            with suppress(RuntimeError), backend.together():
+                backend.commit(talk, Batch(head=1))
+                raise RuntimeError
+            with Postgres(url) as second, pytest.raises(Forgotten):
+                second.commit(other, cites)
+            if write == "commit":
+                backend.commit(talk, Batch(head=1))
+            else:
+                backend.begin("new", batch_of(0, {1: "hello"}), time=1.0)
+            with Postgres(url) as second:
+                second.commit(other, cites)
