@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, cast
 
 import apsw
@@ -48,15 +48,15 @@ def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, .
     return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
 
 
-def insert(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> list[Row]:
+def insert(db: apsw.Connection, sql: str, values: Iterable[tuple[object, ...]]) -> list[Row]:
     """Insert rows with a statement that is written for one, some at a time; what it returns.
 
     With each statement the interpreter goes to other threads, and has to come back before the next one, while other processes
     wait for the file.
     """
     found: list[Row] = []
-    for at in range(0, len(values), AT_ONCE):
-        some = values[at : at + AT_ONCE]
+    left = iter(values)
+    while some := tuple(islice(left, AT_ONCE)):
         found += rows(db, _for_rows(sql, len(some)), *chain.from_iterable(some))
     return found
 

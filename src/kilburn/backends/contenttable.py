@@ -111,7 +111,7 @@ class ContentTable:
         return found | self._add(others) if others else found
 
     def _add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
-        made = [(self._tenant, one.key, len(one.plain), one.codec, one.data) for one in texts.values() if one.plain is not None]
+        made = ((self._tenant, one.key, len(one.plain), one.codec, one.data) for one in texts.values() if one.plain is not None)
         # Most texts are new, so writing comes before looking.
         found: dict[bytes, int] = dict(insert(self._db, _INSERT, made))
         for digest, text in texts.items():

@@ -157,7 +157,7 @@ class TextIndex(RankedIndex):
                 self._db.execute(self._insert, some[0])
             else:
                 self._db.execute(self._insert_all, (msgspec.json.encode(some).decode(),))
-        made = [(one.number, one.page, one.start, one.stop) for one in upwards]
+        made = ((one.number, one.page, one.start, one.stop) for one in upwards)
         insert(self._db, "INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
 
     def put(self, texts: Sequence[tuple[int, str]]) -> None:

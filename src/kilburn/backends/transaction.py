@@ -29,41 +29,47 @@ FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
 """Says that erased bytes may still lie in the file or its write-ahead log."""
 
 
+FEW = 16
+"""Pages that are worked out before other writers wait for them, at most."""
+
+
 class Prepared(NamedTuple):
     """What is worked out of a batch before other writers wait for it: all in which the rows of the file have no say.
 
     Args:
         records: of its new pages. bodies: of its events.
-        words: the passages of the new pages that are to be found, whose texts come with the batch.
+        words: the passages of the new pages that are to be found, whose texts come with the batch; others: the other pages.
         mentions: what its events name: (segment, node, number of the event).
-        pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are.
+        pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are. Of many pages
+            this, and the passages, are worked out one by one when they are written: a long history is not in memory twice.
     """
 
     texts: dict[str, Packed]
-    records: list[bytes]
+    records: Iterable[bytes]
     bodies: list[bytes]
-    words: dict[int, list[PassageWords]]
+    words: Iterable[tuple[int, list[PassageWords]]]
+    others: list[int]
     mentions: list[tuple[int, int, int]]
     checkpoint: tuple[int, bytes] | None
-    pages: Sequence[tuple[object, ...]] = ()
+    pages: Iterable[tuple[object, ...]] = ()
     events: Sequence[tuple[object, ...]] = ()
 
 
 def prepared(batch: Batch) -> Prepared | StoreError:
     """What can be worked out of a batch alone; or what is wrong with it, which is raised if nothing of the file is in its way."""
     memo: Memo = {}
-    pages = {page.id: page for page in batch.pages}
     quoting = {page.id: page for page in batch.pages if page.sources}
+    digests = {page.id: page.digest for page in batch.pages if page.digest in batch.texts} if batch.index else {}
+    records = (record_of_page(page, memo) for page in batch.pages)
+    words = ((number, words_of(batch.texts[digests[number]])) for number in dict.fromkeys(batch.index) if number in digests)
+    few = len(batch.pages) <= FEW
     try:
         return Prepared(
             texts=packed_texts(batch),
-            records=[record_of_page(page, memo) for page in batch.pages],
+            records=list(records) if few else records,
             bodies=[record_of_event(event, memo) for event in batch.events],
-            words={
-                number: words_of(batch.texts[pages[number].digest])
-                for number in dict.fromkeys(batch.index)
-                if number in pages and pages[number].digest in batch.texts
-            },
+            words=list(words) if few else words,
+            others=[number for number in dict.fromkeys(batch.index) if number not in digests],
             mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.mentions_of(event, quoting))],
             checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
@@ -75,10 +81,17 @@ def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepar
     """The same with the rows of a segment, as soon as its number is known."""
     if isinstance(made, StoreError):
         return made
-    pages = []
-    for page, record in zip(batch.pages, made.records, strict=True):
-        call, state = page.call if page.kind is Kind.CALL else None, batch.states.get(page.id) or State()
-        pages.append((call, *stand_of(segment, page.id, state), record, seal_of("page", segment, page.id, record)))
+    pages: Iterable[tuple[object, ...]] = (
+        (
+            page.call if page.kind is Kind.CALL else None,
+            *stand_of(segment, page.id, batch.states.get(page.id) or State()),
+            record,
+            seal_of("page", segment, page.id, record),
+        )
+        for page, record in zip(batch.pages, made.records, strict=True)
+    )
+    if len(batch.pages) <= FEW:
+        pages = list(pages)
     events = []
     for event, body in zip(batch.events, made.bodies, strict=True):
         act = event.act.value
@@ -120,15 +133,17 @@ class Transaction:
             citations.check_uncited(self._db, segment, batch.erase)
         if isinstance(made, StoreError):
             raise made
-        entries, ranges = entries_of(segment, known.passages, made.words.items())
+        contents = self._contents.add(made.texts)
+        made.texts.clear()
+        entries, ranges = entries_of(segment, known.passages, made.words)
         if batch.pages:
-            self._add_pages(batch, made, ranges)
+            self._add_pages(batch, made.pages, contents, ranges)
         if citing:
             citations.add(self._db, {one for page in citing for one in citations.citations_of(segment, known.kind, page)})
         if entries:
             self._index.add(entries)
-        if others := batch.index and [number for number in dict.fromkeys(batch.index) if number not in made.words]:
-            entries += self._add_entries(others, known.passages + len(entries))
+        if made.others:
+            entries += self._add_entries(made.others, known.passages + len(entries))
         if batch.unindex or batch.erase:
             self._remove_entries({*batch.unindex, *batch.erase})
         if moved := batch.states.keys() - {page.id for page in batch.pages}:
@@ -158,12 +173,18 @@ class Transaction:
         set_tally(self._db, segment, tally)
         return unwiped or bool(batch.erase or batch.inherited)
 
-    def _add_pages(self, batch: Batch, made: Prepared, ranges: Mapping[int, tuple[int, int]]) -> None:
-        known = self._contents.add(made.texts)
-        new = []
-        for page, stored in zip(batch.pages, made.pages, strict=True):
-            content, extra = known[page.digest] if page.digest else None, known[page.extra] if page.extra else None
-            new.append((self._segment, page.id, content, extra, *ranges.get(page.id, (None, None)), *stored))
+    def _add_pages(
+        self,
+        batch: Batch,
+        made: Iterable[tuple[object, ...]],
+        contents: Mapping[str, int | None],
+        ranges: Mapping[int, tuple[int, int]],
+    ) -> None:
+        contents = {"": None, **contents}
+        new = (
+            (self._segment, page.id, contents[page.digest], contents[page.extra], *ranges.get(page.id, (None, None)), *stored)
+            for page, stored in zip(batch.pages, made, strict=True)
+        )
         try:
             insert(
                 self._db,
