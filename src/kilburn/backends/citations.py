@@ -53,14 +53,14 @@ def citing(db: apsw.Connection, segment: int, pages: Iterable[int]) -> set[tuple
     return {(by, page) for by, page in rows_of_each(db, select, [(segment, page) for page in pages])}
 
 
-def leave(segment: int, page: int) -> Citation:
+def mark_of(segment: int, page: int) -> Citation:
     """What says that a page is being forgotten."""
     return segment, page, segment, page
 
 
 def marks_of_whole(keys: Iterable[tuple[int, int]]) -> set[Citation]:
     """What says that segments are being forgotten, of those of which all pages are meant."""
-    return {leave(segment, page) for segment, page in keys if page == WHOLE}
+    return {mark_of(segment, page) for segment, page in keys if page == WHOLE}
 
 
 def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Citation]:
@@ -71,7 +71,7 @@ def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Ci
         fresh = {(by, page) for by, page in rows_of_each(db, select, list(fresh))} - going
         going = going | fresh
     there = rows_of_each(db, "SELECT process, id FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", list(going))
-    marks = {leave(segment, page) for segment, page in there} | marks_of_whole(going)
+    marks = {mark_of(segment, page) for segment, page in there} | marks_of_whole(going)
     add(db, marks)
     return marks
 
@@ -89,21 +89,21 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
             (kinds[segment],) = row(db, "SELECT kind FROM process WHERE id = ? AND tenant = ?", segment, tenant) or ("",)
         found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, number) if kinds[segment] else None
         if kinds[segment] == SegmentKind.FORGOTTEN or found == (None,):
-            raise is_gone(segment, number)
+            raise cites_gone(segment, number)
         if found is None:
             raise StoreError(f"no page {address_of(number)} in segment {segment}", advice="cite pages that exist")
         select = f"SELECT 1 FROM citation WHERE process = ? AND page IN (?, {WHOLE}) AND {LEAVES}"
         if row(db, select, segment, number) is not None:
-            raise is_leaving(segment, number)
+            raise cites_leaving(segment, number)
 
 
-def is_gone(segment: int, page: int) -> StoreStale:
+def cites_gone(segment: int, page: int) -> StoreStale:
     """The error of who would cite a page that is forgotten."""
     what = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
     return StoreStale(what, advice="read what is there now, then do it again without this page")
 
 
-def is_leaving(segment: int, page: int) -> Forgotten:
+def cites_leaving(segment: int, page: int) -> Forgotten:
     """The error of who would cite a page that is being forgotten."""
     what = f"{address_of(page)} of segment {segment}, which a new page cites, is being forgotten"
     return Forgotten(what, advice="do it again without this page; if the forgetting has broken off, forget it again")

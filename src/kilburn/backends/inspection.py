@@ -448,7 +448,7 @@ def erase_segment(db: apsw.Connection, stored: SegmentRow, tenant: int) -> None:
         raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
     for statement in LEFT:
         db.execute(statement, (segment,))
-    citations.remove(db, [citations.leave(segment, citations.WHOLE)])
+    citations.remove(db, [citations.mark_of(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}", SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name.encode(), 0.0, 0, kind.encode(), b"")
     db.execute(

@@ -272,7 +272,7 @@ class Transaction:
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
             cited.update(citations.citations_of(self._segment, segment.kind, page))
-            cited.add(citations.leave(self._segment, number))
+            cited.add(citations.mark_of(self._segment, number))
             stand, record = stand_of(self._segment, number, State(Place.DROPPED)), record_of_page(tombstone_of(page))
             blank.append((*stand, record, seal_of("page", self._segment, number, record), self._segment, number))
         citations.remove(self._db, cited)

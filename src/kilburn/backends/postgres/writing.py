@@ -147,7 +147,7 @@ def mark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, 
         held |= new
         going = statements.rows(_GOING, [segment for segment, _ in going], [page for _, page in going], tenant)
     there = statements.rows(_CITED, tenant, [segment for segment, _ in going], [page for _, page in going], tenant)
-    marks = {citations.leave(segment, page) for segment, page, row, gone, _ in there if row is not None and not gone}
+    marks = {citations.mark_of(segment, page) for segment, page, row, gone, _ in there if row is not None and not gone}
     marks |= citations.marks_of_whole(going)
     change_citations(statements, _ADD_CITATIONS, tenant, marks)
     return marks
@@ -271,11 +271,11 @@ class Writing:
         for segment, page, found, forgotten, leaving in sorted(there):
             owner = segments.get(segment)
             if (owner is not None and owner.kind is SegmentKind.FORGOTTEN) or (found is not None and forgotten):
-                raise citations.is_gone(segment, page)
+                raise citations.cites_gone(segment, page)
             if found is None or owner is None:
                 raise StoreError(f"no page {address_of(page)} in segment {segment}", advice="cite pages that exist")
             if leaving:
-                raise citations.is_leaving(segment, page)
+                raise citations.cites_leaving(segment, page)
 
     def _new(self) -> list[int]:
         return [page.id for page in self._batch.pages if page.id > 0]
@@ -442,7 +442,7 @@ class Writing:
             words.update(telling_words(page))
             contents.update(key for key in (content, extra) if key is not None)
             cited.update(citations.citations_of(self._segment, stored.kind, page))
-            cited.add(citations.leave(self._segment, number))
+            cited.add(citations.mark_of(self._segment, number))
             stand = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((number, *stand, *self._sealed_record(tombstone_of(page))))
         remove_citations(self._statements, self._tenant, cited)
@@ -590,7 +590,7 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
         "DELETE FROM kilburn.embedded WHERE tenant = %s AND process = %s",
     ):
         statements.send(statement, tenant, segment)
-    remove_citations(statements, tenant, [citations.leave(segment, citations.WHOLE)])
+    remove_citations(statements, tenant, [citations.mark_of(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}".encode(), SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name, 0.0, 0, kind.encode(), b"")
     tally = 0.0, 0, 0, 0, 0, 0
