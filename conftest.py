@@ -12,9 +12,10 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import coverage
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -104,6 +105,44 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     finally:
         if item.get_closest_marker("slow") is None:
             item.user_properties.append(("processor", spent() - before))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name a failed test where others are dots: a run that is cut off has no summary."""
+    if not report.failed:
+        return None
+    outcome, letter = ("failed", "F") if report.when == "call" else ("error", "E")
+    return outcome, f"{letter} {report.nodeid} ", "FAILED" if outcome == "failed" else "ERROR"
+
+
+def remove_torn(folder: Path) -> list[str]:
+    """Remove the records of coverage in a folder that cannot be combined, and return their names.
+
+    A program that is killed while it writes its record leaves half of one. Some halves can be opened all the same, and then
+    combining all records fails, and with it a run whose tests passed.
+    """
+    torn = []
+    for path in sorted(folder.glob(".coverage.*")):
+        try:
+            coverage.CoverageData(no_disk=True).update(coverage.CoverageData(str(path), read_only=True))
+        except coverage.CoverageException:
+            torn.append(path.name)
+            path.unlink()
+    return torn
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Before pytest-cov combines the records of all programs, remove the torn ones, and say so."""
+    outcome = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.pluginmanager.has_plugin("_cov") and not hasattr(session.config, "workerinput"):
+        torn = remove_torn(session.config.rootpath)
+        if torn and reporter is not None:
+            reporter.ensure_newline()
+            reporter.line(f"coverage: removed {len(torn)} records that programs left half written when they were killed")
+    return outcome
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
