@@ -17,7 +17,7 @@ from kilburn.backends.schema import MIGRATIONS, check_library, migrate
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreVersion
 from kilburn.page import digest_of
-from kilburn.testing.stores import batch_of
+from kilburn.testing.stores import batch_of, start
 
 
 def filled(path: Path, tenant: str = "default") -> None:
@@ -283,6 +283,18 @@ def test_a_batch_that_fails_leaves_the_file_to_the_next_writer(tmp_path: Path) -
             one.texts([digest_of("half")])
         other.commit(1, batch_of(1, {100: "whole"}))
         assert one.texts([digest_of("whole")])
+
+
+def test_a_check_sees_the_text_index_as_another_process_left_it(tmp_path: Path) -> None:
+    """FTS5 remembers of which pieces an index is made. Others merge these."""
+    path = tmp_path / "k.db"
+    with Sqlite(path) as writer, Sqlite(path) as checker:
+        number = start(writer)
+        for head in range(24):
+            writer.commit(number, batch_of(head, {head + 1: " ".join(f"word{head * 99 + at}" for at in range(99))}))
+            if head % 4 == 0:
+                assert checker.findings() == []
+                checker.search("word1")
 
 
 def test_of_two_writers_the_slower_is_stale(tmp_path: Path) -> None:

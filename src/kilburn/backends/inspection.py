@@ -68,7 +68,7 @@ def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     segments: list[SegmentRow] = []
     gather(found, "session", _sessions(db, sealed, tenant, segments))
     whole = [one for one in segments if not one.quarantined]
-    gather(found, "file", _file(db))
+    gather(found, "file", _file(db, index))
     gather(found, "content", _contents(db, tenant))
     for segment in whole:
         gather(found, "page", _pages(db, sealed, tenant, segment), segment.number)
@@ -86,7 +86,8 @@ def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     return found
 
 
-def _file(db: apsw.Connection) -> Iterator[Finding]:
+def _file(db: apsw.Connection, index: TextIndex) -> Iterator[Finding]:
+    index.look_again()
     for (line,) in rows(db, "PRAGMA integrity_check"):
         if line != "ok":
             yield Finding(kind="file", what=str(line), derived="fts5" in str(line).lower() or "index" in str(line).lower())

@@ -7,6 +7,7 @@ How entries are numbered and ranked: see `kilburn.backends.ranked`. FTS5 reads u
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 import apsw
@@ -127,6 +128,12 @@ class TextIndex(RankedIndex):
             SETTINGS.items()
             <= {str(name): value for name, value in rows(self._db, f"SELECT k, v FROM {self._name}_config")}.items()
         )
+
+    def look_again(self) -> None:
+        """Let FTS5 read anew which pages the index has. A search does so by itself; SQLite's check of the file goes by what this
+        connection read last, and would miss the pages that another one has merged since. What is damaged, that check finds."""
+        with suppress(apsw.CorruptError, apsw.SQLError):
+            rows(self._db, self._newest, '"a"', 0, 0, 1)
 
     def drop(self) -> None:
         """Remove the index. If it is so damaged that FTS5 refuses it, its plain tables are removed one by one."""
