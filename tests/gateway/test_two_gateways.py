@@ -103,12 +103,12 @@ def pairs(tmp_path: Path) -> Iterator[Pairs]:
         yield made
 
 
-def request(histories: Histories, talk: Talk, reply: str, *, recalls: bool = False) -> tuple[Step, ...]:
+def request(histories: Histories, talk: Talk, reply: str, *, recalls: bool = False, of: str = "") -> tuple[Step, ...]:
     """A request in steps: it is taken, the model recalls something, and it is answered."""
     found: list[Any] = []
 
     def begin() -> None:
-        found.append(take(histories, talk, name="work"))
+        found.append(take(histories, talk, name="work", of=of))
 
     def recall() -> None:
         call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}1", name="recall")
@@ -273,6 +273,48 @@ def test_what_cannot_be_taken_in_takes_no_session_from_the_other(pairs: Pairs) -
         if pair.stepped.due:
             break
         assert pair.said() == [texts(FIRST, "s")], at
+    assert at > 5
+
+
+@pytest.mark.parametrize(("one", "other"), [("ana", "bo"), ("", "bo"), ("ana", "")])
+def test_two_users_whose_clients_give_one_name(pairs: Pairs, one: str, other: str) -> None:
+    """Whoever comes second has another session, whenever the other one comes."""
+    talk = [user("of the other"), assistant("d"), user("e")]
+    for at in itertools.count():
+        pair = pairs()
+
+        def come(pair: Pair = pair) -> None:
+            turn(pair.other, talk, "f", name="work", of=other)
+
+        pair.stepped.made, pair.stepped.due = 0, [(at, come)]
+        turn(pair.one, FIRST, "r", name="work", of=one)
+        if pair.stepped.due:
+            break
+        sessions = {info.user: visible(pair.other.store, info.name) for info in pair.other.store.sessions()}
+        assert sessions == {one: texts(FIRST, "r"), other: texts(talk, "f")}, at
+    assert at > 5
+
+
+@pytest.mark.parametrize("other", ["", "bo"])
+def test_what_others_have_begun_under_a_free_name_is_nobody_elses_beginning(pairs: Pairs, other: str) -> None:
+    """Also where it has as many messages as this one begins with. Who gives no user could open it."""
+    for at in itertools.count():
+        pair = pairs()
+        for step in (
+            *request(pair.one, [user("a")], "b", recalls=True),
+            *request(pair.one, [user("a"), assistant("b"), user("c")], "d"),
+            *request(pair.other, [user("v")], "w", recalls=True, of=other),
+            *request(pair.other, [user("v"), assistant("w"), user("x")], "y", of=other),
+        ):
+            step()
+        begin, end = request(pair.other, [user("v"), assistant("w"), user("another x")], "z", of=other)
+        pair.stepped.made, pair.stepped.due = 0, [(at, begin)]
+        turn(pair.one, [user("a"), assistant("b"), user("c"), assistant("another d"), user("e")], "f", name="work")
+        if pair.stepped.due:
+            break
+        end()
+        mine, theirs = ["a", "b", "c", "another d", "e", "f"], ["v", "w", "another x", "z"]
+        assert pair.said() == [mine, [*"abcd"], theirs, [*"vwxy"]], at
     assert at > 5
 
 

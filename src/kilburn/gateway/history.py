@@ -14,9 +14,9 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from typing import NamedTuple
 
@@ -651,7 +651,7 @@ class Histories:
         if not whole.issuperset(each.name for each in said):
             raise StoreStale("another gateway has taken the same request", advice="read it again")
         # What is appended first begins it.
-        session = session_of(self.store, name, user)
+        session = self._unbegun(partial(session_of, self.store), name, user)
         conversation = Conversation(session, root, earlier)
         origin = before or parent
         if conversation.turn == 0 and origin is not None:
@@ -669,6 +669,22 @@ class Histories:
         conversation.busy = True
         self._trim()
         return conversation, copied
+
+    def _unbegun(self, opened: Callable[[str, str], Session], name: str, user: str) -> Session:
+        """The session of a name that was free, opened for a user.
+
+        Raises:
+            StoreStale: another gateway has begun it meanwhile, for this user or another one.
+        """
+        try:
+            session = opened(name, user)
+            if session.user == user and not session.turn:
+                return session
+        except SpecError:
+            info = self._stored(name)
+            if info is None or info.user == user:
+                raise
+        raise StoreStale(f"another gateway has begun session {name!r}", advice="read it again")
 
     def _free(self, root: str, user: str) -> str:
         """A name of this root that is free."""
@@ -876,7 +892,8 @@ class Histories:
         said = brought_over(messages, session, turn)
         [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], session, turn)
         with self._lock:
-            branch = self.store.session(self._free(conversation.root, conversation.user), conversation.user)
+            name = self._free(conversation.root, conversation.user)
+            branch = self._unbegun(self.store.session, name, conversation.user)
             self._begin(branch, session, conversation.linked_to, kept, kept)
             self._drop(old, conversation)
             self._forget(old)
