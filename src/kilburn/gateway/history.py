@@ -653,8 +653,8 @@ class Histories:
         # What is appended first begins it.
         session = self._unbegun(partial(session_of, self.store), name, user)
         conversation = Conversation(session, root, earlier)
-        origin = before or parent
-        if conversation.turn == 0 and origin is not None:
+        origin, others = before or parent, conversation.turn > 0
+        if not others and origin is not None:
             old = [*kept, *request.read(copied, max(common, known))]
             try:
                 self._begin(session, origin.session, earlier, old, kept)
@@ -662,7 +662,7 @@ class Histories:
                 self.store.release(name)
                 raise
             conversation = Conversation(session, root, earlier) if kept else conversation
-        if conversation.turn != len(kept):
+        if others or conversation.turn != len(kept):
             raise StoreStale(f"another gateway has begun session {session.name!r}", advice="read it again")
         self._drop(session.name, self._sessions.get(session.name, conversation))
         self._hold(conversation)
