@@ -128,9 +128,14 @@ class Kernel:
         """Read the state of a session from the store; if that fails, the old state stays.
 
         Raises:
-            StoreCorrupt: it cannot be rebuilt.
+            StoreCorrupt: it cannot be rebuilt. StoreStale: it was forgotten as a whole while it was read.
         """
-        rebuilt = rebuild(self.backend, info, self.counter, until=self._until)
+        try:
+            rebuilt = rebuild(self.backend, info, self.counter, until=self._until)
+        except StoreCorrupt as error:
+            if self._found() is None:
+                raise self.overtaken() from error
+            raise
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage, self._work = rebuilt.lineage, rebuilt.work
         self.pending = Pending(rebuilt.head, info.used if info.number and info.head == rebuilt.head else None)
