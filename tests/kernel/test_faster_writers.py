@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from kilburn.backend import Batch, SegmentInfo, State
@@ -381,6 +382,31 @@ def test_an_answer_whose_fact_goes_while_it_is_kept_is_forgotten_too(two: Two) -
     keep(two.session, Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),)), [fact])
     assert two.disk.reads(fact) > 2
     assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+
+
+def test_a_fact_that_goes_while_what_cites_it_is_written_is_no_other_writer(two: Two) -> None:
+    """A policy may ask a model in between. The message is refused as if the fact had been gone before, and an answer is kept and
+    then forgotten."""
+
+    class Beaten(Overtaken):
+        def commit(self, segment: int, batch: Batch) -> None:
+            if any(page.cites for page in batch.pages):
+                self.be_overtaken()
+            super().commit(segment, batch)
+
+    with Store(disk := Beaten(two.disk.path), Budget(8000), tokenizer="chars/4") as store:
+        session, memory = store.session("s"), store.memory()
+        answer = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),))
+        for _ in range(2):
+            memory.add("the heron of Ana")
+        disk.do = once(lambda: two.other.memory().forget("p1"))
+        with pytest.raises(Forgotten):
+            session.append(msgspec.structs.replace(answer, cites=((memory.number, 1),)))
+        disk.do = once(lambda: two.other.memory().forget("p2"))
+        keep(session, answer, [(memory.number, 2)])
+        assert store.session("s") is session
+        assert [message["content"] for message in session.messages()] == [TOLD["content"]]
+        check_laws(session)
 
 
 def test_what_was_recalled_of_a_document_that_goes_as_a_whole_is_forgotten(two: Two) -> None:
