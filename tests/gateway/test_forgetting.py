@@ -107,6 +107,21 @@ def test_a_copy_in_a_fork_goes_with_the_page(gateway: Any) -> None:
     assert not in_files(setup, "canary")
 
 
+def test_a_fork_with_what_is_being_forgotten_is_asked_for_again(gateway: Any) -> None:
+    """Somebody has begun to forget what was recalled in the session that it goes on from: a moment later it has none of it."""
+    setup, name, more = linked(gateway, RECALL)
+    setup.chat([*more[:-1], user("Really?")])
+    fork = [*more[:-1], user("No.")]
+    with setup.store() as store, store.backend.leaving([(store.session(name).number, 5)]):
+        refused = httpx2.post(f"{setup.url}/v1/chat/completions", json={"model": "m", "messages": fork}, timeout=600)
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    with setup.store() as store:
+        store.forget(session=name, address="p5")
+    _, headers = setup.chat(fork)
+    assert headers["x-kilburn-session"] == f"{name}~3"
+    assert not in_files(setup, "canary")
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_client_that_still_sends_what_was_forgotten_goes_on(gateway: Any, restart: bool) -> None:
     talk = with_secret()

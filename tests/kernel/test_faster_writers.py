@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
-from kilburn.backend import Batch, State
+from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
@@ -24,7 +26,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add
-from kilburn.page import Page
+from kilburn.page import Page, Place
 from kilburn.testing.laws import check_collection, check_laws
 from kilburn.testing.stores import batch_of
 
@@ -37,6 +39,8 @@ class Overtaken(Sqlite):
     do: Callable[[], Any] | None = None
     before_alone: Callable[[], Any] | None = None
     before_read: Callable[[list[tuple[int, int]]], Any] | None = None
+    before_pages: Callable[[int], Any] | None = None
+    after_name: Callable[[str], Any] | None = None
     done = 0
     full = False
     alone: list[Collection[int]]
@@ -61,6 +65,17 @@ class Overtaken(Sqlite):
         if self.before_read is not None:
             self.before_read(wanted)
         return super().read(wanted)
+
+    def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
+        if self.before_pages is not None:
+            self.before_pages(segment)
+        return super().pages(segment)
+
+    def segment(self, name: str, **options: Any) -> SegmentInfo | None:
+        found = super().segment(name, **options)
+        if self.after_name is not None:
+            self.after_name(name)
+        return found
 
     def reads(self, key: tuple[int, int]) -> int:
         """How often a page was read."""
@@ -103,7 +118,7 @@ class Two:
         session.append({"role": "user", "content": "and more"})
 
     def close(self) -> None:
-        self.disk.do = self.disk.before_alone = self.disk.before_read = None
+        self.disk.do = self.disk.before_alone = self.disk.before_read = self.disk.before_pages = self.disk.after_name = None
         self.other.close()
         self.store.close()
 
@@ -286,6 +301,55 @@ def test_what_has_the_name_of_a_forgotten_session_is_another_one(two: Two) -> No
     assert new.forget("p1") == ["p1"]
 
 
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("kind", ["session", "document"])
+def test_what_goes_as_a_whole_meanwhile_does_not_come_back_and_nothing_goes_that_has_its_name(
+    kind: str, anew: bool, tmp_path: Path
+) -> None:
+    """Another program forgets what cites, and maybe begins another one of that name, at each step at which the name is read."""
+    for step in itertools.count(1):
+        two = Two(str(tmp_path / f"{step}.db"))
+        two.session.append({"role": "assistant", "content": "Porto is old."})
+
+        def write(two: Two, cited: int, text: str) -> None:
+            cites = ((two.session.number, cited),)
+            if kind == "session":
+                two.other.session("Ana").append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), cites=cites))
+            else:
+                two.other.document("Ana").add(text, cites=cites)
+
+        def overtake(named: str, two: Two = two, left: list[int] = [*range(step)]) -> None:  # noqa: B006 - one for each step
+            if named.endswith("Ana") and left and not left.pop():
+                two.disk.done = 1
+                two.other.forget(session="Ana") if kind == "session" else two.other.forget(document="Ana")
+                if anew:
+                    write(two, 2, "it is new")
+
+        write(two, 1, "Ana lives in Porto.")
+        two.disk.after_name = overtake
+        assert "p1" in two.session.forget("p1")
+        reached, findings = two.disk.done, two.disk.findings()
+        there = [two.disk.pages(info.number) for info in two.disk.segments() if info.name.endswith("Ana")]
+        states = [[state.at for _, state in pages] for pages in there]
+        two.close()
+        if not reached:
+            break
+        assert [Place.DROPPED in some for some in states] == [False] * anew
+        assert findings == []
+    assert step > 2
+
+
+def test_a_session_that_goes_as_a_whole_while_it_is_read_is_not_called_damaged(two: Two) -> None:
+    quote = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="A quotation."),), cites=((two.session.number, 1),))
+    two.other.session("t").append(quote)
+    number = two.other.session("t").number
+    two.disk.before_pages = lambda segment: two.other.forget(session="t") if segment == number else None
+    assert two.session.forget("p1") == ["p1"]
+    assert [info.name for info in two.store.sessions()] == ["s"]
+    two.disk.before_pages = None
+    assert two.disk.findings() == []
+
+
 def test_a_branch_that_begins_while_its_session_goes_as_a_whole_goes_with_it(two: Two) -> None:
     def fork() -> None:
         session = two.other.session("s")
@@ -318,6 +382,31 @@ def test_an_answer_whose_fact_goes_while_it_is_kept_is_forgotten_too(two: Two) -
     keep(two.session, Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),)), [fact])
     assert two.disk.reads(fact) > 2
     assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+
+
+def test_a_fact_that_goes_while_what_cites_it_is_written_is_no_other_writer(two: Two) -> None:
+    """A policy may ask a model in between. The message is refused as if the fact had been gone before, and an answer is kept and
+    then forgotten."""
+
+    class Beaten(Overtaken):
+        def commit(self, segment: int, batch: Batch) -> None:
+            if any(page.cites for page in batch.pages):
+                self.be_overtaken()
+            super().commit(segment, batch)
+
+    with Store(disk := Beaten(two.disk.path), Budget(8000), tokenizer="chars/4") as store:
+        session, memory = store.session("s"), store.memory()
+        answer = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),))
+        for _ in range(2):
+            memory.add("the heron of Ana")
+        disk.do = once(lambda: two.other.memory().forget("p1"))
+        with pytest.raises(Forgotten):
+            session.append(msgspec.structs.replace(answer, cites=((memory.number, 1),)))
+        disk.do = once(lambda: two.other.memory().forget("p2"))
+        keep(session, answer, [(memory.number, 2)])
+        assert store.session("s") is session
+        assert [message["content"] for message in session.messages()] == [TOLD["content"]]
+        check_laws(session)
 
 
 def test_what_was_recalled_of_a_document_that_goes_as_a_whole_is_forgotten(two: Two) -> None:

@@ -98,8 +98,9 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
 def addresses(home: Home, keys: Iterable[Key], own: int) -> list[str]:
     """The addresses of pages: `p3` of the segment `own`, which come first, `NAME p3` of any other."""
     ordered = sorted(keys, key=lambda key: (key[0] != own, key[0], abs(key[1]), key[1]))
-    names = {number: "" if number == own else f"{home.segment(number).name} " for number in {number for number, _ in ordered}}
-    return [f"{names[number]}{address_of(page)}" for number, page in ordered]
+    others = any(number != own for number, _ in ordered)
+    names = {info.number: f"{info.name} " for info in home.backend.segments()} if others else {}
+    return [f"{names[number] if number != own else ''}{address_of(page)}" for number, page in ordered]
 
 
 def closure(home: Home, roots: Roots) -> list[Key]:

@@ -233,9 +233,8 @@ def _erase(home: Home, number: int, name: str, why: str) -> None:
             _erase_branches(home, number, name, why)
             if some := _left_in(home, number):
                 forget(home, {number: some}, why)
-            holder = home.segment(number)
             # What others have added since goes in the same transaction.
-            with suppress(StoreStale) if left else nullcontext(), holder.alone():
+            with suppress(StoreStale) if left else nullcontext(), (holder := home.segment(number)).alone():
                 if _branches(home, number, name):
                     raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
                 if some := _left_in(home, number):

@@ -24,6 +24,7 @@ import msgspec
 
 from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_of
 from kilburn.errors import (
+    Forgotten,
     KilburnError,
     OrphanResult,
     SpecError,
@@ -312,10 +313,12 @@ class Histories:
                 conversation.start = conversation.turn
                 conversation.memo = None if asked.after else Memo(conversation, (form.name, name, user), asked)
                 return conversation
-            except StoreStale:
-                # Another gateway went on with it: it is read again.
+            except (StoreStale, Forgotten) as error:
+                # Another gateway went on with it, or what it takes over is just being forgotten: it is read again.
                 if conversation is not None:
                     self.lose(conversation)
+                if not left and isinstance(error, Forgotten):
+                    raise StoreStale(f"the session cannot be read: {error.what}", advice="ask again") from error
                 if not left:
                     raise
             except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Unpack
 
 import msgspec
@@ -128,9 +129,14 @@ class Kernel:
         """Read the state of a session from the store; if that fails, the old state stays.
 
         Raises:
-            StoreCorrupt: it cannot be rebuilt.
+            StoreCorrupt: it cannot be rebuilt. StoreStale: it was forgotten as a whole while it was read.
         """
-        rebuilt = rebuild(self.backend, info, self.counter, until=self._until)
+        try:
+            rebuilt = rebuild(self.backend, info, self.counter, until=self._until)
+        except StoreCorrupt as error:
+            if self._found() is None:
+                raise self.overtaken() from error
+            raise
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage, self._work = rebuilt.lineage, rebuilt.work
         self.pending = Pending(rebuilt.head, info.used if info.number and info.head == rebuilt.head else None)
@@ -332,7 +338,8 @@ class Kernel:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
         said = self.clock() if time is None else float(time)
-        cited = self._cited(messages) if any(message.cites for message in messages) else {}
+        cites = [message.cites for message in messages if message.cites]
+        cited = self._cited(chain.from_iterable(cites)) if cites else {}
         pages, texts = pages_of(messages, self.window, self.counter, said, cited)
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
@@ -355,13 +362,12 @@ class Kernel:
         stays = standing_with(told, window.standing, window.pages, self.capacity, gone, self.text)
         return {} if stays == window.standing else {"standing": packed(stays)}
 
-    def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:
-        """The pages of other segments that messages were recalled from; those that never were are left out.
+    def _cited(self, named: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Page]:
+        """The pages of other segments that are cited; those that never were are left out.
 
         Raises:
             Forgotten: one is, or all of its segment.
         """
-        named = {key for message in messages for key in message.cites}
         keys = {key for key in named if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
         rows = self.backend.read(keys) if keys else {}
         for (segment, page), (_, state) in rows.items():
@@ -749,6 +755,8 @@ class Kernel:
                 # Without another writer here, a page elsewhere has come in the way, or gone.
                 found = self._found() if self.info.number else None
                 self.stale = self.stale or found is None or not pending.follows(found)
+                if not self.stale:
+                    self._cited(key for page in pending.new for key in page.cites)
                 raise
             pending.head += len(pending.events)
             if pending.used is not None:

@@ -147,22 +147,27 @@ class Store:
                     raise
             known = self._sessions.get(name)
             # One that has not begun is known to nobody else, and another program may have begun it.
-            opened = known is None or known._kernel.stale or not known.number
-            if known is None or opened:
+            opens = known is None or known._kernel.stale or not known.number
+            if known is None or opens:
                 known = self._sessions[name] = self._open(self._info(name, SegmentKind.SESSION, user))
             _check_user(known.info, user)
-            opened = opened and name not in self._finishing and not self.backend.readonly
-            if opened:
-                self._finishing.add(name)
-        if not opened:
-            return known
+        return self._finished(known) if opens else known
+
+    def _finished(self, opened: Session) -> Session:
+        """A session that was just opened, when a forgetting that broke off there is finished."""
+        name = opened.name
+        with self._lock:
+            if name in self._finishing or self.backend.readonly:
+                return opened
+            self._finishing.add(name)
         try:
             # Other segments are opened and locked for this, and this one is perhaps opened again.
-            known.branches.finish()
+            opened.branches.finish()
         finally:
             self._finishing.discard(name)
         with self._lock:
-            return self._sessions.get(name, known)
+            known = self._sessions.get(name, opened)
+            return known if known.number == opened.number else opened
 
     def release(self, name: str) -> None:
         """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
@@ -252,7 +257,7 @@ class Store:
         """The session, memory or document of that number.
 
         Raises:
-            StoreCorrupt: there is none.
+            StoreCorrupt: there is none. StoreStale: it was forgotten just now.
         """
         name = self._names.get(number, "")
         info = self.backend.segment(name, time=0.0, create=False) if name else None
@@ -262,14 +267,17 @@ class Store:
             if number not in known:
                 raise StoreCorrupt(f"there is no segment {number}", advice="run `kilburn fsck`")
             info = known[number]
-        if info.kind is SegmentKind.SESSION:
-            opened = self.session(info.name)
-            if opened.number != number:
-                # That was forgotten, and another has its name now.
-                opened._kernel.stale = True
-                opened = self.session(info.name)
-            return opened
-        return self._collection(info.name, info.kind, info.user)
+        # Never by its name alone: it may have been forgotten by now, and another may have its name, or none.
+        with self._lock:
+            if info.kind is not SegmentKind.SESSION:
+                return self._collect(info)
+            opened = self._sessions.get(info.name)
+            if opened is not None and opened.number > number:
+                raise StoreStale(f"segment {number} was forgotten, and another has its name", advice="do it again")
+            opens = opened is None or opened._kernel.stale or opened.number != number
+            if opened is None or opens:
+                opened = self._sessions[info.name] = self._open(info)
+        return self._finished(opened) if opens else opened
 
     def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
         kernel = Kernel(self.backend, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
