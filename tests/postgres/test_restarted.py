@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,16 @@ def test_what_a_server_lost_is_not_synced(server: OwnServer) -> None:
         session.refresh()
         session.append(user("four"))
         store.backend.sync(session.number)
-    cut(server)
+        with suppress(RuntimeError), session.alone():
+            session.append(user("five"))
+            raise RuntimeError
+        # What was undone is not lost.
+        store.backend.sync(session.number)
+        with session.alone():
+            session.append(user("six"))
+        cut(server)
+        with pytest.raises(StoreUnavailable, match="has lost"):
+            store.backend.sync(session.number)
     assert texts(server.url, "direct") == [["one", "four"], ["three"]]
 
 

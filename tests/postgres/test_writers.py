@@ -160,3 +160,23 @@ def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays
                 backend.begin("new", batch_of(0, {1: "hello"}), time=1.0)
             with Postgres(url) as second:
                 second.commit(other, cites)
+
+
+def test_a_transaction_of_several_steps_that_the_server_gave_up_is_not_said_to_be_written(url: str) -> None:
+    with Postgres(url, busy_timeout=0.2) as backend, psycopg.connect(url) as busy:
+        segment = start(backend)
+        busy.execute("LOCK TABLE kilburn.setting IN ACCESS EXCLUSIVE MODE")
+
+        def write() -> None:
+            with backend.together():
+                backend.commit(segment, batch_of(0, {1: "a text"}))
+                # A server does nothing more in a transaction in which it could not answer something.
+                with suppress(StoreBusy):
+                    backend.settings()
+
+        with pytest.raises(StoreStale, match="nothing of it was written"):
+            write()
+        busy.rollback()
+        assert list(backend.pages(segment)) == []
+        write()
+        assert [page.id for page, _ in backend.pages(segment)] == [1]

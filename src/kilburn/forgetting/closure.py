@@ -60,8 +60,8 @@ Roots = Mapping[int, Iterable[int]]
 """Number of a segment -> ids of its pages."""
 
 
-def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = None) -> list[Key]:
-    """Forget pages of segments and everything that was made from them; returns what went.
+def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = None) -> dict[Key, str]:
+    """Forget pages of segments and everything that was made from them; returns what went, with the names of its segments.
 
     Args:
         known: their `closure`, if it was just found.
@@ -69,7 +69,7 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
     Raises:
         StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
     """
-    wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
+    wanted, gone = {number: list(pages) for number, pages in roots.items()}, dict[Key, str]()
     keys = None if known is None else list(known)
     with ExitStack() as leaving:
         for left in reversed(range(TRIES)):
@@ -78,7 +78,8 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
                     keys = closure(home, wanted)
                 with home.backend.erasing():
                     for number, some in _steps(home.backend, keys):
-                        gone += [(number, page) for page in home.segment(number).drop(some, why)]
+                        holder = home.segment(number)
+                        gone |= {(number, page): holder.name for page in holder.drop(some, why)}
                 # A branch may have begun meanwhile, with pages that are gone by now.
                 keys = closure(home, wanted)
                 if not keys:
@@ -95,12 +96,11 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
     return gone
 
 
-def addresses(home: Home, keys: Iterable[Key], own: int) -> list[str]:
-    """The addresses of pages: `p3` of the segment `own`, which come first, `NAME p3` of any other."""
+def addresses(keys: Mapping[Key, str], own: int) -> list[str]:
+    """The addresses of pages that come with the names of their segments: `p3` of the segment `own`, which come first, `NAME p3`
+    of any other."""
     ordered = sorted(keys, key=lambda key: (key[0] != own, key[0], abs(key[1]), key[1]))
-    others = any(number != own for number, _ in ordered)
-    names = {info.number: f"{info.name} " for info in home.backend.segments()} if others else {}
-    return [f"{names[number] if number != own else ''}{address_of(page)}" for number, page in ordered]
+    return [f"{'' if key[0] == own else f'{keys[key]} '}{address_of(key[1])}" for key in ordered]
 
 
 def closure(home: Home, roots: Roots) -> list[Key]:

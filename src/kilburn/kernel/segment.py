@@ -194,8 +194,7 @@ class Segment(ABC):
             UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
         """
         self._check_writable()
-        gone = forget(self._home, self.forgettable(address), why)
-        return addresses(self._home, gone, self.number)
+        return addresses(forget(self._home, self.forgettable(address), why), self.number)
 
     def forgettable(self, address: str) -> dict[int, list[int]]:
         """The pages that an address names, for `forget`: the number of the segment that has them, this one or a branch of

@@ -409,8 +409,10 @@ def is_pooled(connection: Connection) -> bool:
 
 
 class _Lasting(threading.local):
-    """Whether a commit of this thread waits for the disk, and whether its last one did."""
+    """Whether a commit of this thread waits for the disk, whether its last one did, and what its transaction of several steps has
+    written to segments: number, with the last event."""
 
+    joined: list[tuple[int, tuple[int, bytes] | None]]
     on = False
     done = False
 
@@ -577,7 +579,7 @@ class Database:
         """One transaction for all that this thread writes meanwhile.
 
         Raises:
-            StoreStale: another transaction was in the way; nothing was written.
+            StoreStale: another transaction was in the way, or a part of this one failed; nothing was written.
         """
         if self.joined is not None:
             yield
@@ -589,7 +591,9 @@ class Database:
                 self._joined.connection = connection
                 try:
                     yield
-                    connection.execute("COMMIT")
+                    # What failed within it, even if nobody heeded that, has undone all of it.
+                    if connection.execute("COMMIT").statusmessage != "COMMIT":
+                        raise StoreStale("a part of this transaction failed, so nothing of it was written", advice="do it again")
                 finally:
                     self._joined.connection = None
         except StoreError as error:

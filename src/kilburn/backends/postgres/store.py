@@ -269,6 +269,10 @@ class Postgres:
 
     def _written(self, segment: int, last: tuple[int, bytes] | None) -> None:
         """Remember what was committed to a segment: whether it is on the disk, or has to be asked for there."""
+        if self._db.joined is not None:
+            # It may be undone yet.
+            self._db.lasting.joined.append((segment, last))
+            return
         self._db.lasting.done = self._db.lasting.on
         if self._db.lasting.on:
             self._unsynced.pop(segment, None)
@@ -887,10 +891,15 @@ class Postgres:
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:
         """See `Backend`. Who writes to the same segments waits."""
         self._check_writes()
+        inner, lasting = self._db.joined is not None, self._db.lasting
+        if not inner:
+            lasting.joined = []
         with self._db.together():
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
+        for written in () if inner else lasting.joined:
+            self._written(*written)
         if self._db.erased:
             self._chilling.sweep()
             self._wipe()
