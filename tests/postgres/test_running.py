@@ -244,10 +244,17 @@ def test_what_to_watch_can_be_asked(url: str) -> None:
             connection.execute(statement).fetchall()  # type: ignore[arg-type]
 
 
+def _writes_versions(server: OwnServer) -> bool:
+    """Whether a server keeps a version with each column, as 15.20 does and 18.6 does not: pg_upgrade stops at it."""
+    return b"pg_attver" in (server.programs / "postgres").read_bytes()
+
+
 @pytest.mark.skipif(not DEBIAN, reason="needs an older PostgreSQL, such as Debian's")
 def test_a_server_is_upgraded_in_its_place(folder: Path) -> None:
     old, new = OwnServer(folder / "old", ["fsync=off"]), OwnServer(folder / "new", ["fsync=off", "wal_recycle=off"])
     old.programs = DEBIAN[0].parent
+    if _writes_versions(old) and not _writes_versions(new):
+        pytest.skip("the older PostgreSQL here was released later than the newer one, which does not know all that it writes")
     try:
         with kilburn.open(old.start(), **PROMPT) as store:
             store.session("a").append(said("the codeword is heliotrope4711"), said("it stays"))
