@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from kilburn.errors import Forgotten, KernelError, SpecError, StoreReadOnly, Sto
 from kilburn.event import Act
 from kilburn.kernel.store import Store
 from kilburn.memory.documents import ingest_text
-from kilburn.message import Kind
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add, Fold, Retire
 from kilburn.page import Claim, Place
 
@@ -234,6 +234,28 @@ def test_places_outside_the_store_are_told_and_named(store: Store) -> None:
     assert receipt.told == ("the shelf of spilled pages",)
     assert {1, 2, 3, 4} <= set(gone)
     assert receipt.unreached
+
+
+@pytest.mark.parametrize("what", [{"session": "canarysession"}, {"session": "canarysession", "address": "p1"}])
+def test_a_place_outside_that_fails_keeps_nothing_from_going(path: Path, store: Store, what: dict[str, str]) -> None:
+    def full(pages: Iterable[int]) -> None:
+        raise OSError(f"cannot erase {pages}")
+
+    session, gone = store.session("canarysession"), list[int]()
+    # It was made from a page of the other one, so it goes first.
+    text = (Part(kind=Kind.TEXT, text="canaryquote"),)
+    quote = store.session("quotes")
+    quote.append(Message(role=Role.USER, parts=text, cites=((session.number, 1),)))
+    quote.erasers["full"] = full
+    session.erasers["full"], session.erasers["shelf"] = full, gone.extend
+    with pytest.raises(OSError, match="cannot erase"):
+        store.forget(**what)
+    assert 1 in gone
+    left = told(store)
+    for each in ("canarytext", "canaryquote", "canarysummary", "canaryfact"):
+        assert each not in left, each
+        assert each.encode() not in b"".join(file.read_bytes() for file in path.parent.iterdir()), each
+    assert ("canarysession" in {info.name for info in store.sessions()}) == ("address" in what)
 
 
 def test_exports_are_named_and_stay(store: Store) -> None:

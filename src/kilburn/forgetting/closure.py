@@ -41,6 +41,10 @@ class Holder(Protocol):
         """Forget pages of this segment, with all that it made from them; returns those that are gone by this."""
         ...
 
+    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
+        """Have pages that are gone erased where copies of them are outside the store; returns what was raised there."""
+        ...
+
     def alone(self) -> AbstractContextManager[None]:
         """Within this nobody else writes to it, and all that is written is one transaction."""
         ...
@@ -60,16 +64,21 @@ Roots = Mapping[int, Iterable[int]]
 """Number of a segment -> ids of its pages."""
 
 
-def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = None) -> dict[Key, str]:
+def forget(
+    home: Home, roots: Roots, why: str, known: Sequence[Key] | None = None, failed: list[Exception] | None = None
+) -> dict[Key, str]:
     """Forget pages of segments and everything that was made from them; returns what went, with the names of its segments.
 
     Args:
         known: their `closure`, if it was just found.
+        failed: gets what was raised where pages were to be erased outside the store. Without it, the first of that is raised when
+            all is forgotten.
 
     Raises:
         StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
     """
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, dict[Key, str]()
+    raised = list[Exception]() if failed is None else failed
     keys = None if known is None else list(known)
     with ExitStack() as leaving:
         for left in reversed(range(TRIES)):
@@ -79,7 +88,9 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
                 with home.backend.erasing():
                     for number, some in _steps(home.backend, keys):
                         holder = home.segment(number)
-                        gone |= {(number, page): holder.name for page in holder.drop(some, why)}
+                        dropped = holder.drop(some, why)
+                        gone |= {(number, page): holder.name for page in dropped}
+                        raised += holder.erase_elsewhere(dropped)
                 # A branch may have begun meanwhile, with pages that are gone by now.
                 keys = closure(home, wanted)
                 if not keys:
@@ -93,6 +104,8 @@ def forget(home: Home, roots: Roots, why: str, known: Sequence[Key] | None = Non
             starts = ((number, page) for number, pages in wanted.items() for page in pages)
             leaving.enter_context(home.backend.leaving([*starts, *(keys or ())]))
             keys = None
+    if raised and failed is None:
+        raise raised[0]
     return gone
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -218,42 +218,52 @@ def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], w
 
     Raises:
         StoreError: others keep adding to a segment, or the disk fails; trying again goes on.
+        Exception: what was raised first where pages were to be erased outside the store; all is forgotten here.
     """
+    failed = list[Exception]()
     with home.backend.erasing():
-        forget(home, roots, why, keys)
+        forget(home, roots, why, keys, failed)
         names = {info.number: info.name for info in home.backend.segments()}
         for number in whole:
-            _erase(home, number, names[number], why)
+            _erase(home, number, names[number], why, failed)
+    if failed:
+        raise failed[0]
 
 
-def _erase(home: Home, number: int, name: str, why: str) -> None:
+def _erase(home: Home, number: int, name: str, why: str, failed: list[Exception]) -> None:
     """Forget a segment as a whole, with the branches that it has by now."""
     with ExitStack() as leaving:
         for left in reversed(range(TRIES)):
-            _erase_branches(home, number, name, why)
+            _erase_branches(home, number, name, why, failed)
             if some := _left_in(home, number):
-                forget(home, {number: some}, why)
+                forget(home, {number: some}, why, failed=failed)
             # What others have added since goes in the same transaction.
-            with suppress(StoreStale) if left else nullcontext(), (holder := home.segment(number)).alone():
-                if _branches(home, number, name):
-                    raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
-                if some := _left_in(home, number):
-                    holder.drop(some, why)
-                home.backend.erase(number)
+            try:
+                with (holder := home.segment(number)).alone():
+                    if _branches(home, number, name):
+                        raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
+                    added = _left_in(home, number)
+                    dropped = holder.drop(added, why) if added else []
+                    home.backend.erase(number)
+            except StoreStale:
+                if not left:
+                    raise
+            else:
+                failed += holder.erase_elsewhere(dropped)
                 break
             # Something was made of that: of nothing here it can be from now on.
             leaving.enter_context(home.backend.leaving([(number, 0)]))
     # One may have begun just before that; from now on none can.
-    _erase_branches(home, number, name, why)
+    _erase_branches(home, number, name, why, failed)
 
 
 def _left_in(home: Home, number: int) -> list[int]:
     return [page.id for page, state in home.backend.pages(number) if state.at is not Place.DROPPED]
 
 
-def _erase_branches(home: Home, number: int, name: str, why: str) -> None:
+def _erase_branches(home: Home, number: int, name: str, why: str, failed: list[Exception]) -> None:
     for info in _branches(home, number, name):
-        _erase(home, info.number, info.name, why)
+        _erase(home, info.number, info.name, why, failed)
 
 
 def _branches(home: Home, number: int, name: str) -> list[SegmentInfo]:

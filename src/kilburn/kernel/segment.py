@@ -243,6 +243,11 @@ class Segment(ABC):
             StoreStale: a page of another segment still cites one of them.
         """
 
+    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
+        """Have pages that are gone erased where copies of them are outside the store, which only sessions know; returns what was
+        raised there."""
+        return []
+
     # The ledger
 
     def record(

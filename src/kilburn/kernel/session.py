@@ -656,7 +656,7 @@ class Session(Segment):
         return self._kernel.alone(beside)
 
     def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this session alone; `forget` reaches what other segments made from them first.
+        """Forget pages of this session alone; `forget` reaches what other segments made from them first, and calls the `erasers`.
 
         Returns:
             The pages that are gone by this.
@@ -683,15 +683,17 @@ class Session(Segment):
                         raise
             self._kernel.forget_texts(gone)
             self._prompts.forget(gone)
-        failures = []
-        for erase in list(self.erasers.values()):
-            try:
-                erase(gone)
-            except KilburnError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
         return gone
+
+    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
+        """Call the `erasers` with pages that are gone, all of them; returns what they raised."""
+        failed = list[Exception]()
+        for erase in list(self.erasers.values()) if pages else ():
+            try:
+                erase(pages)
+            except Exception as error:  # noqa: BLE001 -- whatever a program has registered; it is raised when all is forgotten
+                failed.append(error)
+        return failed
 
     @property
     def figures(self) -> Stats:
@@ -1037,7 +1039,9 @@ class Branches:
         if lost := [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]:
             # What it returned of them stands in the way until `finish`.
             with suppress(StoreError):
-                self._session.drop(lost, "forgotten where it was inherited from")
+                gone = self._session.drop(lost, "forgotten where it was inherited from")
+                for error in self._session.erase_elsewhere(gone):
+                    log.warning("session %s: what was forgotten could not be erased elsewhere: %s", self._session.name, error)
 
     def finish(self) -> None:
         """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
