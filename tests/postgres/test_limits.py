@@ -18,7 +18,8 @@ from kilburn.errors import SpecError, StoreError
 from kilburn.gateway.keys import Key, Keys, add_key, read_keys, revoke_key
 from waiting import until
 
-RATE = 40
+RATE = 12
+"""Few enough that a machine on which each request takes seconds refuses some, too."""
 
 
 class Held(Setup):
