@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+
+import coverage
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [ROOT / "src" / "kilburn", ROOT / "kv" / "src" / "kilburn_kv", ROOT / "lab" / "src" / "kilburn_lab"]
@@ -164,3 +169,18 @@ def test_every_test_asserts_something() -> None:
             if function.name.startswith("test") and not asserts_something(function):
                 found.append(f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: asserts nothing")
     assert not found, lines_of(found)
+
+
+def test_half_a_record_of_coverage_is_removed_and_a_whole_one_stays(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """One that can be opened but not combined would end a run whose tests passed."""
+    [checks] = [each for each in pytestconfig.pluginmanager.get_plugins() if hasattr(each, "remove_torn")]
+    whole, half, rest = (tmp_path / f".coverage.{name}" for name in ("whole", "half", "rest"))
+    for path in (whole, half):
+        record = coverage.CoverageData(str(path))
+        record.add_arcs({"kilburn/page.py": [(1, 2)]})
+        record.close()
+    with closing(sqlite3.connect(half)) as db, db:
+        db.execute("UPDATE file SET path = NULL")
+    rest.write_bytes(b"SQLite format 3\0 and no more")
+    assert sorted(checks.remove_torn(tmp_path)) == [half.name, rest.name]
+    assert [path.name for path in tmp_path.iterdir()] == [whole.name]
