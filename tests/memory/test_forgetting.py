@@ -237,7 +237,9 @@ def test_places_outside_the_store_are_told_and_named(store: Store) -> None:
 
 
 @pytest.mark.parametrize("what", [{"session": "canarysession"}, {"session": "canarysession", "address": "p1"}])
-def test_a_place_outside_that_fails_keeps_nothing_from_going(path: Path, store: Store, what: dict[str, str]) -> None:
+def test_a_place_outside_that_fails_keeps_nothing_from_going(
+    path: Path, store: Store, what: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     def full(pages: Iterable[int]) -> None:
         raise OSError(f"cannot erase {pages}")
 
@@ -251,6 +253,7 @@ def test_a_place_outside_that_fails_keeps_nothing_from_going(path: Path, store: 
     with pytest.raises(OSError, match="cannot erase"):
         store.forget(**what)
     assert 1 in gone
+    assert all(f"session {each}: what was forgotten" in caplog.text for each in ("quotes", "canarysession"))
     left = told(store)
     for each in ("canarytext", "canaryquote", "canarysummary", "canaryfact"):
         assert each not in left, each

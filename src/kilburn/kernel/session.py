@@ -686,12 +686,14 @@ class Session(Segment):
         return gone
 
     def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
-        """Call the `erasers` with pages that are gone, all of them; returns what they raised."""
+        """Call the `erasers` with pages that are gone, all of them; returns what they raised, which is logged too: a forgetting
+        that breaks off after that raises something else."""
         failed = list[Exception]()
-        for erase in list(self.erasers.values()) if pages else ():
+        for place, erase in list(self.erasers.items()) if pages else ():
             try:
                 erase(pages)
             except Exception as error:  # noqa: BLE001 -- whatever a program has registered; it is raised when all is forgotten
+                log.warning("session %s: what was forgotten could not be erased in %s: %s", self.name, place, error)
                 failed.append(error)
         return failed
 
@@ -1039,9 +1041,7 @@ class Branches:
         if lost := [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]:
             # What it returned of them stands in the way until `finish`.
             with suppress(StoreError):
-                gone = self._session.drop(lost, "forgotten where it was inherited from")
-                for error in self._session.erase_elsewhere(gone):
-                    log.warning("session %s: what was forgotten could not be erased elsewhere: %s", self._session.name, error)
+                self._session.erase_elsewhere(self._session.drop(lost, "forgotten where it was inherited from"))
 
     def finish(self) -> None:
         """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
