@@ -77,8 +77,13 @@ def offline() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures bring a language model."""
+    """Mark the tests whose fixtures bring a language model, and leave slow tests out of the measure of coverage.
+
+    Coverage makes code take three times as long, and slow tests repeat what others cover: its floor is held without them.
+    """
     for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker("no_cover")
         if LANGUAGE_MODELS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("model") is None:
             item.add_marker("model")
 
@@ -98,12 +103,19 @@ def spent() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note what a test takes that is not marked slow. It travels with the report, as workers have no screen."""
+    """Note what a test takes that is not marked slow. It travels with the report, as workers have no screen.
+
+    The programs that a slow test starts are not measured for coverage, as the test itself is not (pytest-cov sees to that).
+    """
+    slow = item.get_closest_marker("slow") is not None
+    measure = os.environ.pop("COVERAGE_PROCESS_CONFIG", None) if slow else None
     before = spent()
     try:
         return (yield)
     finally:
-        if item.get_closest_marker("slow") is None:
+        if measure is not None:
+            os.environ["COVERAGE_PROCESS_CONFIG"] = measure
+        if not slow:
             item.user_properties.append(("processor", spent() - before))
 
 
