@@ -86,7 +86,7 @@ def passages_of(text: str, most: int, span: Span | None = None) -> tuple[TextPas
 
 ROW, PROSE = 320, 240
 """Characters of a row of tool output at most, and of prose."""
-CACHED = 20_000
+CACHED = 64_000
 """Rows of a text of up to this many characters are cached."""
 
 
