@@ -237,7 +237,7 @@ def test_the_background_embeds_and_says_what_is_wrong(backend: Backend) -> None:
 
     embedder.fail = fail
     vectors = Vectors(backend, embedder)
-    vectors.start(0.01)
+    vectors.start(0.01, busy=lambda: False)
     assert failed.wait(600)
     until(lambda: bool(vectors.trouble))
     assert "down" in vectors.trouble
