@@ -18,6 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Annotated, Any
@@ -256,9 +257,15 @@ def _register(verb: str) -> ModuleType:
     raise KeyError(verb)
 
 
+@cache
+def _made(commands: typer.Typer) -> Any:
+    """The program of some commands: made once, as making it takes longer than most commands, and a process may run many."""
+    return typer.main.get_command(commands)
+
+
 def load() -> Verbs:
     """The whole program with every verb loaded, those of other packages too."""
-    program = typer.main.get_command(app)
+    program = _made(app)
     assert isinstance(program, Verbs)
     for verb in program.list_commands(None):
         program.get_command(None, verb)
@@ -358,7 +365,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
 
 def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     try:
-        status = typer.main.get_command(commands).main(args=given, prog_name=name, standalone_mode=False)
+        status = _made(commands).main(args=given, prog_name=name, standalone_mode=False)
         if status == INTERRUPTED:  # the parser has caught it
             return _fail(given, KeyboardInterrupt(), f"{name}: interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
