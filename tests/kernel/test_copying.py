@@ -24,7 +24,9 @@ from kernel.talk import user
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import KilburnError, SpecError, StoreError
+from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
+from kilburn.move import Add
 
 KILLED = """
 import os, signal, sys
@@ -235,7 +237,23 @@ def forgets_a_user(store: Store) -> None:
     store.forget(user="ana")
 
 
-@pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_branch, forgets_a_session, forgets_a_user])
+def begins_anew(store: Store) -> None:
+    store.forget(session="work")
+    work = store.session("work", user="ana")
+    work.append(user("begun anew"), {"role": "assistant", "content": "well"})
+    branch = work.fork("look again")
+    branch.append({"role": "assistant", "content": "deep"})
+    store.memory("ana").apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
+
+
+def removes_its_rule(store: Store) -> None:
+    keep_rule(store.backend, None)
+
+
+CHANGES = [goes_on, forgets_a_page, forgets_a_branch, forgets_a_session, forgets_a_user, begins_anew, removes_its_rule]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_copy_follows_its_source(tmp_path: Path, target: str, change: Callable[[Store], None], shifted: bool) -> None:
     check_follows(tmp_path / "a.db", target, change, shifted=shifted)
@@ -251,12 +269,45 @@ def check_follows(source: Path, target: str, change: Callable[[Store], None], *,
         with opened(target, "somebody") as store:
             store.session("other").append(user("not yours"))
     fill(source)
+    with opened(source) as store:
+        keep_rule(store.backend, TimeToLive(forget=1e9))
     kilburn.copy(str(source), target)
     with opened(source) as store:
         change(store)
     kilburn.copy(str(source), target)
     assert look(target) == look(source)
     assert kilburn.copy(str(source), target).new == 0
+
+
+def test_a_new_store_in_the_place_of_one_that_is_gone_takes_nothing_from_its_copy(tmp_path: Path, target: str) -> None:
+    place = tmp_path / "a.db"
+    fill(place)
+    kilburn.copy(str(place), target)
+    before = look(target)
+    for noted in (True, False):
+        for file in tmp_path.glob("a.db*"):
+            file.unlink()
+        with opened(place) as store:
+            store.session("first").append(user("it gets the number of a session that was copied"))
+            store.session("second").append(user("new"))
+        with opened(place) as store:
+            store.forget(session="first")
+        with pytest.raises(StoreError, match="another store that was"):
+            kilburn.copy(str(place), target, note=noted)
+        assert look(target) == before
+        opened(target).close()
+
+
+def test_a_copy_of_which_nothing_is_left_in_the_source_goes_too(tmp_path: Path, target: str) -> None:
+    place = tmp_path / "a.db"
+    with opened(place) as store:
+        store.session("only").append(user("canaryonly"))
+    kilburn.copy(str(place), target)
+    with opened(place) as store:
+        store.forget(session="only")
+    kilburn.copy(str(place), target)
+    with opened(target) as store:
+        assert store.sessions() == []
 
 
 def test_a_copy_that_was_written_to_is_not_overwritten(tmp_path: Path, target: str) -> None:
