@@ -199,6 +199,18 @@ def test_nobody_writes_into_half_a_copy(tmp_path: Path, target: str) -> None:
     opened(target).close()
 
 
+def test_half_a_copy_is_not_copied_on(tmp_path: Path, target: str) -> None:
+    fill(tmp_path / "a.db")
+    with Sqlite(tmp_path / "a.db") as backend:
+        backend.keep_setting("copying", "elsewhere")
+    with pytest.raises(StoreError, match="a copy of elsewhere into the source is not complete"):
+        kilburn.copy(str(tmp_path / "a.db"), target)
+    with Sqlite(tmp_path / "a.db") as backend:
+        backend.keep_setting("copying", None)
+    kilburn.copy(str(tmp_path / "a.db"), target)
+    assert look(target) == look(tmp_path / "a.db")
+
+
 def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -> None:
     fill(tmp_path / "a.db")
     with opened(tmp_path / "b.db") as store:

@@ -89,7 +89,7 @@ def copy(
     Raises:
         SpecError: both are the same store.
         StoreError: the target has something else under a name of the source, or has changed what was copied, or another store
-            of this name was copied there.
+            of this name was copied there; or the source is half a copy itself.
         StoreReadOnly, StoreFull, StoreBusy, StoreCorrupt.
     """
     return _Copy(source, target, place, told, noted=noted).run(note)
@@ -113,6 +113,10 @@ class _Copy:
         every = list(self.source.segments())
         infos = [info for info in every if not info.damaged]
         self._check(infos)
+        half = self.source.settings().get(COPYING)
+        if half not in (None, self.place):
+            what = f"a copy of {half} into the source is not complete"
+            raise StoreError(what, advice="run that `kilburn copy` again first, or copy from where it came")
         self._total = sum(2 * (info.pages + info.head) for info in infos)
         before = self.target.settings().get(COPYING)
         self.target.keep_setting(COPYING, self.place)
