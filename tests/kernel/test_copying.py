@@ -346,8 +346,15 @@ def test_what_was_forgotten_in_the_copy_does_not_come_back(tmp_path: Path) -> No
         found = backend.segment("copy~2", time=0.0, create=False)
         assert found is not None
         backend.commit(found.number, Batch(head=found.head, erase=[1]))
+    with opened(tmp_path / "a.db") as store:
+        store.session("work").append(user("the source goes on"))
+    before = look(tmp_path / "b.db")
     with pytest.raises(StoreError, match="was forgotten there"):
         kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == before
+    with opened(tmp_path / "b.db") as store:
+        # Whoever is refused for good is not kept from writing to it.
+        store.session("its own").append(user("goes on"))
     kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "c.db"))
     with opened(tmp_path / "c.db") as store:
         store.forget(session="copy~2")

@@ -178,6 +178,9 @@ class _Copy:
             if not self._is_copy(info, found):
                 what = f"the destination has another {found.kind} {info.name!r}"
                 raise StoreError(what, advice="give another destination, or another tenant of it, or forget it there first")
+            gone = set(self.target.forgotten(found.number)).difference(self.source.forgotten(info.number))
+            if gone:
+                raise self._diverged(info, f"{address_of(min(gone))} was forgotten there")
 
     def _going(self, infos: Iterable[SegmentInfo]) -> set[int]:
         """The numbers in the target of what was copied, and is forgotten in the source as a whole."""
