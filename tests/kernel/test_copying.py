@@ -384,6 +384,22 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
         assert backend.findings() == []
 
 
+def test_a_damaged_text_is_named_and_without_it_the_copy_goes_on(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with opened(tmp_path / "a.db") as store:
+            store.session(name).append(user(f"{name} says hello\n" * 20))
+    with apsw.Connection(str(tmp_path / "a.db")) as db:
+        db.execute("UPDATE content SET data = zeroblob(length(data)) WHERE id = (SELECT content FROM page WHERE process = 1)")
+    db.close()
+    done = command("copy", tmp_path / "a.db", tmp_path / "b.db")
+    assert done.status == 1
+    assert "'one' in the source, p1" in done.err
+    command("fsck", "--repair", "--db", tmp_path / "a.db")
+    assert command("forget", "one", "p1", "--yes", "--db", tmp_path / "a.db").status == 0
+    assert command("copy", tmp_path / "a.db", tmp_path / "b.db").status == 0
+    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+
+
 def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
     fill(tmp_path / "a.db")
     for pair in (("a.db", "a.db"), ("a.db", "./a.db"), (":memory:", "a.db"), ("a.db", ":memory:")):

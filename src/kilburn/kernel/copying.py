@@ -343,7 +343,7 @@ class _Copy:
 
     def _batch(self, info: SegmentInfo, head: int, events: Sequence[Event], rows: Sequence[tuple[Page, State]]) -> Batch:
         pages = [self._page(page) for page, _ in rows]
-        texts = self.source.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
+        texts = self._texts(info, pages)
         found = self.source.entries((info.number, page.id) for page in pages)
         return Batch(
             head=head,
@@ -355,6 +355,26 @@ class _Copy:
             index=[page.id for page in pages if (info.number, page.id) in found],
             copied=True,
         )
+
+    def _texts(self, info: SegmentInfo, pages: Sequence[Page]) -> dict[str, str]:
+        """The texts of pages of the source.
+
+        Raises:
+            StoreCorrupt: one cannot be read; it says of which page.
+        """
+        whose = {digest: page for page in pages for digest in (page.digest, page.extra) if digest}
+        try:
+            return self.source.texts(whose)
+        except StoreCorrupt:
+            for digest, page in whose.items():
+                try:
+                    self.source.texts([digest])
+                except StoreCorrupt as error:
+                    raise StoreCorrupt(
+                        f"{info.name!r} in the source, {page.address}: {error.what}",
+                        advice="restore it from a copy; or run `kilburn fsck --repair`, forget this page there, and copy again",
+                    ) from error
+            raise
 
     def _pieces(self, info: SegmentInfo, pages: Iterable[Page], texts: Mapping[str, str]) -> dict[str, Any]:
         """What excerpts are made of, so that a store can keep them so."""
@@ -473,8 +493,8 @@ class _Copy:
         Raises:
             StoreCorrupt: the target has another one, or none.
         """
-        digests = {digest for page in pages for digest in (page.digest, page.extra) if digest}
-        if self.source.texts(digests) != self.target.texts(digests):
+        ours = self._texts(info, pages)
+        if ours != self.target.texts(ours):
             raise StoreCorrupt(f"a text of {info.name!r} differs in its copy", advice="run `kilburn fsck` on both")
 
     def _events_of(self, info: SegmentInfo) -> Iterator[Event]:
