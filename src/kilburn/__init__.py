@@ -25,7 +25,7 @@ from kilburn import tracing
 from kilburn.backends.places import name_of, open_backend
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreReadOnly
-from kilburn.forgetting.erasure import remember_copy
+from kilburn.forgetting.erasure import copied_to, remember_copy
 from kilburn.kernel.copying import Copied
 from kilburn.kernel.copying import copy as copied
 from kilburn.kernel.session import HitRateWarning, Session
@@ -133,7 +133,8 @@ def copy(
         told: is told how many pages and events are done, of how many, and what is in hand.
 
     Raises:
-        SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy.
+        SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy, or
+            another store was copied there from this place.
         StoreReadOnly, StoreBusy, StoreFull, StoreCorrupt.
     """
     for path in (source, target):
@@ -159,7 +160,7 @@ def copy(
         closing(open_backend(source, tenant=tenant, readonly=True)) as read,
         closing(open_backend(target, tenant=to or tenant, durable=False)) as made,
     ):
-        return copied(read, made, places[0], told, remember)
+        return copied(read, made, places[0], told, remember, noted=places[1] in copied_to(read))
 
 
 tracing.watch_models()

@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from cli.terminal import kilburn as command
 from kilburn.backend import Backend, Batch, Moved
+from kilburn.backends.chilling import Chilling
 from kilburn.backends.cold import new_place
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
@@ -342,6 +344,51 @@ def test_readers_never_miss_a_text_that_goes_and_comes(tmp_path: Path, held: Hel
             thread.join()
         assert not wrong
         assert objects(tmp_path / "cold") == []
+
+
+def test_texts_on_their_way_do_not_go_to_a_place_that_is_the_tenants_no_more(tmp_path: Path, held: Held) -> None:
+    before, after = tmp_path / "cold", tmp_path / "other"
+    with held.filled(before) as backend:
+
+        def meanwhile() -> Iterator[str]:
+            # By now it knows the place.
+            assert command("cold", "set", after, "--db", held.place).status == 0
+            yield from DIGESTS.values()
+
+        assert backend.chill(meanwhile()) == Moved()
+        assert objects(before) == objects(after) == []
+        assert backend.texts(DIGESTS.values()) == {DIGESTS[number]: text for number, text in TEXTS.items()}
+        assert backend.chill(DIGESTS.values()).texts == len(objects(after)) == 6
+        assert command("cold", "set", before, "--db", held.place).status == 2
+        assert backend.findings() == backend.scrub() == []
+
+
+def test_what_two_move_at_once_and_one_cannot_write_is_deleted(tmp_path: Path, held: Held) -> None:
+    folder = tmp_path / "cold"
+    with held.filled(folder) as backend, held.open() as other:
+        own = folder / msgspec.json.decode(backend.settings()["cold"])["folder"]
+        blocked: list[Path] = []
+
+        def change(do: Any, *, wait: bool = True) -> Any:
+            made = backend._change_cold(do, wait=wait)
+            names = list(backend._read_cold(lambda rows: rows.strays()))
+            if names and not blocked:
+                # They are announced. Another gives them up, and one of them cannot be written then.
+                assert other.chill(DIGESTS.values()).texts == 6
+                blocked.append(own / names[-1][:2])
+                blocked[0].mkdir(parents=True, exist_ok=True)
+                blocked[0].rename(tmp_path / "aside")
+                blocked[0].write_bytes(b"")
+            return made
+
+        chilling = Chilling("a", backend._read_cold, change, backend.sync, lambda: False)
+        with pytest.raises(StoreError):
+            chilling.chill(DIGESTS.values())
+        blocked[0].unlink()
+        (tmp_path / "aside").rename(blocked[0])
+        assert backend.chill(DIGESTS.values()) == Moved()
+        assert len(objects(folder)) == 6
+        assert backend.findings() == backend.scrub() == []
 
 
 def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,17 @@ from kilburn.backend import SegmentKind
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli import main
+from kilburn.effect import Answer, Effect
 from kilburn.errors import SpecError, StoreCorrupt, Unavailable
 from kilburn.event import Act
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
 from kilburn.kernel.claims import FAILED, JobName, kept, take, try_again
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
+from kilburn.memory.plain import Plain
+from kilburn.memory.view import MemoryView
 from kilburn.model import Request
+from kilburn.move import Add, Retire
 from kilburn.search.embedders.hashing import Hashing
 from kilburn.testing import Scripted
 
@@ -168,6 +172,36 @@ class Broken(Hashing):
     def embed(self, texts: Sequence[str]) -> Any:
         """Nothing."""
         raise Unavailable("its server is away", advice="start it")
+
+
+class Deadly(Plain):
+    """Kills who learns from a session of which it dies."""
+
+    def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
+        """What `Plain` plans."""
+        if any("deadly" in said.text for said in view.new):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().plan(view)
+
+
+def test_a_session_that_kills_its_workers_rests_and_the_others_of_its_user_go_on(tmp_path: Path) -> None:
+    place = tmp_path / "a.db"
+    said(place, "deadly", "I live in Porto, and that is deadly.")
+    said(place, "other", "I like tea.")
+    lease = 0.3
+    dies = (
+        "import sys; from jobs.test_worker import Deadly, worked; from kilburn.jobs.worker import Ways;"
+        f"worked(sys.argv[1], Ways(kinds=('learn',), learn=(Deadly(),), embedder=None, lease={lease}))"
+    )
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", dies, str(place)], timeout=120, cwd=Path(__file__).parent.parent)
+        assert done.returncode == -signal.SIGKILL
+        time.sleep(lease)
+    (did,) = worked(place, Ways(kinds=(JobKind.LEARN,), learn=(Deadly(),), embedder=None, lease=lease))
+    assert (did.session, did.count, did.error) == ("other", 1, "")
+    with Store(Sqlite(place), Budget(4000), "fifo") as store:
+        (shown,) = standing(store)
+        assert (shown.session, shown.state, shown.error) == ("deadly", "pausing", "its worker was killed")
 
 
 def test_an_embedder_that_is_away_is_tried_again_later(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from kernel.talk import user
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import KilburnError, SpecError, StoreError
+from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
+from kilburn.move import Add
 
 KILLED = """
 import os, signal, sys
@@ -197,6 +199,18 @@ def test_nobody_writes_into_half_a_copy(tmp_path: Path, target: str) -> None:
     opened(target).close()
 
 
+def test_half_a_copy_is_not_copied_on(tmp_path: Path, target: str) -> None:
+    fill(tmp_path / "a.db")
+    with Sqlite(tmp_path / "a.db") as backend:
+        backend.keep_setting("copying", "elsewhere")
+    with pytest.raises(StoreError, match="a copy of elsewhere into the source is not complete"):
+        kilburn.copy(str(tmp_path / "a.db"), target)
+    with Sqlite(tmp_path / "a.db") as backend:
+        backend.keep_setting("copying", None)
+    kilburn.copy(str(tmp_path / "a.db"), target)
+    assert look(target) == look(tmp_path / "a.db")
+
+
 def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -> None:
     fill(tmp_path / "a.db")
     with opened(tmp_path / "b.db") as store:
@@ -235,7 +249,23 @@ def forgets_a_user(store: Store) -> None:
     store.forget(user="ana")
 
 
-@pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_branch, forgets_a_session, forgets_a_user])
+def begins_anew(store: Store) -> None:
+    store.forget(session="work")
+    work = store.session("work", user="ana")
+    work.append(user("begun anew"), {"role": "assistant", "content": "well"})
+    branch = work.fork("look again")
+    branch.append({"role": "assistant", "content": "deep"})
+    store.memory("ana").apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
+
+
+def removes_its_rule(store: Store) -> None:
+    keep_rule(store.backend, None)
+
+
+CHANGES = [goes_on, forgets_a_page, forgets_a_branch, forgets_a_session, forgets_a_user, begins_anew, removes_its_rule]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_copy_follows_its_source(tmp_path: Path, target: str, change: Callable[[Store], None], shifted: bool) -> None:
     check_follows(tmp_path / "a.db", target, change, shifted=shifted)
@@ -251,12 +281,45 @@ def check_follows(source: Path, target: str, change: Callable[[Store], None], *,
         with opened(target, "somebody") as store:
             store.session("other").append(user("not yours"))
     fill(source)
+    with opened(source) as store:
+        keep_rule(store.backend, TimeToLive(forget=1e9))
     kilburn.copy(str(source), target)
     with opened(source) as store:
         change(store)
     kilburn.copy(str(source), target)
     assert look(target) == look(source)
     assert kilburn.copy(str(source), target).new == 0
+
+
+def test_a_new_store_in_the_place_of_one_that_is_gone_takes_nothing_from_its_copy(tmp_path: Path, target: str) -> None:
+    place = tmp_path / "a.db"
+    fill(place)
+    kilburn.copy(str(place), target)
+    before = look(target)
+    for noted in (True, False):
+        for file in tmp_path.glob("a.db*"):
+            file.unlink()
+        with opened(place) as store:
+            store.session("first").append(user("it gets the number of a session that was copied"))
+            store.session("second").append(user("new"))
+        with opened(place) as store:
+            store.forget(session="first")
+        with pytest.raises(StoreError, match="another store that was"):
+            kilburn.copy(str(place), target, note=noted)
+        assert look(target) == before
+        opened(target).close()
+
+
+def test_a_copy_of_which_nothing_is_left_in_the_source_goes_too(tmp_path: Path, target: str) -> None:
+    place = tmp_path / "a.db"
+    with opened(place) as store:
+        store.session("only").append(user("canaryonly"))
+    kilburn.copy(str(place), target)
+    with opened(place) as store:
+        store.forget(session="only")
+    kilburn.copy(str(place), target)
+    with opened(target) as store:
+        assert store.sessions() == []
 
 
 def test_a_copy_that_was_written_to_is_not_overwritten(tmp_path: Path, target: str) -> None:
@@ -283,8 +346,15 @@ def test_what_was_forgotten_in_the_copy_does_not_come_back(tmp_path: Path) -> No
         found = backend.segment("copy~2", time=0.0, create=False)
         assert found is not None
         backend.commit(found.number, Batch(head=found.head, erase=[1]))
+    with opened(tmp_path / "a.db") as store:
+        store.session("work").append(user("the source goes on"))
+    before = look(tmp_path / "b.db")
     with pytest.raises(StoreError, match="was forgotten there"):
         kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
+    assert look(tmp_path / "b.db") == before
+    with opened(tmp_path / "b.db") as store:
+        # Whoever is refused for good is not kept from writing to it.
+        store.session("its own").append(user("goes on"))
     kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "c.db"))
     with opened(tmp_path / "c.db") as store:
         store.forget(session="copy~2")
@@ -312,6 +382,22 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     with Sqlite(tmp_path / "b.db") as backend:
         assert "copy~2" not in [info.name for info in backend.segments()]
         assert backend.findings() == []
+
+
+def test_a_damaged_text_is_named_and_without_it_the_copy_goes_on(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with opened(tmp_path / "a.db") as store:
+            store.session(name).append(user(f"{name} says hello\n" * 20))
+    with apsw.Connection(str(tmp_path / "a.db")) as db:
+        db.execute("UPDATE content SET data = zeroblob(length(data)) WHERE id = (SELECT content FROM page WHERE process = 1)")
+    db.close()
+    done = command("copy", tmp_path / "a.db", tmp_path / "b.db")
+    assert done.status == 1
+    assert "'one' in the source, p1" in done.err
+    command("fsck", "--repair", "--db", tmp_path / "a.db")
+    assert command("forget", "one", "p1", "--yes", "--db", tmp_path / "a.db").status == 0
+    assert command("copy", tmp_path / "a.db", tmp_path / "b.db").status == 0
+    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
 
 
 def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:

@@ -279,6 +279,26 @@ def test_a_receipt_of_what_a_kill_broke_off_says_that_it_was_begun(tmp_path: Pat
         assert kept_receipts(backend) == [KeptReceipt(segment=number, time=kept_receipts(backend)[0].time)]
 
 
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_page_that_a_person_pinned_in_a_branch_keeps_its_session(store: Store, inherited: bool) -> None:
+    session = store.session("work")
+    session.append(user("one"), user("two"))
+    branch = session.fork("a branch")
+    branch.append(user("in the branch"))
+    page = "p1" if inherited else f"p{branch.window.last}"
+    branch.pin(page)
+    branch.exit("done")
+    later(store, 100)
+    rule = TimeToLive(forget=30 * DAY)
+    done = expire(store, rule)
+    assert (done.forgotten, dict(done.kept)) == ((), {"work": "a person pinned a page of its branch 'work/b1'"})
+    store.session("work/b1").unpin(page)
+    assert expire(store, rule).kept == ()
+    later(store, 100)
+    assert expire(store, rule).forgotten == ("work",)
+    assert store.sessions() == []
+
+
 def test_a_branch_in_use_keeps_its_session(store: Store) -> None:
     session = store.session("work")
     session.append(user("one"))

@@ -28,7 +28,9 @@ from backends.test_cold import (
     test_damage_is_said_and_never_hidden,
     test_forgetting_deletes_the_object_when_no_page_has_the_text_and_every_byte,
     test_readers_never_miss_a_text_that_goes_and_comes,
+    test_texts_on_their_way_do_not_go_to_a_place_that_is_the_tenants_no_more,
     test_what_is_rolled_back_deletes_nothing,
+    test_what_two_move_at_once_and_one_cannot_write_is_deleted,
     test_without_a_place_nothing_moves,
 )
 from cli.terminal import kilburn as command
@@ -51,7 +53,9 @@ __all__ = [
     "test_damage_is_said_and_never_hidden",
     "test_forgetting_deletes_the_object_when_no_page_has_the_text_and_every_byte",
     "test_readers_never_miss_a_text_that_goes_and_comes",
+    "test_texts_on_their_way_do_not_go_to_a_place_that_is_the_tenants_no_more",
     "test_what_is_rolled_back_deletes_nothing",
+    "test_what_two_move_at_once_and_one_cannot_write_is_deleted",
     "test_without_a_place_nothing_moves",
 ]
 

@@ -17,11 +17,14 @@ from cli.terminal import kilburn as command
 from kernel.copied import fill, look, opened
 from kernel.talk import user
 from kernel.test_copying import (
+    begins_anew,
     check_follows,
     forgets_a_page,
     forgets_a_session,
     goes_on,
+    test_a_copy_of_which_nothing_is_left_in_the_source_goes_too,
     test_a_copy_that_was_written_to_is_not_overwritten,
+    test_a_new_store_in_the_place_of_one_that_is_gone_takes_nothing_from_its_copy,
     test_nobody_writes_into_half_a_copy,
 )
 from kilburn.backends.places import open_backend
@@ -31,7 +34,12 @@ from kilburn.errors import SpecError
 from kilburn.kernel.copying import copy as copied
 from kilburn.kernel.store import Store
 
-__all__ = ["test_a_copy_that_was_written_to_is_not_overwritten", "test_nobody_writes_into_half_a_copy"]
+__all__ = [
+    "test_a_copy_of_which_nothing_is_left_in_the_source_goes_too",
+    "test_a_copy_that_was_written_to_is_not_overwritten",
+    "test_a_new_store_in_the_place_of_one_that_is_gone_takes_nothing_from_its_copy",
+    "test_nobody_writes_into_half_a_copy",
+]
 
 KILLED = """
 import os, signal, sys
@@ -122,7 +130,7 @@ def test_killed_on_the_way_it_goes_on(tmp_path: Path, url: str) -> None:
     assert look(tmp_path / "c.db") == look(tmp_path / "a.db")
 
 
-@pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_session])
+@pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_session, begins_anew])
 def test_a_copy_follows_its_source_and_one_back(tmp_path: Path, url: str, change: Callable[[Store], None]) -> None:
     check_follows(tmp_path / "a.db", url, change, shifted=True)
     kilburn.copy(url, str(tmp_path / "c.db"), to="c")

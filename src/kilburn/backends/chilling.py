@@ -80,12 +80,12 @@ class ColdRows(Protocol):
         ...
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
-        """Say that objects that were announced are to be deleted, or all such objects."""
+        """Say that objects are to be deleted, whatever was said of them before, or all that were announced."""
         ...
 
-    def settle(self, coming: Sequence[Coming]) -> list[Coming]:
-        """Let the texts take the objects that were written for them: those that are still what they were, and whose objects
-        nobody has given up meanwhile. The other objects are to be deleted."""
+    def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
+        """Let the texts take the objects that were written for them into this place, if it still is the tenant's: those that are
+        still what they were, and whose objects nobody has given up meanwhile. The other objects are to be deleted."""
         ...
 
     def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
@@ -194,11 +194,11 @@ class Chilling:
         try:
             for each in coming:
                 place.write(each.name, each.body)
+            settled = self._change(lambda rows: rows.settle(coming, place))
         except BaseException:
             self._change(lambda rows: rows.give_up(each.name for each in coming))
             self.sweep()
             raise
-        settled = self._change(lambda rows: rows.settle(coming))
         # What was forgotten meanwhile: whoever forgot it may have looked before it was there.
         for each in coming:
             if each not in settled:

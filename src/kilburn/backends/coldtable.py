@@ -61,13 +61,13 @@ class ColdTable:
         if names is None:
             self._db.execute("UPDATE stray SET going = 1 WHERE tenant = ?", (self._tenant,))
             return
-        give_up = "UPDATE stray SET going = 1 WHERE tenant = ? AND name = ?"
+        give_up = "INSERT INTO stray(tenant, name, going) VALUES(?, ?, 1) ON CONFLICT DO UPDATE SET going = 1"
         self._db.executemany(give_up, [(self._tenant, name.encode()) for name in names])
 
-    def settle(self, coming: Sequence[Coming]) -> list[Coming]:
+    def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
         """See `ColdRows`."""
-        settled = []
-        for each in coming:
+        settled: list[Coming] = []
+        for each in coming if self.place() is place else ():
             name = each.name.encode()
             take = "DELETE FROM stray WHERE tenant = ? AND name = ? AND NOT going RETURNING 1"
             if row(self._db, take, self._tenant, name) is None:
@@ -75,10 +75,9 @@ class ColdTable:
             update = (
                 "UPDATE content SET codec = ?, data = ? WHERE tenant = ? AND digest = ? AND codec = ? AND data = ? RETURNING 1"
             )
-            if row(self._db, update, COLD, name, self._tenant, each.key, each.codec, each.data) is None:
-                self._db.execute("INSERT INTO stray(tenant, name, going) VALUES(?, ?, 1)", (self._tenant, name))
-            else:
+            if row(self._db, update, COLD, name, self._tenant, each.key, each.codec, each.data) is not None:
                 settled.append(each)
+        self.give_up(each.name for each in coming if each not in settled)
         return settled
 
     def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:

@@ -42,12 +42,18 @@ def set_place(
     """
     from kilburn.backends.cold import new_place
 
+    there = SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`, then scrub")
     with where.writing() as store:
+        backend = store.backend
         # Also what is only to be deleted in the old place: nobody would find it there any more.
-        if store.backend.cold() or store.backend.scrub():
-            raise SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`, then scrub")
+        if backend.cold() or backend.scrub():
+            raise there
         made = new_place(place, key, versions=versions)
-        store.backend.keep_setting("cold", msgspec.json.encode(made).decode())
+        with backend.together():
+            backend.keep_setting("cold", msgspec.json.encode(made).decode())
+            # Whoever moves texts into the old place has done it by now, or will find the new one.
+            if backend.cold():
+                raise there
     if where.json:
         emit(msgspec.to_builtins(made))
     else:

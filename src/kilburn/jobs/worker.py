@@ -144,7 +144,7 @@ def standing(store: Store) -> list[StandingJob]:
             error=entry.error or KILLED * (bool(entry.holder) and now >= entry.until),
         )
         for job, entry in sorted(kept(store.backend).items())
-        if job.kind != MEMORY or entry.tries > 1
+        if job.kind != MEMORY
     ]
 
 
@@ -450,7 +450,7 @@ class _Office:
         # One worker at a time learns into a collection.
         with ExitStack() as held:
             for number in sorted({each.memory.number for each in jobs}):
-                claim = take(self._backend, JobName(MEMORY, number), lease=self._ways.lease)
+                claim = take(self._backend, JobName(MEMORY, number), lease=self._ways.lease, rests=False)
                 if claim is None:
                     return 0
                 held.callback(claim.done)

@@ -149,8 +149,11 @@ def _entry(value: str) -> JobState:
         return JobState(0, 0.0)
 
 
-def take(backend: Backend, job: JobName, *, lease: float = LEASE) -> JobClaim | None:
+def take(backend: Backend, job: JobName, *, lease: float = LEASE, rests: bool = True) -> JobClaim | None:
     """Have a job for a while; None if another has it, or it rests because it failed.
+
+    Args:
+        rests: whether it rests that has killed its workers; not so what is only held while jobs are done that rest themselves.
 
     Raises:
         StoreBusy, StoreFull, StoreReadOnly.
@@ -160,7 +163,8 @@ def take(backend: Backend, job: JobName, *, lease: float = LEASE) -> JobClaim | 
     if before is not None and now < before.until:
         return None
     error = "" if before is None else KILLED if before.holder else before.error
-    mine = JobState(1 if before is None else before.tries + 1, now + lease, secrets.token_hex(8), error)
+    tries = before.tries if before is not None and rests else 0
+    mine = JobState(tries + 1, now + lease, secrets.token_hex(8), error)
     if before is not None and before.holder and mine.tries > 2:
         # It may be what kills them.
         pause = before.until + pause_after(before.tries - 1)

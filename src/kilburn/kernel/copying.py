@@ -35,6 +35,9 @@ VECTORS = 1000
 TRIES = 20
 """How often a store is compared again whose source goes on meanwhile."""
 
+NAMES = "copied settings of "
+"""How the setting begins that says which settings were copied from a source."""
+
 OWN = (COPYING, "copied ", "copies", "cold", "job ")
 """How the settings begin that a store has for itself, and that no copy gets."""
 
@@ -72,6 +75,8 @@ def copy(
     place: str,
     told: Told = lambda done, total, words: None,
     note: Callable[[], object] = lambda: None,
+    *,
+    noted: bool = False,
 ) -> Copied:
     """Copy everything of the source's tenant into the target's, and compare both. What the target has of it already stays, so it
     goes on where an earlier call was killed, and a call after that changes nothing.
@@ -79,21 +84,25 @@ def copy(
     Args:
         place: what the source is called; by the same name a later call knows what it copied.
         note: called before the first thing is copied, when nothing stands in the way.
+        noted: whether the source says that it was copied there before.
 
     Raises:
         SpecError: both are the same store.
-        StoreError: the target has something else under a name of the source, or it has changed what was copied.
+        StoreError: the target has something else under a name of the source, or has changed what was copied, or another store
+            of this name was copied there; or the source is half a copy itself.
         StoreReadOnly, StoreFull, StoreBusy, StoreCorrupt.
     """
-    return _Copy(source, target, place, told).run(note)
+    return _Copy(source, target, place, told, noted=noted).run(note)
 
 
 class _Copy:
-    def __init__(self, source: Backend, target: Backend, place: str, told: Told) -> None:
-        self.source, self.target, self.place, self._told = source, target, place, told
+    def __init__(self, source: Backend, target: Backend, place: str, told: Told, *, noted: bool) -> None:
+        self.source, self.target, self.place, self._told, self._noted = source, target, place, told, noted
         self._setting = f"copied {place}"
         kept = target.settings().get(self._setting)
         self.numbers: dict[int, int] = msgspec.json.decode(kept or "{}", type=dict[int, int])
+        # The settings that were copied from there.
+        self._names = set(msgspec.json.decode(target.settings().get(f"{NAMES}{place}", "[]"), type=list[str]))
         self._done = self._total = self._new = 0
         self._digests: dict[int, bytes] = {}
 
@@ -104,6 +113,10 @@ class _Copy:
         every = list(self.source.segments())
         infos = [info for info in every if not info.damaged]
         self._check(infos)
+        half = self.source.settings().get(COPYING)
+        if half not in (None, self.place):
+            what = f"a copy of {half} into the source is not complete"
+            raise StoreError(what, advice="run that `kilburn copy` again first, or copy from where it came")
         self._total = sum(2 * (info.pages + info.head) for info in infos)
         before = self.target.settings().get(COPYING)
         self.target.keep_setting(COPYING, self.place)
@@ -112,6 +125,7 @@ class _Copy:
             self.target.keep_setting(COPYING, before if before != self.place else None)
             raise SpecError(f"{self.place} is both source and destination", advice="give two stores, or two tenants")
         note()
+        self._make_way(infos)
         self._begin(infos)
         for info in infos:
             self._append(info)
@@ -145,19 +159,39 @@ class _Copy:
         """Check that the target has nothing of its own under a name of the source. Nothing is written before."""
         every = list(self.target.segments())
         there, forgotten = {info.name: info for info in every}, {info.number for info in every if _is_forgotten(info)}
+        going = self._going(infos)
+        if not self._is_known(infos, every):
+            if going:
+                what = f"the destination has what was copied from another store that was {self.place}"
+                raise StoreError(what, advice="give another destination, or another tenant of it")
+            self.numbers, self._names = {}, set()
         for info in infos:
             if _is_forgotten(info):
                 continue
             found = there.get(info.name)
             if found is None and self.numbers.get(info.number) in forgotten:
                 raise self._diverged(info, "it was forgotten there")
-            if found is None:
+            if found is None or found.number in going:
                 continue
             if found.damaged:
                 raise StoreCorrupt(f"{found.name!r} in the destination: {found.damaged}", advice="run `kilburn fsck` on it")
             if not self._is_copy(info, found):
                 what = f"the destination has another {found.kind} {info.name!r}"
                 raise StoreError(what, advice="give another destination, or another tenant of it, or forget it there first")
+            gone = set(self.target.forgotten(found.number)).difference(self.source.forgotten(info.number))
+            if gone:
+                raise self._diverged(info, f"{address_of(min(gone))} was forgotten there")
+
+    def _going(self, infos: Iterable[SegmentInfo]) -> set[int]:
+        """The numbers in the target of what was copied, and is forgotten in the source as a whole."""
+        return {self.numbers[info.number] for info in infos if _is_forgotten(info) and info.number in self.numbers}
+
+    def _is_known(self, infos: Iterable[SegmentInfo], every: Iterable[SegmentInfo]) -> bool:
+        """Whether the numbers that the target keeps are of this source: it says so, or something is still there that was copied
+        under its number. Else it may be a new store in the place of one that is gone; what is forgotten there has no name."""
+        there = {info.number: info for info in every}
+        copied = ((info, there.get(self.numbers.get(info.number, 0))) for info in infos if not _is_forgotten(info))
+        return self._noted or any(found is not None and _identity(info) == _identity(found) for info, found in copied)
 
     def _is_copy(self, info: SegmentInfo, found: SegmentInfo) -> bool:
         """Whether a segment of the target is the beginning of one of the source."""
@@ -173,6 +207,28 @@ class _Copy:
             if ours is None or theirs is None or _told_by(ours) != _told_by(theirs):
                 return False
         return True
+
+    def _make_way(self, infos: Sequence[SegmentInfo]) -> None:
+        """Where a name was given anew in the source: forget in the target who had it, leaf first, with all that was forgotten."""
+        there = {info.name: info.number for info in self.target.segments()}
+        going = self._going(infos)
+        if not any(there.get(info.name) in going for info in infos):
+            return
+
+        def let_go(info: SegmentInfo) -> bool:
+            number = self.numbers[info.number]
+            if _is_forgotten(info):
+                return self._forget(number)
+            found = self.target.segment(info.name, time=info.created, create=False)
+            if found is None or found.number != number:
+                return True  # it comes anew
+            gone = {page.id for page, state in self.source.pages(info.number) if state.at is Place.DROPPED}
+            some = [page.id for page, state in self.target.pages(number) if state.at is not Place.DROPPED and page.id in gone]
+            if some:
+                self.target.commit(number, Batch(head=found.head, erase=some, copied=True))
+            return True
+
+        self._one_by_one([info for info in infos if info.number in self.numbers], let_go)
 
     def _begin(self, infos: Sequence[SegmentInfo]) -> None:
         """Give every segment its number in the target, in the order of the source: all, or none."""
@@ -287,7 +343,7 @@ class _Copy:
 
     def _batch(self, info: SegmentInfo, head: int, events: Sequence[Event], rows: Sequence[tuple[Page, State]]) -> Batch:
         pages = [self._page(page) for page, _ in rows]
-        texts = self.source.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
+        texts = self._texts(info, pages)
         found = self.source.entries((info.number, page.id) for page in pages)
         return Batch(
             head=head,
@@ -299,6 +355,26 @@ class _Copy:
             index=[page.id for page in pages if (info.number, page.id) in found],
             copied=True,
         )
+
+    def _texts(self, info: SegmentInfo, pages: Sequence[Page]) -> dict[str, str]:
+        """The texts of pages of the source.
+
+        Raises:
+            StoreCorrupt: one cannot be read; it says of which page.
+        """
+        whose = {digest: page for page in pages for digest in (page.digest, page.extra) if digest}
+        try:
+            return self.source.texts(whose)
+        except StoreCorrupt:
+            for digest, page in whose.items():
+                try:
+                    self.source.texts([digest])
+                except StoreCorrupt as error:
+                    raise StoreCorrupt(
+                        f"{info.name!r} in the source, {page.address}: {error.what}",
+                        advice="restore it from a copy; or run `kilburn fsck --repair`, forget this page there, and copy again",
+                    ) from error
+            raise
 
     def _pieces(self, info: SegmentInfo, pages: Iterable[Page], texts: Mapping[str, str]) -> dict[str, Any]:
         """What excerpts are made of, so that a store can keep them so."""
@@ -320,25 +396,33 @@ class _Copy:
     # Comparing
 
     def _compare(self, infos: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-        """Bring the target up to what the source says by now, until both say the same; returns the segments as they are then.
+        """Bring the target up to what the source says by now, until both say the same; returns the segments as they are then."""
+        settled: dict[int, SegmentInfo] = {}
+
+        def is_same(info: SegmentInfo) -> bool:
+            settled[info.number] = fresh = info if _is_forgotten(info) else self._fresh(info)
+            return self._mend(fresh)
+
+        self._one_by_one(infos, is_same)
+        return [settled[info.number] for info in infos]
+
+    def _one_by_one(self, infos: Sequence[SegmentInfo], do: Callable[[SegmentInfo], bool]) -> None:
+        """Do something with each segment until it says that all is well.
 
         What is forgotten goes leaf first, as in every store: a segment whose pages are still cited waits for the others.
         """
         waiting = {info.number: info for info in infos}
-        settled: dict[int, SegmentInfo] = {}
         for _ in range(TRIES):
             for number, info in list(waiting.items()):
-                fresh = info if _is_forgotten(info) else self._fresh(info)
                 try:
                     with self.target.erasing():
-                        same = self._mend(fresh)
+                        done = do(info)
                 except StoreStale:
                     continue
-                if same:
-                    settled[number] = fresh
+                if done:
                     del waiting[number]
             if not waiting:
-                return [settled[info.number] for info in infos]
+                return
         name = next(iter(waiting.values())).name
         what = f"{name!r} differs from its copy, each time that they are compared"
         raise StoreError(what, advice="stop the agents that write to the source, then run it again")
@@ -409,8 +493,8 @@ class _Copy:
         Raises:
             StoreCorrupt: the target has another one, or none.
         """
-        digests = {digest for page in pages for digest in (page.digest, page.extra) if digest}
-        if self.source.texts(digests) != self.target.texts(digests):
+        ours = self._texts(info, pages)
+        if ours != self.target.texts(ours):
             raise StoreCorrupt(f"a text of {info.name!r} differs in its copy", advice="run `kilburn fsck` on both")
 
     def _events_of(self, info: SegmentInfo) -> Iterator[Event]:
@@ -466,12 +550,17 @@ class _Copy:
         return made
 
     def _settings(self) -> int:
-        """Copy the settings of the tenant, but for those that a store has for itself."""
+        """Copy the settings of the tenant, but for those that a store has for itself. One that was copied, and that the source
+        has no more, is removed."""
         ours = {name: value for name, value in self.source.settings().items() if not name.startswith(OWN)}
         theirs = self.target.settings()
         for name, value in ours.items():
             if theirs.get(name) != value:
                 self.target.keep_setting(name, value)
+        for name in sorted(self._names - ours.keys()):
+            self.target.keep_setting(name, None)
+        if self._names != ours.keys():
+            self.target.keep_setting(f"{NAMES}{self.place}", msgspec.json.encode(sorted(ours)).decode())
         return len(ours)
 
 

@@ -351,15 +351,28 @@ def _keep_receipt(backend: Backend, receipt: KeptReceipt) -> None:
 
 def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:
     """Why a session is left alone; "" where nothing holds it."""
-    pins = {page for event in backend.events(info.number, act=Act.PIN) if event.policy == "user" for page in event.pages}
-    if any(state.pinned for _, state in backend.read((info.number, page) for page in pins).values()):
+    if _is_pinned(backend, info.number):
         return "a person pinned a page of it"
     for each, fork in below:
         closed = any("branch" in event.data for event in backend.events(each.number, act=Act.NOTE))
         first = next((page.id for page, _ in backend.pages(each.number) if page.id > 0), 0)
         if not closed and not any(number == fork.forked for number, _ in backend.citing(each.number, [first])):
             return f"its branch {each.name!r} is open"
+        # The fork pins what the branch is to do.
+        if _is_pinned(backend, each.number, but=first):
+            return f"a person pinned a page of its branch {each.name!r}"
     return ""
+
+
+def _is_pinned(backend: Backend, number: int, *, but: int = 0) -> bool:
+    """Whether a person has pinned a page in a session. What a branch has from its parent has no row there: its ledger says it."""
+    pins = {page: event.number for event in backend.events(number, act=Act.PIN) if event.policy == "user" for page in event.pages}
+    pins.pop(but, None)
+    if not pins:
+        return False
+    gone = {page: event.number for event in backend.events(number, act=Act.UNPIN) for page in event.pages}
+    states = {page: state for (_, page), (_, state) in backend.read((number, page) for page in pins).items()}
+    return any(states[page].pinned if page in states else at > gone.get(page, 0) for page, at in pins.items())
 
 
 def _only_in(backend: Backend, numbers: Collection[int]) -> set[str]:

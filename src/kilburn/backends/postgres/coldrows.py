@@ -58,14 +58,27 @@ class PostgresColdRows:
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
         """See `ColdRows`."""
-        update = "UPDATE kilburn.stray SET going = true WHERE tenant = %s AND NOT going"
         if names is None:
-            self._statements.send(update, self._tenant)
-        else:
-            self._statements.send(f"{update} AND name = ANY(%s::bytea[])", self._tenant, _stored(names))
+            self._statements.send("UPDATE kilburn.stray SET going = true WHERE tenant = %s AND NOT going", self._tenant)
+            return
+        insert = (
+            "INSERT INTO kilburn.stray(tenant, name, going) SELECT %s, name, true FROM unnest(%s::bytea[]) AS new(name)"
+            " ON CONFLICT(tenant, name) DO UPDATE SET going = true"
+        )
+        self._statements.send(insert, self._tenant, sorted(_stored(names)))
 
-    def settle(self, coming: Sequence[Coming]) -> list[Coming]:
+    def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
         """See `ColdRows`."""
+        settled = self._settled(coming, place)
+        self.give_up(each.name for each in coming if each not in settled)
+        return settled
+
+    def _settled(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
+        # Who names another place waits until the texts are cold, and sees them then.
+        lock = "SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s FOR SHARE"
+        self._statements.send(lock, self._tenant, SETTING.encode())
+        if self.place() is not place:
+            return []
         # In the order of who forgets: the texts first, then their objects.
         lock = "SELECT FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[]) ORDER BY digest FOR NO KEY UPDATE"
         self._statements.send(lock, self._tenant, [each.key for each in coming])
@@ -85,10 +98,7 @@ class PostgresColdRows:
             name
             for (name,) in self._statements.rows(update, COLD, *columns, _stored(each.name for each in written), self._tenant)
         }
-        settled = [each for each in written if each.name.encode() in moved]
-        self.announce(each.name for each in written if each.name.encode() not in moved)
-        self.give_up(each.name for each in written if each.name.encode() not in moved)
-        return settled
+        return [each for each in written if each.name.encode() in moved]
 
     def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
         """See `ColdRows`."""
