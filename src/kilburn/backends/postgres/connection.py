@@ -535,6 +535,7 @@ class Database:
         *,
         long: bool = False,
     ) -> T:
+        lost = False
         for attempt in range(TRIES):
             connected = sent = False
             try:
@@ -549,13 +550,16 @@ class Database:
                 cause = error.__cause__
                 if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
                     time.sleep(0.002 * attempt)
-                elif isinstance(error, StoreUnavailable) and connected and attempt == 0:
+                elif isinstance(error, StoreUnavailable) and connected and (sent or not lost):
                     # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
                     if self._pool is not None:
                         self._pool.renew()
                     done = self._find_out(doing, error, settled) if sent else None
                     if done is not None:
                         return done
+                    if lost:
+                        raise
+                    lost = True
                 else:
                     raise
         raise AssertionError
@@ -580,10 +584,12 @@ class Database:
 
         Raises:
             StoreStale: another transaction was in the way, or a part of this one failed; nothing was written.
+            StoreUnavailable: the connection is lost; its message says so where nobody knows whether it was written.
         """
         if self.joined is not None:
             yield
             return
+        sent = False
         try:
             with self.connection("writing") as connection:
                 with connection.statements:
@@ -591,6 +597,7 @@ class Database:
                 self._joined.connection = connection
                 try:
                     yield
+                    sent = True
                     # What failed within it, even if nobody heeded that, has undone all of it.
                     if connection.execute("COMMIT").statusmessage != "COMMIT":
                         raise StoreStale("a part of this transaction failed, so nothing of it was written", advice="do it again")
@@ -599,6 +606,9 @@ class Database:
         except StoreError as error:
             if isinstance(error.__cause__, AGAIN):
                 raise StoreStale(error.what, advice="do it again") from error.__cause__
+            if sent and isinstance(error, StoreUnavailable):
+                what = f"{error.what}; whether it was written is not known"
+                raise StoreUnavailable(what, advice="look at what is there before you do it again") from error.__cause__
             raise
 
     def flush(self, sql: str = "", *values: object) -> Row | None:
