@@ -280,12 +280,19 @@ class _Pool:
 
     def __init__(self, url: str, connections: int) -> None:
         self.users = 0
-        self.reach = _Reach(url)
-        self._lock = threading.Lock()
-        self._most, self._room = connections, threading.Semaphore(connections)
+        self._url, self._most = url, connections
         self._free: list[Connection] = []
         self._lost = 0
         self.rests = RESTS
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Begin without a connection, as a child process does: those that are there stay its parent's, and are not ended."""
+        self._parents = self._free
+        self.reach = _Reach(self._url)
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(self._most)
+        self._free = []
         self._rested = 0.0
         """Until when nobody waits for the server."""
 
@@ -379,22 +386,27 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[tuple[int, str, int], _Pool] = {}
+        self._pools: dict[tuple[str, int], _Pool] = {}
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        # A child process has no part in its parent's connections, and another thread of that may have held a lock.
+        self._lock = threading.Lock()
+        for pool in self._pools.values():
+            pool.begin_anew()
 
     def take(self, url: str, connections: int) -> _Pool:
-        # A child process has no part in its parent's connections.
         with self._lock:
-            pool = self._pools.setdefault((os.getpid(), url, connections), _Pool(url, connections))
+            pool = self._pools.setdefault((url, connections), _Pool(url, connections))
             pool.users += 1
             return pool
 
     def leave(self, url: str, connections: int) -> None:
-        key = os.getpid(), url, connections
         with self._lock:
-            pool = self._pools[key]
+            pool = self._pools[url, connections]
             pool.users -= 1
             if not pool.users:
-                del self._pools[key]
+                del self._pools[url, connections]
                 pool.close()
 
 
