@@ -17,9 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+import kilburn
 from kilburn.cli import main
 from kilburn.errors import StoreCorrupt
+from kilburn.event import Act
 from kilburn.gateway.access import Access
+from kilburn.gateway.app import Settings, build
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys, add_key
 from kilburn.gateway.logs import Log, line_of
@@ -319,6 +322,34 @@ class Speaker:
             sent.append(list(messages))
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         return sent, replied
+
+
+def test_the_figures_of_two_gateways_add_up_where_a_session_goes_from_one_to_the_other(tmp_path: Path) -> None:
+    """Before this, what was new in a request, and what left the window for its sake, was not counted by a gateway that had to
+    read its session first."""
+    db = tmp_path / "a.db"
+    with served(Upstream(otherwise="Fine.")) as far:
+        settings = Settings(db=str(db), upstream=f"{far}/v1", tokenizer="chars/4", embedder=None, window=700)
+        with served(build(settings)) as one, served(build(settings)) as other:
+            messages: list[dict[str, str]] = []
+            for number, near in enumerate([one, other, other, one, one, one, other, one] * 2):
+                messages.append({"role": "user", "content": f"question {number} " + "x" * 400})
+                body, headers = {"model": "m", "messages": messages}, {"x-kilburn-session": "s"}
+                answer = httpx2.post(f"{near}/v1/chat/completions", json=body, headers=headers, timeout=600).json()
+                messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            pages = [series(httpx2.get(f"{near}/metrics", timeout=600).text) for near in (one, other)]
+    with kilburn.open(db, readonly=True, tokenizer="chars/4", embedder=None) as store:
+        session = store.session("s")
+        ledger, compacted = session.figures, sum(event.act is Act.COMPACT for event in session.events())
+
+    def counted(name: str) -> float:
+        return sum(figure for page in pages for key, figure in page.items() if key.startswith(name))
+
+    assert counted("kilburn_tokens_total{kind=new,") == ledger.tokens_seen
+    assert counted("kilburn_tokens_total{kind=shipped,") == ledger.tokens_shipped
+    assert counted("kilburn_tokens_total{kind=reprefilled,") == ledger.tokens_reprefilled
+    assert counted("kilburn_hits_total") == ledger.hits
+    assert counted("kilburn_compactions_total") == compacted > 2
 
 
 def test_the_figures_are_what_the_provider_and_the_client_count(gateway: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import kilburn
 from cli.terminal import kilburn as command
 from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply, texts_of
 from gateway.talk import user
+from kilburn.cli.serve import shared_folder
 from kilburn.gateway.app import Gateway, Settings
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.worker import Neighbours, Parent, WorkerServer
@@ -246,6 +248,22 @@ def test_what_is_done_in_the_background_waits_for_requests_to_any_worker(tmp_pat
     settings = Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None)
     Gateway(settings, used=one.used).use()
     assert time.monotonic() >= other.used[0] > 0
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="needs systemd-tmpfiles")
+def test_what_workers_share_stays_where_temporary_files_are_deleted(tmp_path: Path) -> None:
+    """It was gone after weeks on a machine with systemd, and a worker that was killed had no successor."""
+    rule, place = tmp_path / "rule.conf", tmp_path / "tmp"
+    place.mkdir(mode=0o700)
+    (place / "other").mkdir()
+    rule.write_text(f"d {place} 0700 - - 0\n")
+    with shared_folder(str(place)) as folder:
+        first = Neighbours(folder, 1)
+        first.has(8)
+        subprocess.run(["systemd-tmpfiles", "--clean", str(rule)], check=True)
+        assert not (place / "other").exists()
+        assert Neighbours(folder, 2).has(9), "who begins now sees the others"
+    assert not list(place.iterdir())
 
 
 def test_a_worker_knows_whether_another_has_fewer_connections(tmp_path: Path) -> None:

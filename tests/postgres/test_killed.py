@@ -93,3 +93,38 @@ def test_a_connection_that_is_cut_within_a_transaction_leaves_nothing(url: str) 
             write()
         assert [page.id for page, _ in backend.pages(segment)] == [1]
         backend.commit(segment, batch_of(1, {2: "again"}))
+
+
+FORKED = """
+import os, sys
+from kilburn.backends.postgres.store import Postgres
+from kilburn.testing.stores import batch_of, start
+
+def texts(store, segment):
+    return [store.texts([page.digest])[page.digest] for page, _ in store.pages(segment)]
+
+url = sys.argv[1]
+ana, ben = Postgres(url, tenant="ana"), Postgres(url, tenant="ben")
+one, other = start(ana), start(ben)
+ana.commit(one, batch_of(0, {1: "of ana"}))
+ben.commit(other, batch_of(0, {1: "of ben"}))
+child = os.fork()
+store, segment, own = (ana, one, "of ana") if child else (ben, other, "of ben")
+for _ in range(100):
+    assert texts(store, segment) == [own]
+store.commit(segment, batch_of(1, {2: own}))
+assert texts(store, segment) == [own, own]
+if not child:
+    ben.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert texts(ana, one) == ["of ana"] * 2
+ana.close()
+ben.close()
+"""
+
+
+def test_a_child_process_has_no_part_in_the_connections_of_its_parent(url: str) -> None:
+    """Before this, each read what the server answered to the other."""
+    done = subprocess.run([sys.executable, "-c", FORKED, url], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -336,6 +336,75 @@ def test_a_commit_that_was_written_and_not_answered_is_found_out(way: Way, url: 
     assert pages(url, segment) == [1]
 
 
+def test_a_commit_that_was_not_answered_is_found_out_though_others_have_gone_on(way: Way, url: str) -> None:
+    """Before this it was refused as stale, and whoever then did it again did it twice."""
+    with Postgres(way.url, busy_timeout=0.2) as backend, Postgres(url) as other:
+
+        def cut_when_written(do: Callable[[], object]) -> None:
+            def answered(link: Link, message: bytes) -> bytes:
+                if message == COMMITTED:
+                    way.answered = lambda link, message: message
+                    do()
+                    link.cut()
+                return message
+
+            way.answered = answered
+
+        def go_on(name: str, head: int, times: int) -> None:
+            info = other.segment(name, time=1.0, create=False)
+            assert info is not None
+            for number in range(head, head + times):
+                other.commit(info.number, batch_of(number, {number + 1: f"text {number}"}))
+
+        cut_when_written(lambda: go_on("s", 1, 2))
+        number = backend.begin("s", batch_of(0, {1: "first"}), time=1.0).number
+        cut_when_written(lambda: go_on("s", 4, 7))
+        backend.commit(number, batch_of(3, {4: "mine"}))
+        # Another one's write is not taken for it.
+        with pytest.raises(StoreStale):
+            backend.commit(number, batch_of(3, {4: "mine"}))
+    assert pages(url, number) == list(range(1, 12))
+
+
+def test_a_commit_that_was_not_answered_is_found_out_on_the_second_connection_too(way: Way, url: str) -> None:
+    """The first one was lost before: the server has ended it, for example."""
+    with Postgres(way.url, busy_timeout=0.2) as backend:
+        segment = start(backend)
+        lost: list[Link] = []
+
+        def asked(link: Link, number: int) -> None:
+            if not lost:
+                lost.append(link)
+                link.cut()
+
+        def answered(link: Link, message: bytes) -> bytes:
+            if message == COMMITTED and len(lost) == 1:
+                lost.append(link)
+                link.cut()
+            return message
+
+        way.asked, way.answered = asked, answered
+        backend.commit(segment, batch_of(0, {1: "once"}))
+        assert len(lost) == 2
+    assert pages(url, segment) == [1]
+
+
+def test_of_several_steps_that_were_not_answered_it_is_said_that_nobody_knows(way: Way, url: str) -> None:
+    with Postgres(way.url, busy_timeout=0.2) as backend:
+        segment = start(backend)
+
+        def write() -> None:
+            with backend.together():
+                backend.commit(segment, batch_of(0, {1: "once"}))
+
+        way.answered = without_the_answer(lambda: setattr(way, "answered", lambda link, message: message))
+        with pytest.raises(StoreUnavailable, match="whether it was written is not known"):
+            write()
+        with pytest.raises(StoreStale):
+            write()
+    assert pages(url, segment) == [1]
+
+
 def test_a_session_that_was_begun_and_not_answered_is_found_out(way: Way, url: str) -> None:
     with Postgres(way.url, busy_timeout=0.2) as backend:
         way.answered = without_the_answer(lambda: setattr(way, "answered", lambda link, message: message))

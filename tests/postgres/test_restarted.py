@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import pytest
 import kilburn
 from gateway.talk import user
 from kilburn.backends.postgres.server import OwnServer
+from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import MissingExtra, StoreUnavailable
-from kilburn.gateway.app import Settings, build
+from kilburn.gateway.app import Gateway, Settings, build
+from kilburn.gateway.keys import Key
 from kilburn.testing.upstream import Upstream, serving
 
 LAZY = ("wal_writer_delay=10s", "autovacuum=off", "shared_buffers=32MB")
@@ -76,6 +79,28 @@ def test_what_a_server_lost_is_not_synced(server: OwnServer) -> None:
         with pytest.raises(StoreUnavailable, match="has lost"):
             store.backend.sync(session.number)
     assert texts(server.url, "direct") == [["one", "four"], ["three"]]
+
+
+def test_what_is_done_by_hand_and_lost_by_the_server_is_not_said_to_be_done(server: OwnServer) -> None:
+    with kilburn.open(server.url, tenant="hand", embedder=None, tokenizer="chars/4") as store:
+        store.session("s").append(user("one"))
+        number = store.session("s").number
+    gateway = Gateway(
+        Settings(db=server.url, tenant="hand", upstream="http://127.0.0.1:9/v1", tokenizer="chars/4", embedder=None)
+    )
+    key = Key(tenant="hand")
+
+    def let_move(session: kilburn.Session) -> None:
+        session.unpin("p1")
+        cut(server)
+
+    with pytest.raises(StoreUnavailable, match="has lost"):
+        gateway.windows.change(key, "", "s", let_move)
+    gateway.windows.change(key, "", "s", lambda session: session.unpin("p1"))
+    asyncio.run(gateway.close())
+    cut(server)
+    with Postgres(server.url, tenant="hand", readonly=True) as backend:
+        assert [state.pinned for _, state in backend.pages(number)] == [False]
 
 
 @pytest.mark.parametrize("stream", [False, True])

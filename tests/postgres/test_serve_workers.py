@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -14,8 +15,11 @@ import pytest
 import kilburn
 from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply
 from gateway.talk import said, user
+from kilburn.backends.counting import Demand
 from kilburn.backends.postgres.connection import CONNECTIONS, split_connections
 from kilburn.backends.postgres.server import OwnServer
+from kilburn.backends.postgres.store import Postgres
+from kilburn.backends.together import open_keys, open_turnstile
 from kilburn.errors import SpecError
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Upstream, serving
@@ -57,6 +61,30 @@ def test_a_process_has_as_many_connections_as_its_url_says(url: str) -> None:
         assert 1 <= max(many) <= 2
     with pytest.raises(SpecError, match="connections"):
         kilburn.open(f"{url}&connections=many")
+
+
+def test_what_counts_and_the_keys_are_among_as_many_connections_as_the_url_says(url: str) -> None:
+    """Before this, they had eight of their own as soon as the URL said a number."""
+    place = f"{url}&connections=2"
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with (
+        Postgres(place) as backend,
+        closing(open_turnstile(place)) as turnstile,
+        closing(open_keys(place)) as keys,
+        psycopg.connect(url, autocommit=True) as watching,
+    ):
+        every: list[Callable[[], object]] = [
+            backend.segments,
+            lambda: turnstile.count([[Demand(b"a", 0, 1000)]], {}),
+            lambda: keys.since(0),
+        ]
+        threads = [threading.Thread(target=lambda do=do: [do() for _ in range(20)]) for do in every for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        many: list[int] = []
+        while any(thread.is_alive() for thread in threads):
+            many += [count for (count,) in watching.execute(asked).fetchall()]
+        assert 1 <= max(many) <= 2
 
 
 def test_connections_are_ours_and_the_rest_is_libpqs() -> None:

@@ -6,6 +6,7 @@ With `--workers` it is a parent that begins itself several times: see `kilburn.g
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
 import signal
@@ -366,7 +367,7 @@ def _work_together(gateway: Any, settings: Any, asked: _Asked, port: int, count:
         from kilburn.dashboard import behind_keys  # whether it is there
 
         signing = behind_keys.signing_of(settings.keys)
-    with listener_at(asked.host, port) as listener, tempfile.TemporaryDirectory(prefix="kilburn-") as folder:
+    with listener_at(asked.host, port) as listener, shared_folder() as folder:
 
         async def run() -> int:
             await gateway.check(settings)
@@ -383,6 +384,23 @@ def _work_together(gateway: Any, settings: Any, asked: _Asked, port: int, count:
             return await workers.run()
 
         return asyncio.run(run())
+
+
+@contextmanager
+def shared_folder(place: str | None = None) -> Iterator[str]:
+    """A folder for what workers share. A worker that begins after weeks needs it, too.
+
+    Args:
+        place: where it is made; None for where temporary files are.
+    """
+    with tempfile.TemporaryDirectory(prefix="kilburn-", dir=place) as folder:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # systemd-tmpfiles deletes what nobody has touched for ten days, and nothing below a folder that is locked.
+            fcntl.flock(held, fcntl.LOCK_SH)
+            yield folder
+        finally:
+            os.close(held)
 
 
 def work(listening: int, line: int) -> int:

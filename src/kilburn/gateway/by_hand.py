@@ -158,7 +158,7 @@ class WindowsByHand:
                 done = do(session)
             finally:
                 session.close()
-        backend.sync()
+        backend.sync(info.number)
         return done
 
     def memory(self, key: Key, owner: str, do: Callable[[UserMemory], T]) -> T:
@@ -172,7 +172,7 @@ class WindowsByHand:
         if not found or not sees(key, "")(owner):
             raise Problem(404, "memory_not_found", "there is no such memory that this key may change")
         done = do(store.memory(owner))
-        store.backend.sync()
+        store.backend.sync(found[0].number)
         return done
 
     def _info(self, key: Key, user: str, name: str) -> SegmentInfo:

@@ -71,6 +71,8 @@ class Conversation:
         """Set once it is, or never will be."""
         self.start = self.turn
         """Messages that it had then, before the reply."""
+        self.met = session.figures, session.head
+        """Its figures and its last event before the request that goes on now."""
         self.saying = threading.Lock()
         """Held while a reply is appended, if it is not there yet."""
         self.repeated = False

@@ -43,10 +43,9 @@ class Figures:
         now = conversation.session.figures
         known = self._known.get(conversation)
         if known is None:
-            # A session that is new has no prompt yet; of one that was read again only what comes is known.
-            session = conversation.session
-            before, head = (now, session.head) if now.prompts else (Stats(), 0)
-            known = self._known[conversation] = _Known(before, _hidden(session), head)
+            # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
+            before, head = conversation.met if now.prompts else (Stats(), 0)
+            known = self._known[conversation] = _Known(before, _hidden(conversation.session), head)
         exchange.session = conversation.name
         exchange.before = known.stats
         exchange.new = now.tokens_seen - known.stats.tokens_seen

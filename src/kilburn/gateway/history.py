@@ -306,6 +306,7 @@ class Histories:
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
+                conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
                     conversation.extend(digests)

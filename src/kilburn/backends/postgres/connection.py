@@ -280,12 +280,19 @@ class _Pool:
 
     def __init__(self, url: str, connections: int) -> None:
         self.users = 0
-        self.reach = _Reach(url)
-        self._lock = threading.Lock()
-        self._most, self._room = connections, threading.Semaphore(connections)
+        self._url, self._most = url, connections
         self._free: list[Connection] = []
         self._lost = 0
         self.rests = RESTS
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Begin without a connection, as a child process does: those that are there stay its parent's, and are not ended."""
+        self._parents = self._free
+        self.reach = _Reach(self._url)
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(self._most)
+        self._free = []
         self._rested = 0.0
         """Until when nobody waits for the server."""
 
@@ -379,22 +386,27 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[tuple[int, str, int], _Pool] = {}
+        self._pools: dict[tuple[str, int], _Pool] = {}
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        # A child process has no part in its parent's connections, and another thread of that may have held a lock.
+        self._lock = threading.Lock()
+        for pool in self._pools.values():
+            pool.begin_anew()
 
     def take(self, url: str, connections: int) -> _Pool:
-        # A child process has no part in its parent's connections.
         with self._lock:
-            pool = self._pools.setdefault((os.getpid(), url, connections), _Pool(url, connections))
+            pool = self._pools.setdefault((url, connections), _Pool(url, connections))
             pool.users += 1
             return pool
 
     def leave(self, url: str, connections: int) -> None:
-        key = os.getpid(), url, connections
         with self._lock:
-            pool = self._pools[key]
+            pool = self._pools[url, connections]
             pool.users -= 1
             if not pool.users:
-                del self._pools[key]
+                del self._pools[url, connections]
                 pool.close()
 
 
@@ -535,6 +547,7 @@ class Database:
         *,
         long: bool = False,
     ) -> T:
+        lost = False
         for attempt in range(TRIES):
             connected = sent = False
             try:
@@ -549,13 +562,16 @@ class Database:
                 cause = error.__cause__
                 if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
                     time.sleep(0.002 * attempt)
-                elif isinstance(error, StoreUnavailable) and connected and attempt == 0:
+                elif isinstance(error, StoreUnavailable) and connected and (sent or not lost):
                     # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
                     if self._pool is not None:
                         self._pool.renew()
                     done = self._find_out(doing, error, settled) if sent else None
                     if done is not None:
                         return done
+                    if lost:
+                        raise
+                    lost = True
                 else:
                     raise
         raise AssertionError
@@ -580,10 +596,12 @@ class Database:
 
         Raises:
             StoreStale: another transaction was in the way, or a part of this one failed; nothing was written.
+            StoreUnavailable: the connection is lost; its message says so where nobody knows whether it was written.
         """
         if self.joined is not None:
             yield
             return
+        sent = False
         try:
             with self.connection("writing") as connection:
                 with connection.statements:
@@ -591,6 +609,7 @@ class Database:
                 self._joined.connection = connection
                 try:
                     yield
+                    sent = True
                     # What failed within it, even if nobody heeded that, has undone all of it.
                     if connection.execute("COMMIT").statusmessage != "COMMIT":
                         raise StoreStale("a part of this transaction failed, so nothing of it was written", advice="do it again")
@@ -599,6 +618,9 @@ class Database:
         except StoreError as error:
             if isinstance(error.__cause__, AGAIN):
                 raise StoreStale(error.what, advice="do it again") from error.__cause__
+            if sent and isinstance(error, StoreUnavailable):
+                what = f"{error.what}; whether it was written is not known"
+                raise StoreUnavailable(what, advice="look at what is there before you do it again") from error.__cause__
             raise
 
     def flush(self, sql: str = "", *values: object) -> Row | None:

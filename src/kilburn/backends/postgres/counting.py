@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kilburn.backends.counting import IDLE, LEASE, Demand, Ruling
-from kilburn.backends.postgres.connection import Database, checked_url
+from kilburn.backends.postgres.connection import Database, checked_url, split_connections
 from kilburn.backends.postgres.statements import ServerAnswer, Statements
 
 SHARED = """
@@ -120,7 +120,9 @@ class PostgresTurnstile:
     """
 
     def __init__(self, url: str, patience: float = 5.0) -> None:
-        self._db = Database(checked_url(url), patience=patience, durable=False)
+        # The store's connections: a program has as many as its URL says, whatever it does with them.
+        _, connections = split_connections(url)
+        self._db = Database(checked_url(url), patience=patience, durable=False, connections=connections)
         self._gateway, self._tidied = secrets.token_bytes(8), -IDLE
 
     def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:

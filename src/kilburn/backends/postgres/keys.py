@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kilburn.backends.postgres import schema
-from kilburn.backends.postgres.connection import Database, checked_url, connected
+from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
 from kilburn.backends.postgres.statements import Statements
 
 _INSERT = (
@@ -23,8 +23,9 @@ class StoredKeys:
     """
 
     def __init__(self, url: str, patience: float = 5.0) -> None:
+        _, connections = split_connections(url)
         url = checked_url(url)
-        self._db = Database(url, patience=patience, durable=True)
+        self._db = Database(url, patience=patience, durable=True, connections=connections)
         try:
             with connected(url, "reading keys") as connection:
                 schema.migrate(connection, self._db.shown)

@@ -37,7 +37,7 @@ CREATE TABLE kilburn.counter(
 );
 
 -- epoch: counts the writes to a segment; each says the next number, and one that does not know the last is refused.
--- writer: what the last write was marked with, so that who lost the reply knows whether it was done.
+-- writer: what the last writes were marked with, so that who lost the reply knows whether it was done.
 -- The other columns are those of SQLite's tables, see kilburn.backends.schema. Names are bytes: no collation plays a part.
 CREATE TABLE kilburn.process(
     tenant bigint NOT NULL,

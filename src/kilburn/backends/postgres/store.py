@@ -187,7 +187,7 @@ class Postgres:
         self._check_writes()
         if self._staying:
             self._stay()
-        mark, last = secrets.token_bytes(8), None
+        mark, last = secrets.token_bytes(writing.MARK), None
 
         def do(statements: Statements) -> SegmentRow:
             nonlocal last
@@ -204,9 +204,8 @@ class Postgres:
         def settled(statements: Statements) -> SegmentRow | None:
             # Who creates a session holds this row until the transaction that may have done it has ended.
             statements.send("SELECT FROM kilburn.counter WHERE tenant = %s FOR UPDATE", self._number)
-            select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND name = %s"
-            mine = statements.row(select, self._number, name.encode()) == (mark,)
-            return self._named(statements, name) if mine else None
+            found = self._named(statements, name)
+            return found if found is not None and self._is_mine(statements, found.number, mark) else None
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
@@ -245,7 +244,7 @@ class Postgres:
         self._check_writes()
         if self._staying:
             self._stay()
-        mark, last = secrets.token_bytes(8), None
+        mark, last = secrets.token_bytes(writing.MARK), None
 
         def do(statements: Statements) -> bool:
             nonlocal last
@@ -255,9 +254,7 @@ class Postgres:
             return True
 
         def settled(statements: Statements) -> bool | None:
-            # The row is free when the transaction that may have done it has ended.
-            select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
-            return statements.row(select, self._number, segment) == (mark,) or None
+            return self._is_mine(statements, segment, mark) or None
 
         self._db.write("writing", do, settled)
         self._written(segment, last)
@@ -266,6 +263,13 @@ class Postgres:
         if batch.erase or batch.inherited or self._db.erased:
             self._db.erased = True
             self._wipe()
+
+    def _is_mine(self, statements: Statements, segment: int, mark: bytes) -> bool:
+        """Whether a write with this mark was done. Others may have gone on with the segment since."""
+        # The row is free when the transaction that may have done it has ended.
+        select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
+        found = statements.row(select, self._number, segment)
+        return found is not None and writing.has_mark(found[0], mark)
 
     def _written(self, segment: int, last: tuple[int, bytes] | None) -> None:
         """Remember what was committed to a segment: whether it is on the disk, or has to be asked for there."""

@@ -28,6 +28,12 @@ from kilburn.page import Page, Place, address_of, tombstone_of
 
 SEALS = Seals()
 
+MARK = 8
+"""Bytes of the mark of a write."""
+
+MARKS = 8
+"""Marks that a segment keeps, of its last writes: who lost a reply finds its own, though others have gone on by then."""
+
 TALLY = "used, head, pages, tokens, passages, characters"
 
 SEGMENT = f"id, tenant, name, created, 0, convert_to(kind, 'UTF8'), owner, seal, {TALLY}, tally"
@@ -112,7 +118,7 @@ _REMOVE_CITATIONS = (
 )
 _END = (
     "UPDATE kilburn.process SET used = %s, head = %s, pages = %s, tokens = %s, passages = %s, characters = %s, tally = %s,"
-    " epoch = %s, writer = %s WHERE tenant = %s AND id = %s"
+    f" epoch = %s, writer = substring(%s || writer FOR {MARK * MARKS}) WHERE tenant = %s AND id = %s"
 )
 
 
@@ -130,6 +136,11 @@ def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]
 def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
     statements.send(_END, *tally, seal_of("tally", segment, *tally), epoch, writer, tenant, segment)
+
+
+def has_mark(writer: bytes, mark: bytes) -> bool:
+    """Whether a write with this mark is among the last ones of a segment."""
+    return mark in (writer[at : at + MARK] for at in range(0, len(writer), MARK))
 
 
 def change_citations(statements: Statements, sql: str, tenant: int, some: Iterable[citations.Citation]) -> None:
