@@ -23,6 +23,8 @@ HOLE = "\x1a"
 _BLOCKS = re.compile(
     r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|<([A-Za-z][\w-]{0,40})\b[^>]{0,200}>.*?(?:</\1>|\Z)|\[[^\]\n]{0,300}\]", re.DOTALL
 )
+_BLANK = re.compile(r"\n\s*\n")
+"""Lines without a word, with the ends of the lines around them. The two patterns below would read many of them from each one."""
 _LINES = re.compile(r"^(?:>|\t| {4}|\s*[|#$%]).*$", re.MULTILINE)
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)])\s+", re.MULTILINE)
 _QUOTED = re.compile(r'"[^"\n]{0,2000}"|`[^`\n]{0,300}`')
@@ -116,7 +118,7 @@ def clauses(text: str) -> Iterator[Clause]:
     if len(text) > LONGEST:
         text = f"{text[:ENDS]}\n\n{text[-ENDS:]}"
     text = text.translate(_PLAIN)
-    text = _BULLET.sub("", _LINES.sub("", _BLOCKS.sub("\n", text)))
+    text = _BULLET.sub("", _LINES.sub("", _BLANK.sub("\n\n", _BLOCKS.sub("\n", text))))
     text = _ODD.sub(" ", _QUOTED.sub(lambda match: HOLE if match[0].count(" ") > 1 else match[0], text))
     for sentence in _SENTENCE.split(text):
         sentence = " ".join(sentence.split())

@@ -62,7 +62,8 @@ LATELY = 12
 STILL = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
-_PATH = re.compile(r"[\w.@-]*(?:/[\w.@-]+)+")
+# It begins where such characters begin: a run of thousands without a slash (base64, Chinese) would be read from each of them.
+_PATH = re.compile(r"(?<![\w.@-])[\w.@-]*+(?:/[\w.@-]++)++")
 
 Terms = Mapping[frozenset[str], float]
 """What is asked about, each with its weight: a word, or all words of a path, which counts by the rarest that a passage has. Else
