@@ -85,7 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Coverage makes code take three times as long, and slow tests repeat what others cover: its floor is held without them.
     """
     for item in items:
-        if item.get_closest_marker("slow") is not None:
+        # Those of the adapters and of the laboratory are the only ones that reach much of these.
+        if item.get_closest_marker("slow") is not None and not item.nodeid.startswith(("tests/adapters/", "lab/")):
             item.add_marker("no_cover")
         if LANGUAGE_MODELS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("model") is None:
             item.add_marker("model")
@@ -111,7 +112,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     The programs that a slow test starts are not measured for coverage, as the test itself is not (pytest-cov sees to that).
     """
     slow = item.get_closest_marker("slow") is not None
-    measure = os.environ.pop("COVERAGE_PROCESS_CONFIG", None) if slow else None
+    measure = os.environ.pop("COVERAGE_PROCESS_CONFIG", None) if item.get_closest_marker("no_cover") else None
     before = spent()
     try:
         return (yield)
