@@ -40,11 +40,12 @@ SECONDS = 20.0
 """Processor time that a test may take, with the programs that it starts and all rows of its parametrisation, before it is
 named: four times what the marker says, because a busy or slower machine needs more for the same work."""
 
-settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True)
-settings.register_profile("quick", parent=settings.get_profile("dev"), max_examples=10)
-settings.register_profile("deep", parent=settings.get_profile("dev"), max_examples=2_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
+settings.register_profile("all", parent=settings.get_profile("default"), max_examples=100)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2_000)
+FULL = os.environ.get("KILBURN_TESTS") == "all"
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "all" if FULL else "ci" if os.environ.get("CI") else "default"))
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost", ""}
 _guard = {"offline": False}
