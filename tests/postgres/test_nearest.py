@@ -33,6 +33,8 @@ from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import MINUTES, until
 
+pytestmark = pytest.mark.slow
+
 tenants = itertools.count()
 
 

@@ -476,5 +476,5 @@ def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
         (name, created, kind.decode(), user.decode("utf-8", "replace"), seal, segment),
     )
     ((*tally,),) = rows(db, f"SELECT {', '.join(TALLY)} FROM process WHERE id = ?", segment)
-    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", segment, *tally), segment))
+    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("counters", segment, *tally), segment))
     return name

@@ -133,7 +133,7 @@ class Seals:
         damaged = ""
         if self.seals and seal != seal_of_segment(number, tenant, stored, created, aside, kind, user):
             damaged, aside = "its row is not what was written", False
-        elif self.seals and tally != seal_of("tally", number, *counters):
+        elif self.seals and tally != seal_of("counters", number, *counters):
             damaged, aside = "its counters are not what was written", False
         elif aside:
             damaged = QUARANTINED

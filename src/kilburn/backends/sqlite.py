@@ -456,7 +456,7 @@ class Sqlite:
         self._db.execute(insert, (self._number, name, time, time, kind.value, user))
         number = self._db.last_insert_rowid()
         seal = seal_of_segment(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
-        tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
+        tally = seal_of("counters", number, float(time), 0, 0, 0, 0, 0)
         self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
         self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
         return number

@@ -336,7 +336,7 @@ def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[
 
 def set_tally(db: apsw.Connection, segment: int, tally: tuple[float, int, int, int, int, int]) -> None:
     """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
-    seal = seal_of("tally", segment, *tally)
+    seal = seal_of("counters", segment, *tally)
     db.execute(
         "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
         (*tally, seal, segment),
