@@ -11,7 +11,6 @@ import apsw
 import pytest
 
 from kilburn.backend import Batch
-from kilburn.backends.schema import admit
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreError, StoreFull, StoreReadOnly
 from kilburn.page import digest_of
@@ -44,7 +43,6 @@ def filled(path: Path, pages: int = 30) -> None:
 def change(path: Path, statement: str, *values: object) -> None:
     """Write behind Kilburn's back."""
     db = apsw.Connection(str(path))
-    admit(db)
     try:
         db.execute(statement, values)
         assert db.changes() > 0
@@ -64,7 +62,7 @@ def served(backend: Sqlite) -> dict[int, bytes]:
         ("UPDATE vector SET entry = 77 WHERE id = 3", -1),
         ("UPDATE vector SET seal = x'00' WHERE id > 5", None),
         ("DELETE FROM vector WHERE id = 3", -1),
-        ("UPDATE embedded SET done = done + 5", 0),
+        ("UPDATE embedded SET passages_done = passages_done + 5", 0),
         ("UPDATE embedder SET name = 'other'", None),
         ("INSERT INTO vector(embedder, entry, data, seal) SELECT embedder, 99, data, seal FROM vector WHERE id = 3", 0),
     ],
@@ -118,7 +116,7 @@ def test_a_page_that_has_not_its_passages_gets_new_ones(tmp_path: Path) -> None:
     filled(path)
     with Sqlite(path) as store:
         before = served(store)
-    change(path, "UPDATE page SET last = last + 16 WHERE id = 7")
+    change(path, "UPDATE page SET last_passage = last_passage + 16 WHERE id = 7")
     with Sqlite(path) as backend:
         assert {one.kind for one in backend.findings()} >= {"index"}
         assert backend.repair() == []

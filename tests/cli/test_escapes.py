@@ -258,7 +258,7 @@ def test_a_chat_shows_what_comes_as_text(place: Path) -> None:
 def test_findings_are_text_too(place: Path) -> None:
     db = apsw.Connection("agent.db")
     db.execute("UPDATE content SET data = x'00', codec = 0")
-    db.execute("UPDATE page SET at = 'folded' WHERE id = 3")
+    db.execute("UPDATE page SET place = 'folded' WHERE id = 3")
     db.close()
     said = kilburn("fsck")
     assert said.status == 1

@@ -333,8 +333,8 @@ def test_a_damaged_session_blocks_no_other(tmp_path: Path, made: Path) -> None:
     path.write_bytes(made.read_bytes())
     with apsw.Connection(str(path)) as db:
         db.execute("DROP TRIGGER process_written")
-        db.execute("UPDATE event SET body = x'00' WHERE process = (SELECT id FROM process WHERE name = 'misses') AND number = 9")
-        db.execute("UPDATE process SET created = 1 WHERE name = 'quiet'")
+        db.execute("UPDATE event SET body = x'00' WHERE segment = (SELECT id FROM segment WHERE name = 'misses') AND number = 9")
+        db.execute("UPDATE segment SET created = 1 WHERE name = 'quiet'")
     with Sqlite(path, readonly=True) as backend:
         app = build(backend)
         said = words_of(ok(app, "/"))

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from kilburn.backends.postgres.schema import VERSION
+from kilburn.backends.postgres.schema import SCHEMA
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreCorrupt, StoreVersion
 from kilburn.gateway.keys import Keys
@@ -36,7 +36,7 @@ def test_a_database_of_a_development_version_is_refused_and_not_changed(url: str
         connection.execute(DEVELOPMENT.format(number=number))
     before = contents(url)
     for readonly in (False, True):
-        with pytest.raises(StoreVersion, match=r"development version .*`kilburn export`.*`kilburn import` into a new database"):
+        with pytest.raises(StoreVersion, match=r"development version .*`kilburn export .*into a new database \(`kilburn import "):
             Postgres(url, readonly=readonly)
     with pytest.raises(StoreVersion, match="development version"):
         Keys(url)
@@ -48,20 +48,14 @@ def test_a_newer_number_is_refused_and_not_changed(url: str) -> None:
         connection.execute("UPDATE kilburn.version SET number = 77")
     before = contents(url)
     for readonly in (False, True):
-        with pytest.raises(StoreVersion, match=f"schema 77, and this Kilburn knows schemas up to {VERSION}"):
+        with pytest.raises(StoreVersion, match=f"schema 77, and this Kilburn supports schema {SCHEMA}"):
             Postgres(url, readonly=readonly)
     assert contents(url) == before
 
 
-def test_a_lower_number_is_brought_up_to_date(url: str) -> None:
-    relations, number = contents(url)
-    with psycopg.connect(url) as connection:
-        connection.execute("UPDATE kilburn.version SET number = 0")
-    Postgres(url).close()
-    assert contents(url) == (relations, number) == (relations, [(VERSION,)])
-
-
-@pytest.mark.parametrize("statement", ["DROP TABLE kilburn.version", "DELETE FROM kilburn.version"])
+@pytest.mark.parametrize(
+    "statement", ["DROP TABLE kilburn.version", "DELETE FROM kilburn.version", "UPDATE kilburn.version SET number = 0"]
+)
 def test_a_schema_without_a_number_is_not_kilburns(url: str, statement: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(statement)

@@ -143,8 +143,6 @@ class Histories:
         """System prompts without a summary, by digest: a client sends the same one with every new session, and it may be long."""
         self._replies = ReplyPlaces()
         """Where a reply is that its provider keeps."""
-        self._caught_up = False
-        """Whether the notes of replies were read that are older than the store's index of them."""
 
     # What a history says
 
@@ -239,14 +237,7 @@ class Histories:
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
                     return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
-        found = None
-        if not self._caught_up:
-            for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
-                with suppress(StoreCorrupt):
-                    for noted, place in () if info.damaged else self._notes(info):
-                        found = place if noted == key else found
-            self._caught_up = True
-        return found
+        return None
 
     def _notes(self, info: SegmentInfo, after: int = 0) -> Iterator[tuple[str, ReplyPlace]]:
         """Read where replies are from the notes of a session behind event `after`, and remember it."""
@@ -593,8 +584,8 @@ class Histories:
         return near, common
 
     def _unkept(self, request: _Request) -> list[Conversation]:
-        """Sessions of this root of which the store does not have what they said: something was forgotten, their last request was
-        cut short, or they are older than that. From now on it has, unless something was forgotten."""
+        """Sessions of this root without a complete history in the store: something was forgotten, their last request was cut
+        short, or they were imported. Completes it, unless something was forgotten."""
         found = []
         for name in self.store.backend.unkept(request.root, request.user, FORKS):
             conversation = self._conversation(name, request)
@@ -614,8 +605,8 @@ class Histories:
         return conversation if conversation is not None and conversation.user == request.user else None
 
     def _keep(self, conversation: Conversation) -> None:
-        """Have the store keep what a session has said where no append brought it: a session that is older than that, or that was
-        cut short. No request fails by it: it can be made again from the pages."""
+        """Store the history of a session that was imported or cut short, which no append has stored. No request fails by it: it
+        can be made again from the pages."""
         backend, session = self.store.backend, conversation.session
         with suppress(StoreError):
             with session.lock:

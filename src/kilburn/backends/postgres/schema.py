@@ -4,8 +4,8 @@ Every key begins with the tenant. The tables are not partitioned: a partition fo
 through all of them; as the tenant is in every key, they can be distributed by it later. Row-level security is the second wall:
 the role `kilburn_rows` owns nothing, and sees only rows of the tenant that its transaction says; without one it sees none.
 
-The single row of `kilburn.version` holds the number of the schema. `SCRIPT` makes the newest schema in an empty database; a
-database with a lower number is brought up to date by `MIGRATIONS`, forwards only.
+The single row of `kilburn.version` holds the number of the schema. A newer schema and one of a development version before the
+first release are refused.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OLDEST = 150000
 MAINTAINS = 170000
 """The first in which who does not own a table may be allowed to vacuum it."""
 
-VERSION = 1
-"""The number of the schema that `SCRIPT` makes."""
+SCHEMA = 1
+"""The number of the schema in `TABLES`."""
 
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {}
-"""For each number after 1, in ascending order, the function that migrates a schema from the number before."""
+"""Functions that change a schema with this number to the next one; `prepare_schema` calls them in one transaction."""
 
-SCRIPT = """
+TABLES = """
 CREATE SCHEMA kilburn;
 
 CREATE TABLE kilburn.version(number bigint NOT NULL);
@@ -390,6 +390,12 @@ OF_TENANTS = (
 SHARED = ("key", "allowance", "running")
 """The tables that the gateways over a database share, whatever tenants they serve."""
 
+_RELATIONS = (
+    "SELECT to_regnamespace('kilburn') IS NOT NULL, to_regclass('kilburn.version') IS NOT NULL,"
+    " to_regclass('kilburn.process') IS NOT NULL"
+)
+"""Whether there are a schema, its number, and the table `process`, which only development versions had."""
+
 _WALL = sql.SQL(
     "ALTER TABLE {table} ENABLE ROW LEVEL SECURITY; ALTER TABLE {table} FORCE ROW LEVEL SECURITY;"
     " CREATE POLICY own ON {table} USING (tenant = (SELECT nullif(current_setting('kilburn.tenant', true), '')::bigint));"
@@ -411,7 +417,7 @@ _RIGHTS = sql.SQL(
 
 def _create(connection: Connection) -> None:
     """Make the schema, with row-level security and the rights of the role."""
-    connection.execute(SCRIPT)
+    connection.execute(TABLES)
     _make_role(connection)
     role = sql.Identifier(ROLE)
     for name in OF_TENANTS:
@@ -421,16 +427,15 @@ def _create(connection: Connection) -> None:
             connection.execute(sql.SQL("GRANT MAINTAIN ON {table} TO {role}").format(table=table, role=role))
     shared = sql.SQL(", ").join(sql.Identifier("kilburn", name) for name in SHARED)
     connection.execute(_RIGHTS.format(role=role, shared=shared))
-    connection.execute("INSERT INTO kilburn.version(number) VALUES(%s)", (VERSION,))
+    connection.execute("INSERT INTO kilburn.version(number) VALUES(%s)", (SCHEMA,))
 
 
 def _migrate(connection: Connection) -> None:
-    """Run the migrations that a schema lacks. A program that finds another at this waits for it, and then has nothing to run."""
+    # Another program may have migrated the schema while this one waited for the lock.
     ((number,),) = connection.execute("SELECT number FROM kilburn.version FOR UPDATE").fetchall()
-    for target, migration in MIGRATIONS.items():
-        if target > number:
-            migration(connection)
-    connection.execute("UPDATE kilburn.version SET number = %s", (VERSION,))
+    for step in range(number, SCHEMA):
+        MIGRATIONS[step](connection)
+    connection.execute("UPDATE kilburn.version SET number = %s", (SCHEMA,))
 
 
 _RACED = (
@@ -443,21 +448,21 @@ _RACED = (
 """Another program does the same at this moment."""
 
 
-def migrate(connection: Connection, place: str) -> None:
-    """Make the schema where there is none, and bring an older one up to date; one that is current stays as it is.
+def prepare_schema(connection: Connection, place: str) -> None:
+    """Create the schema where there is none, or migrate an older one, in one transaction.
 
     Raises:
         StoreVersion: the server is too old, or the schema is a newer Kilburn's or a development version's.
-        StoreCorrupt: a schema that is not Kilburn's. StoreReadOnly: the user may not make it.
+        StoreCorrupt: not Kilburn's schema. StoreReadOnly: the user may not create it.
     """
     check_server(connection, place)
     for _ in range(20):
-        number = version(connection, place)
-        if number == VERSION:
+        number = schema_number(connection, place)
+        if number == SCHEMA:
             return
         try:
             with patient(connection):
-                if number is None:
+                if number == 0:
                     _create(connection)
                 else:
                     _migrate(connection)
@@ -478,36 +483,31 @@ def check_server(connection: Connection, place: str) -> None:
         raise StoreVersion(what, advice=f"use PostgreSQL {OLDEST // 10000} or newer")
 
 
-def version(connection: Connection, place: str) -> int | None:
-    """Return the number of the schema, or None where there is no schema.
+def schema_number(connection: Connection, place: str) -> int:
+    """Return the number of the database's schema, or 0 where there is none.
 
     Raises:
-        StoreVersion: it is a newer Kilburn's, or a development version's. StoreCorrupt: it is not Kilburn's.
+        StoreVersion: the schema of a newer Kilburn, or of a development version. StoreCorrupt: not Kilburn's schema.
     """
-    ((schema, table, development),) = connection.execute(_KNOWN).fetchall()
+    ((schema, numbered, development),) = connection.execute(_RELATIONS).fetchall()
     if not schema:
-        return None
+        return 0
     if development:
-        what = f"{place} was written by a development version of Kilburn, before version 0.1.0"
-        advice = (
-            "`kilburn export` each tenant with the version that wrote it, then `kilburn import` into a new database with this"
+        raise StoreVersion(
+            f"{place} was written by a development version of Kilburn, before 0.1.0",
+            advice="export each tenant with the version that wrote it (`kilburn export --db URL --out all.jsonl`), then import it"
+            " into a new database (`kilburn import all.jsonl --db NEW`)",
         )
-        raise StoreVersion(what, advice=advice)
-    numbers = connection.execute("SELECT number FROM kilburn.version").fetchall() if table else []
-    if len(numbers) != 1:
+    numbers = connection.execute("SELECT number FROM kilburn.version").fetchall() if numbered else []
+    if len(numbers) != 1 or numbers[0][0] < 1:
         raise StoreCorrupt(f"{place} has a schema kilburn that is not Kilburn's", advice="give another database")
     number = int(numbers[0][0])
-    if number > VERSION:
-        what = f"{place} has schema {number}, and this Kilburn knows schemas up to {VERSION}"
-        raise StoreVersion(what, advice="use the Kilburn that wrote it, or a newer one")
+    if number > SCHEMA:
+        raise StoreVersion(
+            f"{place} has schema {number}, and this Kilburn supports schema {SCHEMA}",
+            advice="use the Kilburn that wrote it, or a newer one",
+        )
     return number
-
-
-_KNOWN = (
-    "SELECT to_regnamespace('kilburn') IS NOT NULL, to_regclass('kilburn.version') IS NOT NULL,"
-    " to_regclass('kilburn.process') IS NOT NULL"
-)
-"""Whether there are a schema, its number, and the table by which a schema of a development version is known."""
 
 
 def _make_role(connection: Connection) -> None:

@@ -103,7 +103,8 @@ class Postgres:
 
     Raises:
         StoreUnavailable: the server cannot be reached, or lets this user not in.
-        StoreVersion: a server that is too old, or a store of a newer Kilburn. StoreCorrupt: another's schema.
+        StoreVersion: a server that is too old, or a store of a newer Kilburn or of a development version.
+        StoreCorrupt: another's schema.
         StoreReadOnly: the user lacks a right, or the server is a replica.
         StoreError: `readonly`, and there is no store. SpecError: no URL, or no name of a tenant.
     """
@@ -145,11 +146,11 @@ class Postgres:
         with connected(self._url, "opening") as connection:
             if self.readonly:
                 schema.check_server(connection, self.path)
-                if schema.version(connection, self.path) is None:
+                if schema.schema_number(connection, self.path) == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="`kilburn chat` or `kilburn copy` makes one")
                 self._halves = halves.found_halves(connection)
             else:
-                schema.migrate(connection, self.path)
+                schema.prepare_schema(connection, self.path)
                 self._halves = halves.add_halves(connection)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
 
@@ -349,7 +350,7 @@ class Postgres:
         wanted = set(pages)
         select = (
             "SELECT citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s AND segment = %s"
-            f" AND page = ANY(%s::bigint[]) AND NOT {writing.CITES_ITSELF}"
+            f" AND page = ANY(%s::bigint[]) AND NOT {citations.LEAVES}"
         )
 
         def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:

@@ -46,9 +46,6 @@ _LOCK = (
     f" (SELECT {SEGMENT}, epoch FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id FOR UPDATE{{wait}}) AS own"
 )
 
-CITES_ITSELF = "(citing_segment = segment AND citing_page = page)"
-"""Holds for a row of `citation` that marks a page as being forgotten."""
-
 _CITED = (
     "SELECT cited.segment, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own"
     f" CROSS JOIN (VALUES(cited.page), ({citations.WHOLE})) AS named(page) WHERE own.tenant = %s AND own.segment = cited.segment"
