@@ -431,10 +431,10 @@ DROP TRIGGER vector_gone ON kilburn.vector;
 DROP FUNCTION kilburn.fill_half, kilburn.leave_near, kilburn.half_of, kilburn.half;
 ALTER TABLE kilburn.vector DROP COLUMN half;
 """
-"""Makes a database what it was before the server looked through vectors."""
+"""Makes a database what it is where pgvector was installed after the store was made."""
 
 
-def test_a_database_of_before_is_filled_in_and_taken_up_again_where_that_was_cut_short(url: str) -> None:
+def test_vectors_from_before_pgvector_are_filled_in_and_taken_up_again_where_that_was_cut_short(url: str) -> None:
     vectors = units(3 * halves.STEP, 8, 5)
     with Postgres(url) as backend:
         fill(backend, vectors, [len(vectors)])
