@@ -263,7 +263,7 @@ def test_the_index_is_used_and_nobody_elses_rows_are_read(large: Large) -> None:
 
 def test_a_search_by_words_reads_nobody_elses_rows(large: Large) -> None:
     def search(statements: Statements) -> object:
-        return Postings(statements, large.small._number, large.small._version).search("text 7", Extents([(1, 30, 200)]), 10)
+        return Postings(statements, large.small._number).search("text 7", Extents([(1, 30, 200)]), 10)
 
     told = explained(large.small, search)
     assert told.plans
