@@ -191,9 +191,11 @@ class Large:
 
 @pytest.fixture(scope="module")
 def large(_databases: Any) -> Iterator[Large]:
-    made = Large(_databases.new())
+    url = _databases.new()
+    made = Large(url)
     yield made
     made.close()
+    _databases.drop(url)
 
 
 def recall(large: Large, segments: Collection[int] | None) -> float:
