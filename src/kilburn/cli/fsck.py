@@ -206,8 +206,9 @@ def _differs(backend: Backend, info: SegmentInfo, window: WindowState) -> bool:
 
 
 def _described(state: State) -> str:
+    importance = f", importance {state.importance:g}" if state.importance else ""
     until = f", until {state.until:.0f}" if state.until is not None else ""
-    return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}{until}"
+    return f"{state.at}{', pinned' if state.pinned else ''}{importance}{until}"
 
 
 def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:
