@@ -234,7 +234,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreVersion(StoreError):
-    """The store was written by a newer Kilburn or by a development version before 0.1.0, or SQLite or PostgreSQL is too old."""
+    """The store was written by a newer Kilburn or a development version, or SQLite or PostgreSQL is too old."""
 
 
 class ModelError(KilburnError):

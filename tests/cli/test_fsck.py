@@ -151,6 +151,17 @@ def test_a_truncated_file_is_found(folded: Path) -> None:
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("arguments", [(), ("--repair",)])
+def test_a_file_of_a_development_version_is_not_reported_as_damaged(folded: Path, arguments: tuple[str, ...]) -> None:
+    db = apsw.Connection(str(folded))
+    db.pragma("application_id", 0x4B494C42)
+    db.pragma("user_version", 8)
+    db.close()
+    refused = kilburn("fsck", *arguments, "--db", folded)
+    assert (refused.status, refused.out) == (1, "")
+    assert "kilburn export" in refused.err
+
+
 def test_forget_asks_and_without_anybody_to_ask_does_nothing(db: Path) -> None:
     said = program("forget", "light", "p2", "--db", db, folder=db.parent)
     assert said.status == 2

@@ -249,7 +249,7 @@ def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str,
         "trust": Trust(page.trust).name.lower(),
         "at": state.at,
         "pinned": state.pinned,
-        "mark": state.importance,
+        "importance": state.importance,
         "message": page.message,
         "group": address_of(page.group) if page.group else None,
         "call": page.call,
@@ -275,7 +275,7 @@ def _page_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _marks(row: dict[str, Any]) -> str:
-    return ", ".join((["pinned"] if row["pinned"] else []) + ([f"mark {row['mark']:g}"] if row["mark"] else []))
+    return ", ".join((["pinned"] if row["pinned"] else []) + ([f"importance {row['importance']:g}"] if row["importance"] else []))
 
 
 def _card(row: dict[str, Any]) -> str:

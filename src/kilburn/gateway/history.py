@@ -239,7 +239,7 @@ class Histories:
                     return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
         return None
 
-    def _notes(self, info: SegmentInfo, after: int = 0) -> Iterator[tuple[str, ReplyPlace]]:
+    def _notes(self, info: SegmentInfo, after: int) -> Iterator[tuple[str, ReplyPlace]]:
         """Read where replies are from the notes of a session behind event `after`, and remember it."""
         for event in self.store.backend.events(info.number, after, Act.NOTE):
             if "reply" in event.data:

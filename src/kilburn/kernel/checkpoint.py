@@ -63,7 +63,7 @@ class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     stats: Stats
     filled: float
     evicted: dict[int, int]
-    standing: list[list[int]] = []
+    standing: list[list[int]]
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -589,7 +589,7 @@ class Kernel:
         return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
     def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Unpack[Data]) -> None:
-        """Pin or unpin pages, or set their importance (`mark`, from 0 to 1), inside the current batch.
+        """Pin or unpin pages, or set their importance (from 0 to 1), inside the current batch.
 
         Raises:
             PinsExceedWindow: the pins would not fit; the caller undoes. UnknownAddress, Forgotten, StoreCorrupt.

@@ -364,9 +364,9 @@ class WindowState:
             case Act.PIN | Act.UNPIN:
                 for number in event.pages:
                     self._set(number, msgspec.structs.replace(self.states[number], pinned=event.act is Act.PIN))
-            case Act.REMEMBER:
+            case Act.RATE:
                 for number in event.pages:
-                    self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["mark"]))
+                    self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["importance"]))
         if "standing" in event.data:
             standing = unpacked(event.data["standing"])
             if not self.pages.has_all(set(standing)):
