@@ -1,4 +1,4 @@
-"""What gateways over one database share besides the store: what they have let in together, and a place for the keys that let in.
+"""Counts what the gateways over one database let in together.
 
 What was let in is counted by a function of the database, so it takes one round trip, and its clock is the database's. Its tables
 are not logged: nothing waits for the disk, and after a crash of the server everyone begins with full allowances.
