@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,6 +172,7 @@ def test_every_test_asserts_something() -> None:
 
 def test_half_a_record_of_coverage_is_removed_and_a_whole_one_stays(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """One that can be opened but not combined would end a run whose tests passed."""
+    coverage = pytest.importorskip("coverage")
     [checks] = [each for each in pytestconfig.pluginmanager.get_plugins() if hasattr(each, "remove_torn")]
     whole, half, rest = (tmp_path / f".coverage.{name}" for name in ("whole", "half", "rest"))
     for path in (whole, half):
