@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from effort import pairs
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
@@ -179,9 +180,7 @@ def test_policies_that_need_no_model_ask_none(spec: str) -> None:
     assert not model.requests
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("spec", ASKING)
+@pytest.mark.parametrize(("spec", "way"), pairs(ASKING, list(WAYS)))
 def test_whatever_the_model_says_nothing_is_lost_and_nobody_asks_again_and_again(spec: str, way: str) -> None:
     answer, outcome = WAYS[way]
     model = Scripted([answer] * 2000)
