@@ -213,11 +213,11 @@ MUTANTS = (
         "memory/test_recall.py kernel/test_collection.py",
     ),
     Mutant(
-        "law 9: a search finds what is merely proposed",
+        "law 9: what is merely proposed is in the index",
         "collections/collecting.py",
-        "if state.at in (Place.PROPOSED, Place.DROPPED) or not page.digest",
-        "if state.at is Place.DROPPED or not page.digest",
-        "memory/test_recall.py kernel/test_collection.py",
+        "if place is Place.OUT:\n            self.index.append(number)",
+        "if place:\n            self.index.append(number)",
+        "kernel/test_collection.py kernel/test_collection_machine.py",
     ),
     Mutant(
         "law 10: a tenant opens another's session by its name",
@@ -352,7 +352,7 @@ MUTANTS = (
         "backends/sqlite.py",
         'db.pragma("synchronous", synchronous)',
         'db.pragma("synchronous", "OFF")',
-        "backends/test_sqlite.py backends/test_faults.py",
+        "kernel/test_faults.py backends/test_faults.py backends/test_sqlite.py",
     ),
     Mutant(
         "forgotten bytes stay in the file's free pages",
