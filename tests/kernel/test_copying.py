@@ -147,7 +147,6 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         assert backend.findings() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fresh", "going on"])
 def test_killed_at_every_step_it_goes_on(tmp_path: Path, how: str) -> None:
     fill(tmp_path / "a.db")

@@ -252,7 +252,6 @@ with kilburn.open(sys.argv[1], window=4000, policy="fifo", tokenizer="chars/4", 
 """
 
 
-@pytest.mark.slow
 def test_a_kill_between_any_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "agent.db")
     with kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
