@@ -32,6 +32,7 @@ SPECS = [
     "chain(clear_thinking, clear_tool_uses(keep=0, clear_tool_inputs=True), compact(trigger=None, keep=1))",
     "agentfold(trigger=500, to=40)",
     "mem1(cap=20)",
+    "chain(mem1, fifo)",
     "free(every=90, least=0)",
     "chain(free(every=150), hybrid)",
     "comem(every=1)",
@@ -43,6 +44,7 @@ def test_shipped_policies_keep_the_contract(spec: str) -> None:
     check_policy(lambda: resolve("policies", spec), windows=(300, 1200) if FULL else (300,), seeds=(3,))
 
 
+@pytest.mark.slow
 def test_a_policy_that_asks_keeps_the_contract_whatever_it_is_told() -> None:
     check_policy(
         lambda: resolve("policies", "summarize"),
