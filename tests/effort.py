@@ -1,12 +1,17 @@
 """How much work a repeated test does: little in the default run, much in `run.py test --all`.
 
 `run.py test --all` sets `KILBURN_TESTS=all`. Tests that repeat a random experiment (Hypothesis examples, kills, writers)
-ask `rounds` for the number of repetitions, so one test serves both runs.
+ask `rounds` for the number of repetitions, and tests of combinations ask `pairs`, so one test serves both runs.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+First, Second = TypeVar("First"), TypeVar("Second")
 
 FULL = os.environ.get("KILBURN_TESTS") == "all"
 """Whether this is the run of `run.py test --all`."""
@@ -15,3 +20,11 @@ FULL = os.environ.get("KILBURN_TESTS") == "all"
 def rounds(default: int, full: int) -> int:
     """Return the number of repetitions for this run: `full` under `run.py test --all`, else `default`."""
     return full if FULL else default
+
+
+def pairs(first: Sequence[First], second: Sequence[Second]) -> list[tuple[First, Second]]:
+    """Return every combination of two lists under `run.py test --all`; else as few as have each value of both lists."""
+    if FULL:
+        return list(itertools.product(first, second))
+    count = max(len(first), len(second))
+    return [(first[number % len(first)], second[number % len(second)]) for number in range(count)]

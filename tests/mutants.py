@@ -1,28 +1,34 @@
-"""Breaks the code on purpose, one place at a time, and reports which breaks the tests notice.
+"""Break the code on purpose, one place at a time, and report which defects the default tests detect.
 
-    python tests/mutants.py              every mutant
-    python tests/mutants.py NAME ...     some of them
-    python tests/mutants.py --list       their names, and whether the text that each changes is in the code
+    python tests/mutants.py                  run every mutant
+    python tests/mutants.py NAME ...         run the mutants whose names contain one of these texts, such as "law 9:"
+    python tests/mutants.py --workers 2      run two at a time, each in its own copy of the checkout
+    python tests/mutants.py --list           print the names, and the mutants that do not fit the code
 
-A mutant replaces one piece of text in a copy of the checkout and runs the tests that should fail then. A text that is not
-found exactly once is an error: bring the mutant up to date with the code. The exit status is 1 where a mutant survives.
+A mutant replaces one piece of text in a copy of the checkout and runs the tests that should fail then, as `pytest` selects them
+by default (no slow tests), up to the first that fails. A text that does not occur exactly once is an error: bring the mutant up
+to date with the code. The exit status is 1 if a mutant survives.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("src", "kv", "lab", "tests", "conftest.py", "pyproject.toml")
-SECONDS = 600
-"""How long the tests of one mutant may run; a mutant that hangs is noticed."""
+COPIED = ("src", "kv", "lab", "tests", "docs", "examples", "README.md", "conftest.py", "pyproject.toml", "run.py")
+TIMEOUT = 1200
+"""Seconds that the tests of one mutant may run. A mutant that hangs is detected."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,10 @@ class Mutant:
     """A defect.
 
     Args:
-        name: what goes wrong.
-        file: below src/kilburn.
-        old, new: the text there, and what takes its place.
-        tests: below tests/, separated by blanks.
+        name: what goes wrong; "law N: ..." if it breaks one of the ten laws of docs/design/architecture.md.
+        file: the changed file, below src/kilburn.
+        old, new: the text to replace, and its replacement.
+        tests: test files below tests/, separated by blanks, the likeliest detector first.
     """
 
     name: str
@@ -46,65 +52,65 @@ class Mutant:
 MUTANTS = (
     # The kernel: the laws of moves.
     Mutant(
-        "a pinned page may leave",
+        "law 3: a pinned page may leave",
         "kernel/laws.py",
         "if page in window.pins:",
         "if page in ():",
         "kernel/test_pins.py",
     ),
     Mutant(
-        "the user's latest message may leave",
+        "law 3: the user's latest message may leave",
         "kernel/laws.py",
         "if standing is not None and change.at.get(standing, Place.IN) != Place.IN and",
         "if standing is None and",
         "kernel/test_request.py kernel/test_pins.py",
     ),
     Mutant(
-        "a retired page may be loaded",
+        "law 9: a retired page may be loaded",
         "kernel/laws.py",
         "if window.at(page.id) == Place.RETIRED:",
         "if window.at(page.id) == Place.DROPPED:",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "a fold of a fold is allowed",
+        "law 4: a fold of a fold is allowed",
         "kernel/laws.py",
         "if deepest >= depth:",
         "if deepest > depth:",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "a fold may overlap another in part",
+        "law 4: a fold may overlap another in part",
         "kernel/laws.py",
         "left = window.stand_ins.of(fold) - chosen\n        if left:",
         "left = window.stand_ins.of(fold) - chosen\n        if left and not chosen:",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "an excerpt may quote a page that it does not cite",
+        "law 4: an excerpt may quote a page that it does not cite",
         "kernel/laws.py",
         "if {page for page, _ in move.parts} - set(move.pages):",
         "if {page for page, _ in move.parts} - set(window.pages):",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "an empty summary replaces its sources",
+        "law 5: an empty summary replaces its sources",
         "kernel/laws.py",
         "if move.text is not None and not move.text.strip():",
         "if move.text is not None and not move.text:",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "a call may leave before its result comes",
+        "law 6: a call may leave before its result comes",
         "kernel/laws.py",
         "if acts_as is Kind.CALL and any(map(awaited, (page.id, *page.sources))):",
         "if acts_as is Kind.CALL and any(map(awaited, page.sources)):",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "forgetting stops where a session ends",
-        "kernel/forgetting.py",
-        "in store.citing(number, more) if more else ():",
+        "law 1: forgetting stops where a session ends",
+        "forgetting/closure.py",
+        "in backend.citing(number, more) if more else ():",
         "in ():",
         "kernel/test_forget.py kernel/test_collection.py",
     ),
@@ -116,7 +122,7 @@ MUTANTS = (
         "kernel/test_laws.py",
     ),
     Mutant(
-        "a fold has the trust of the system",
+        "law 7: a fold has the trust of the system",
         "kernel/folding.py",
         "least = min(least, window.pages[page].trust)",
         "least = max(least, window.pages[page].trust)",
@@ -128,6 +134,104 @@ MUTANTS = (
         "if end < len(text):\n        pieces.append",
         "if end < len(text) - 40:\n        pieces.append",
         "kernel/test_laws.py",
+    ),
+    Mutant(
+        "law 1: a policy may forget",
+        "kernel/kernel.py",
+        'if policy != "user":\n                    raise LawBroken(1,',
+        'if policy == "kernel":\n                    raise LawBroken(1,',
+        "kernel/test_laws.py",
+    ),
+    Mutant(
+        "law 2: where a policy frees too little, the kernel frees nothing",
+        "kernel/planning.py",
+        "        if kernel.excess:\n            self.enforce(eases=eases)",
+        "        if kernel.excess and eases:\n            self.enforce(eases=eases)",
+        "kernel/test_laws.py kernel/test_process.py policies/test_conformance.py",
+    ),
+    Mutant(
+        "law 2: a message larger than the window is shown whole",
+        "kernel/planning.py",
+        "window.at(number) == Place.IN and page.tokens > room and",
+        "window.at(number) == Place.IN and page.tokens > 9 * room and",
+        "kernel/test_oversize.py kernel/test_process.py",
+    ),
+    Mutant(
+        "law 4: a policy's fact needs no source",
+        "collections/collecting.py",
+        "if not evidence and not by_person and self.info.kind is SegmentKind.MEMORY:",
+        "if not evidence and not by_person and self.info.kind is SegmentKind.SESSION:",
+        "kernel/test_collection.py",
+    ),
+    Mutant(
+        "law 5: a plan that breaks a law is carried out in part",
+        "kernel/consultation.py",
+        "        except KernelError as error:\n            self.kernel.undo(point)\n",
+        "        except KernelError as error:\n",
+        "kernel/test_laws.py kernel/test_drive.py kernel/test_steps.py policies/test_misbehaving.py",
+    ),
+    Mutant(
+        "law 6: a fold may take a call and leave its result",
+        "kernel/laws.py",
+        "if left is not None and behind is not None:",
+        "if left is not None and behind is not None and left < 0:",
+        "kernel/test_laws.py",
+    ),
+    Mutant(
+        "law 7: what an agent learns after an untrusted read is in force at once",
+        "collections/collecting.py",
+        "held = not by_person and (self.tainted or waits) and",
+        "held = not by_person and waits and",
+        "kernel/test_collection.py memory/test_taint.py",
+    ),
+    Mutant(
+        "law 8: a checkpoint loses the pins",
+        "kernel/checkpoint.py",
+        "State(at=states[page].at, pinned=pinned, importance=importance)",
+        "State(at=states[page].at, pinned=False, importance=importance)",
+        "kernel/test_checkpoint.py kernel/test_pins.py kernel/test_reopen.py",
+    ),
+    Mutant(
+        "law 8: replay gives a page of another counter its old cost",
+        "kernel/replay.py",
+        "            window.costs.update(_costs(backend, ChainMap(dict(pages), window.pages), foreign, counter))\n",
+        "            _costs(backend, ChainMap(dict(pages), window.pages), foreign, counter)\n",
+        "kernel/test_reopen.py kernel/test_checkpoint.py",
+    ),
+    Mutant(
+        "law 9: a search about a time finds what began later",
+        "collections/collecting.py",
+        "return (begins is None or begins <= at) and",
+        "return",
+        "memory/test_recall.py kernel/test_collection.py",
+    ),
+    Mutant(
+        "law 9: a search finds what is true no longer",
+        "collections/collecting.py",
+        " and (until is None or at < until)",
+        "",
+        "memory/test_recall.py kernel/test_collection.py",
+    ),
+    Mutant(
+        "law 9: what is merely proposed is in the index",
+        "collections/collecting.py",
+        "if place is Place.OUT:\n            self.index.append(number)",
+        "if place:\n            self.index.append(number)",
+        "kernel/test_collection.py kernel/test_collection_machine.py",
+    ),
+    Mutant(
+        "law 10: a tenant opens another's session by its name",
+        "backends/sealed.py",
+        'f"{_SESSIONS} WHERE tenant = ? AND name = ?"',
+        'f"{_SESSIONS} WHERE tenant <= ? + tenant AND name = ?"',
+        "backends/test_sqlite.py kernel/test_forget.py",
+    ),
+    Mutant(
+        "law 10: a tenant sees the sessions of all",
+        "backends/sealed.py",
+        'f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id"',
+        'f"{_SESSIONS} NOT INDEXED WHERE tenant <= ? + tenant ORDER BY id"',
+        "backends/test_sqlite.py kernel/test_forget.py",
     ),
     # The kernel: the window's figures, the prompt, replay.
     Mutant(
@@ -166,28 +270,28 @@ MUTANTS = (
         "kernel/test_ledger.py kernel/test_process.py",
     ),
     Mutant(
-        "a page that is unpinned stays pinned",
+        "law 8: a page that is unpinned stays pinned",
         "kernel/window.py",
         "pinned=event.act is Act.PIN",
         "pinned=True",
         "kernel/test_pins.py",
     ),
     Mutant(
-        "a call without a result is sent",
+        "law 6: a call without a result is sent",
         "kernel/render.py",
         "if part.kind is Kind.CALL and part.call not in answered]",
         "if part.kind is Kind.CALL and part.call in answered]",
         "kernel/test_window.py kernel/test_abandoned.py kernel/test_loop.py",
     ),
     Mutant(
-        "a message may claim more trust than its role has",
+        "law 7: a message may claim more trust than its role has",
         "wire/form.py",
         "message.trust > TRUST_OF_ROLE[role]:",
         "message.trust > TRUST_OF_ROLE[role] + 9:",
         "kernel/test_laws.py",
     ),
     Mutant(
-        "recalled words keep the trust of whoever repeats them",
+        "law 7: recalled words keep the trust of whoever repeats them",
         "kernel/admission.py",
         "return min([lowest, *trusts, *(there[source].trust for source in message.sources)])",
         "return min([lowest, *trusts])",
@@ -217,115 +321,115 @@ MUTANTS = (
     # The stores.
     Mutant(
         "a text is not compared with its digest",
-        "stores/codec.py",
+        "backends/codec.py",
         "if hashlib.sha256(data).digest() != digest:",
         "if not digest:",
-        "stores/test_sqlite.py",
+        "backends/test_sqlite.py",
     ),
     Mutant(
         "no row is compared with its seal",
-        "stores/sealed.py",
-        "return seal == seal_of(*values) if self.seals else True",
-        "return True",
-        "stores/test_damage.py",
+        "backends/sealed.py",
+        "return seal == seal_of(*values)",
+        "return True or seal == seal_of(*values)",
+        "backends/test_damage.py",
     ),
     Mutant(
-        "a tenant may read another's session by its number",
-        "stores/sealed.py",
+        "law 10: a tenant may read another's session by its number",
+        "backends/sealed.py",
         'f"{_SESSIONS} WHERE id = ? AND tenant = ?"',
         'f"{_SESSIONS} WHERE id = ? AND tenant >= ? - tenant"',
-        "stores/test_contract.py stores/test_sqlite.py",
+        "backends/test_contract.py backends/test_sqlite.py",
     ),
     Mutant(
-        "an error leaves half a transaction behind",
-        "stores/connection.py",
+        "law 5: an error leaves half a transaction behind",
+        "backends/connection.py",
         '            try:\n                db.execute("ROLLBACK")',
         '            try:\n                db.execute("COMMIT")',
-        "stores/test_contract.py stores/test_interrupts.py stores/test_sqlite.py",
+        "backends/test_contract.py backends/test_interrupts.py backends/test_sqlite.py",
     ),
     Mutant(
         "a commit need not reach the disk",
-        "stores/sqlite.py",
+        "backends/sqlite.py",
         'db.pragma("synchronous", synchronous)',
         'db.pragma("synchronous", "OFF")',
-        "stores/test_sqlite.py stores/test_faults.py",
+        "kernel/test_faults.py backends/test_faults.py backends/test_sqlite.py",
     ),
     Mutant(
         "forgotten bytes stay in the file's free pages",
-        "stores/sqlite.py",
+        "backends/sqlite.py",
         'db.pragma("secure_delete", True)',
         'db.pragma("secure_delete", False)',
-        "stores/test_erasure.py",
+        "backends/test_erasure.py",
     ),
     Mutant(
         "forgotten bytes stay between the rows",
-        "stores/sqlite.py",
+        "backends/sqlite.py",
         "damaged = wipe(self._db)",
         "damaged = []",
-        "stores/test_erasure.py",
+        "backends/test_erasure.py",
     ),
     Mutant(
         "forgotten bytes come back from a page in memory",
-        "stores/sqlite.py",
+        "backends/sqlite.py",
         "        self._db.release_memory()\n",
         "",
-        "stores/test_erasure.py",
+        "backends/test_erasure.py",
     ),
     Mutant(
         "forgotten words lead to the pages of the text index",
-        "stores/textindex.py",
+        "backends/textindex.py",
         "        self._reguide_past(words)\n",
         "",
-        "stores/test_erasure.py",
+        "backends/test_erasure.py",
     ),
     Mutant(
         "rows of a damaged page are overwritten",
-        "stores/slack.py",
+        "backends/slack.py",
         "    if fragments != len(page) - last:\n",
         "    if False:\n",
-        "stores/test_erasure.py",
+        "backends/test_erasure.py",
     ),
     Mutant(
         "other users may read the file",
-        "stores/sqlite.py",
+        "backends/sqlite.py",
         "os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600",
         "os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644",
-        "stores/test_sqlite.py",
+        "backends/test_sqlite.py",
     ),
     Mutant(
         "a damaged session is begun anew under its name",
-        "stores/sqlite.py",
-        "if same or there < self._sessions_made() or any(",
+        "backends/sqlite.py",
+        "if same or there < made or any(",
         "if same or any(",
-        "stores/test_damage.py",
+        "backends/test_damage.py",
     ),
     Mutant(
         "forgotten words stay in the text index",
-        "stores/transaction.py",
-        "self._index.remove((first, last, content_of(self._db, self._process, page)) for first, last, page in ranges)",
+        "backends/transaction.py",
+        "self._index.remove((first, last, content_of(self._db, self._segment, page)) for first, last, page in ranges)",
         "self._index.remove(())",
-        "stores/test_erasure.py stores/test_search.py stores/test_contract.py",
+        "backends/test_erasure.py backends/test_search.py backends/test_contract.py",
     ),
     Mutant(
         "forgotten words stay in quarantine",
-        "stores/transaction.py",
-        '        self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._process,))\n',
-        "",
-        "stores/test_damage.py stores/test_erasure.py",
+        "backends/transaction.py",
+        '"DELETE FROM quarantine WHERE ',
+        '"DELETE FROM quarantine WHERE 0 AND ',
+        "backends/test_damage.py backends/test_erasure.py",
     ),
     Mutant(
         "a text that two pages share is erased with the first",
-        "stores/transaction.py",
-        'WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"',
-        'WHERE id = ?1"',
-        "stores/test_erasure.py stores/test_contract.py stores/test_machine.py",
+        "backends/contenttable.py",
+        '"NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND ',
+        '"',
+        "backends/test_erasure.py backends/test_contract.py backends/test_machine.py",
     ),
     Mutant(
-        "a forgotten page keeps its mark",
-        "stores/transaction.py",
-        "_stand(self._process, number, State(Place.DROPPED))",
-        "_stand(self._process, number, State(Place.DROPPED, pinned=True))",
-        "stores/test_erasure.py stores/test_contract.py stores/test_machine.py kernel/test_forget.py",
+        "a forgotten page stays pinned",
+        "backends/transaction.py",
+        "State(Place.DROPPED))",
+        "State(Place.DROPPED, pinned=True))",
+        "backends/test_erasure.py backends/test_contract.py backends/test_machine.py kernel/test_forget.py",
     ),
     # The wire.
     Mutant(
@@ -436,14 +540,14 @@ MUTANTS = (
     ),
     Mutant(
         "a summary that repeats itself is accepted",
-        "text/judgement.py",
+        "selection/judgement.py",
         "        if share >= 0.34:",
         "        if share >= 0.99:",
         "text/test_judgement.py",
     ),
     Mutant(
         "a summary that copies its source is accepted",
-        "text/judgement.py",
+        "selection/judgement.py",
         "if copied >= 0.8 and",
         "if copied > 1 and",
         "text/test_judgement.py",
@@ -451,70 +555,106 @@ MUTANTS = (
 )
 
 
-def places_of(mutant: Mutant) -> int:
-    """How often the text that it changes is in the code."""
+def occurrences(mutant: Mutant) -> int:
+    """Return how often the text that a mutant replaces occurs in its file."""
     file = ROOT / "src" / "kilburn" / mutant.file
     return file.read_text(encoding="utf-8").count(mutant.old) if file.exists() else 0
 
 
-def copied(folder: Path) -> Path:
-    """A copy of what the tests need."""
+def copy_checkout(folder: Path) -> Path:
+    """Copy what the tests need to a new folder, and return it."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            folder.mkdir(exist_ok=True)
             shutil.copy(source, folder / name)
     return folder
 
 
-def notices(mutant: Mutant, folder: Path) -> str:
-    """Which test notices a mutant in the copy, or "" where none does."""
+def detect(mutant: Mutant, folder: Path) -> str:
+    """Run a mutant's tests in a copy of the checkout. Return the first test that fails, or "" if the mutant survives."""
     target = folder / "src" / "kilburn" / mutant.file
-    whole = target.read_text(encoding="utf-8")
-    target.write_text(whole.replace(mutant.old, mutant.new), encoding="utf-8")
+    original = target.read_text(encoding="utf-8")
+    target.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
     tests = [f"tests/{name}" for name in mutant.tests.split()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder / part) for part in ("src", "kv/src", "lab/src"))}
+    path = os.pathsep.join(str(folder / part) for part in ("src", "kv/src", "lab/src"))
+    # The same random examples for every mutant, and none from the failure of an earlier one.
+    environment = {**os.environ, "PYTHONPATH": path, "HYPOTHESIS_PROFILE": "ci"}
+    environment.pop("KILBURN_TESTS", None)
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        return f"no end within {SECONDS} s"
+        return f"no end within {TIMEOUT} s"
     finally:
-        target.write_text(whole, encoding="utf-8")
-    if done.returncode == 0:
+        target.write_text(original, encoding="utf-8")
+    if run.returncode == 0:
         return ""
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode != 1 or not failed:
-        raise RuntimeError(f"{mutant.name}: pytest ends with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return failed[0].partition(" ")[2].partition(" - ")[0]
+    failures = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if run.returncode not in (1, 2) or not failures:
+        raise RuntimeError(f"{mutant.name}: pytest exits with {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    return failures[0].partition(" ")[2].partition(" - ")[0]
 
 
-def main(names: list[str]) -> int:
-    lost = [
-        f"{mutant.name}: its text is {places_of(mutant)} times in {mutant.file}" for mutant in MUTANTS if places_of(mutant) != 1
+def stale_mutants() -> list[str]:
+    """Describe each mutant that does not fit the code or names a test file that does not exist."""
+    problems = [
+        f"{mutant.name}: its text occurs {occurrences(mutant)} times in {mutant.file}"
+        for mutant in MUTANTS
+        if occurrences(mutant) != 1
     ]
-    lost += [
-        f"{mutant.name}: there is no tests/{name}"
+    missing = [
+        f"{mutant.name}: tests/{name} does not exist"
         for mutant in MUTANTS
         for name in mutant.tests.split()
         if not (ROOT / "tests" / name).exists()
     ]
-    unknown = set(names) - {mutant.name for mutant in MUTANTS} - {"--list"}
-    print(*lost, *(f"no mutant is called {name!r}" for name in unknown), sep="\n", file=sys.stderr)
-    if "--list" in names or lost or unknown:
-        print(*(mutant.name for mutant in MUTANTS), sep="\n")
-        return int(bool(lost or unknown))
-    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    survivors = []
+    return problems + missing
+
+
+def run_mutants(mutants: Sequence[Mutant], workers: int) -> list[str]:
+    """Run mutants, print a line for each, and return the names of the survivors."""
+    survivors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kilburn-mutants-") as scratch:
-        folder = copied(Path(scratch))
-        for mutant in chosen:
-            began = time.monotonic()
-            found = notices(mutant, folder)
-            print(f"{time.monotonic() - began:6.0f} s  {mutant.name}: {found or 'SURVIVES'}", flush=True)
-            survivors += [] if found else [mutant.name]
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} noticed")
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(workers):
+            copies.put(copy_checkout(Path(scratch, str(number))))
+
+        def run(mutant: Mutant) -> None:
+            folder, start = copies.get(), time.monotonic()
+            try:
+                detector = detect(mutant, folder)
+            finally:
+                copies.put(folder)
+            print(f"{time.monotonic() - start:6.0f} s  {mutant.name}: {detector or 'SURVIVES'}", flush=True)
+            if not detector:
+                survivors.append(mutant.name)
+
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(run, mutants):
+                pass
+    return survivors
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line, and return its exit status."""
+    parser = argparse.ArgumentParser(description="Break the code on purpose, and report which defects the tests detect.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only mutants whose names contain this text")
+    parser.add_argument("--list", action="store_true", help="print the names of the mutants, and run nothing")
+    parser.add_argument("--workers", type=int, default=1, help="mutants to run at a time (default: 1)")
+    options = parser.parse_args(arguments)
+    problems = stale_mutants()
+    problems += [f"no mutant's name contains {name!r}" for name in options.names if not any(name in m.name for m in MUTANTS)]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if options.list or problems:
+        print(*(mutant.name for mutant in MUTANTS), sep="\n")
+        return int(bool(problems))
+    mutants = [mutant for mutant in MUTANTS if not options.names or any(name in mutant.name for name in options.names)]
+    survivors = run_mutants(mutants, options.workers)
+    print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants detected")
     return int(bool(survivors))
 
 

@@ -194,12 +194,12 @@ def test_the_next_reply_does_not_wait_for_what_is_being_learned() -> None:
         model = Elsewhere(wait=never)
         agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNS)
         assert agent.run("I live in Porto.").text == "Noted."
-        assert model.began.wait(60)
+        assert model.began.wait(600)
         first = agent.learning
         assert agent.run("And I like tea.").text == "Noted."
         assert not never.is_set()
         # The question that was under way is given up, and what it was about is learned later.
-        assert model.closed.wait(60)
+        assert model.closed.wait(600)
         assert first is not None
         first.result(60)
         never.set()

@@ -25,9 +25,10 @@ from kilburn.prices import Prices
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.recorded import Missing
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.recursion.sandbox import open_sandbox
+from kilburn.recursion.sandbox import Bounds, open_sandbox
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.validity import validate_chat
+from waiting import MINUTES
 
 TEXT = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(20))
 AT_ONCE = Retry(attempts=2, sleep=lambda _: None)
@@ -351,19 +352,18 @@ def test_the_watch_is_shown_runs_below() -> None:
 
 
 def test_refused_calls_are_one_note_and_no_pages() -> None:
-    """10,000 calls in a loop in one cell."""
+    """1,200 calls in a loop in one cell."""
     session, sub = opened(), Answering()
-    code = (
-        "n = 0\nfor i in range(10_000):\n    try:\n        llm_query(f'call {i}')\n        n += 1\n    except Exception: pass\n"
-    )
+    code = "n = 0\nfor i in range(1200):\n    try:\n        llm_query(f'call {i}')\n        n += 1\n    except Exception: pass\n"
     script = [cell(code + "print(n)"), cell('answer["content"] = n' + READY)]
-    result = ask(*script, session=session, sub=sub, limits=Limits(calls=50))
+    # On a busy machine the calls of one cell may take longer than the 60 seconds that a cell usually has.
+    result = ask(*script, session=session, sub=sub, limits=Limits(calls=50), bounds=Bounds(seconds=MINUTES))
     assert result.content == len(sub.asked) == 44
-    assert result.missing == (Missing(prompt="call 44", why="the limit of calls is reached", count=10_000 - 44),)
+    assert result.missing == (Missing(prompt="call 44", why="the limit of calls is reached", count=1200 - 44),)
     assert len(originals(session.branches.open("b1"))) == 1 + 2 * 44
     notes = [event for event in session.events() if "refused" in event.data]
-    assert [(note.data["refused"], note.data["limit"]) for note in notes] == [(10_000 - 44, "calls")]
-    assert f"44 sub-calls answered, {10_000 - 44:,} gave nothing" in said(session)
+    assert [(note.data["refused"], note.data["limit"]) for note in notes] == [(1200 - 44, "calls")]
+    assert f"44 sub-calls answered, {1200 - 44:,} gave nothing" in said(session)
     ended = resume(session, Scripted(), TEXT, sub=sub)
     assert ended.missing == result.missing
     again = replay(session, opened(), TEXT)

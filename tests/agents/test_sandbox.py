@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import rounds
 from kilburn.errors import MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
 from kilburn.recursion.sandbox import ONE_CALL, USUAL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
 from kilburn.recursion.sandboxes import lockdown
@@ -26,7 +27,8 @@ from kilburn.recursion.sandboxes.cpython import Cpython
 from waiting import until
 
 BOUNDS = Bounds(seconds=30, memory=64 << 20, output=1000)
-SHORT = Bounds(seconds=2, memory=64 << 20, output=1000)
+SHORT = 0.5
+"""Seconds for a cell that does not stop. Cells that are to end well have those of `BOUNDS`, however busy the machine is."""
 SANDBOXES = ["cpython", "cpython without landlock", "cpython without namespace", "cpython without both", "monty"]
 CANARY = "canary-5af1"
 received: list[Any] = []
@@ -107,10 +109,10 @@ def test_a_file_is_a_string(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("name", ["cpython", "monty"])
 def test_bytes_are_a_string_that_is_in_no_folder(name: str, text: Path) -> None:
     data = text.read_bytes() * 100
-    with open_any(name, SHORT, files={"text": data, "none": b""}) as made:
+    with open_any(name, files={"text": data, "none": b""}) as made:
         for _ in range(2):
             assert printed(made, "print(len(text), text[:6], text[-1] == '\\ufffd', none == '')") == "700100 häuser True True"
-            made.run("while True: pass")  # it is started again
+            made.run("while True: pass", total=SHORT)  # it is started again
 
 
 def test_full_python_shows_the_value_of_a_last_expression(full: Sandbox) -> None:
@@ -208,7 +210,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(30, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=JSON)
 def test_values_cross_in_both_directions(sandbox: Sandbox, value: Any) -> None:
     cell = sandbox.run(f"import json\nvalue = echo(json.loads({json.dumps(json.dumps(value))}))")
@@ -274,10 +276,10 @@ def test_a_bound_of_no_output(sandbox: Sandbox) -> None:
 
 
 def test_the_time_of_our_functions_does_not_count() -> None:
-    with open_any("cpython", Bounds(seconds=2), calls={"wait": lambda: time.sleep(3)}) as made:
+    with open_any("cpython", Bounds(seconds=1), calls={"wait": lambda: time.sleep(1.5)}) as made:
         cell = made.run("wait()\nprint('on')")
     assert (cell.outcome, cell.output) == (CellOutcome.OK, "on\n")
-    assert cell.seconds >= 3
+    assert cell.seconds >= 1.5
 
 
 def test_a_cell_inside_a_cell_is_refused() -> None:
@@ -329,11 +331,11 @@ def test_closing_while_a_cell_runs_ends_it() -> None:
 
 @pytest.mark.parametrize("name", SANDBOXES)
 def test_an_endless_cell_is_stopped(name: str) -> None:
-    with open_any(name, SHORT) as made:
+    with open_any(name) as made:
         made.run("kept = 1")
-        cell = made.run("while True:\n    pass")
+        cell = made.run("while True:\n    pass", total=SHORT)
         assert cell.outcome is CellOutcome.TIMEOUT
-        assert cell.seconds >= 2
+        assert cell.seconds >= SHORT
         assert cell.lost == (name == "monty")
         assert made.run("print(1)").output == "1\n"
         if not cell.lost:
@@ -353,8 +355,8 @@ def test_an_endless_cell_is_stopped(name: str) -> None:
     ],
 )
 def test_a_cell_that_will_not_stop_is_stopped(code: str) -> None:
-    with open_any("cpython", SHORT) as made:
-        cell = made.run(code)
+    with open_any("cpython") as made:
+        cell = made.run(code, total=SHORT)
         assert cell.outcome in (CellOutcome.TIMEOUT, CellOutcome.MEMORY)
         assert made.run("print(1)").output == "1\n"
 
@@ -389,9 +391,9 @@ def test_a_flood_of_output_is_counted(each: Sandbox) -> None:
     assert (cell.outcome, len(cell.output), cell.cut) == (CellOutcome.OK, 1000, lines * 10**6 - 1000)
 
 
-@pytest.mark.parametrize("name", SANDBOXES)
+@pytest.mark.parametrize("name", ["cpython", "monty"])
 def test_a_flood_of_short_lines_is_stopped_and_counted(name: str) -> None:
-    with open_any(name, SHORT) as made:
+    with open_any(name, Bounds(seconds=2, output=1000)) as made:
         cell = made.run("while True:\n    print('x')")
     assert (cell.outcome, len(cell.output)) == (CellOutcome.TIMEOUT, 1000)
     assert cell.cut > 0
@@ -616,7 +618,7 @@ def ends(process: int) -> bool:
     return gone(process)
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("cpython", 600), ("monty", 2)])
+@pytest.mark.parametrize(("name", "seconds"), [("cpython", 600), ("monty", 1)])
 def test_the_inside_dies_with_the_program(name: str, seconds: float) -> None:
     """Monty's worker may go on until the bound of its cell."""
     code = f"""
@@ -692,8 +694,8 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_message_ends_the_sandbox(name: str) -> None:
-    with open_any("cpython", SHORT) as made:
-        cell = made.run(LINK + FORGED[name])
+    with open_any("cpython") as made:
+        cell = made.run(LINK + FORGED[name], total=SHORT)
         assert cell.outcome in (CellOutcome.KILLED, CellOutcome.TIMEOUT)
         assert cell.lost
         assert made.run("print(1)").output == "1\n"

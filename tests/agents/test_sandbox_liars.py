@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from effort import pairs, rounds
 from kilburn.errors import KilburnError, MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
 from kilburn.recursion.sandbox import ONE_CALL, Bounds, CellOutcome, Sandbox, open_sandbox
 from waiting import MINUTES, until
@@ -114,7 +115,8 @@ def test_a_cell_ends_in_all_however_long_functions_of_ours_take(name: str) -> No
         cell = sandbox.run("call()\nwhile True: call()", total=0.2)
         assert cell.outcome is CellOutcome.TIMEOUT
         assert works(sandbox)
-    assert len(made) == 1
+    # A busy machine may take all the time before the first call.
+    assert len(made) <= 1
 
 
 def test_what_asks_the_host_for_names_without_end_is_stopped() -> None:
@@ -124,7 +126,7 @@ def test_what_asks_the_host_for_names_without_end_is_stopped() -> None:
         code = "while True:\n    try:\n        nothing\n    except NameError:\n        pass"
         other = threading.Thread(target=lambda: cells.append(sandbox.run(code)), daemon=True)
         other.start()
-        other.join(60)  # without the bound it is stopped after minutes
+        other.join(MINUTES)
         assert cells
         assert (cells[0].outcome, cells[0].lost) == (CellOutcome.TIMEOUT, True)
         assert works(sandbox)
@@ -159,8 +161,8 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_ends_the_cell_and_the_next_one_works(name: str) -> None:
-    with open_any("cpython", bounds=Bounds(seconds=0.5)) as sandbox:
-        cell = sandbox.run(LINK + FRAME + LIES[name])
+    with open_any("cpython") as sandbox:
+        cell = sandbox.run(LINK + FRAME + LIES[name], total=0.5)
         if cell.outcome is not CellOutcome.OK:  # it ended as it said, and what comes after that is no part of it
             assert cell.outcome is CellOutcome.TIMEOUT or (cell.outcome, cell.lost) == (CellOutcome.KILLED, True)
         elif not works(sandbox):
@@ -217,7 +219,7 @@ elif end == "refuse":
 def test_no_lie_hangs_escapes_or_raises_what_is_not_typed() -> None:
     """A fuzzer of frames. More lies: KILBURN_LIES=2000."""
     seen, made = Counter[str](), list[int]()
-    many = int(os.environ.get("KILBURN_LIES", "40"))
+    many = int(os.environ.get("KILBURN_LIES", rounds(15, 40)))
 
     def lie() -> None:
         with open_any("cpython", lambda: made.append(1), bounds=Bounds(seconds=0.2, calls=20)) as sandbox:
@@ -274,8 +276,7 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize("how", ["failed", "ended well"])
-@pytest.mark.parametrize("name", SPOILED)
+@pytest.mark.parametrize(("name", "how"), pairs(list(SPOILED), ["failed", "failed", "failed", "ended well"]))
 def test_a_cell_does_not_spoil_the_next(name: str, how: str) -> None:
     own = name in ("exec", "print", "repr")
     if how == "ended well" and own:
@@ -318,9 +319,12 @@ def test_setup_is_run_at_each_start(name: str) -> None:
 # A dead inside.
 
 
+SIGNALS = [signal.SIGKILL, signal.SIGABRT, signal.SIGSTOP]
+MOMENTS = ["in a call", "between cells", "in get"]
+
+
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT, signal.SIGSTOP])
-@pytest.mark.parametrize("when", ["in a call", "between cells", "in get"])
+@pytest.mark.parametrize(("how", "when"), pairs(SIGNALS, MOMENTS))
 def test_an_inside_that_dies_or_stops_is_a_typed_outcome(name: str, how: signal.Signals, when: str) -> None:
     others = {*children()}
 

@@ -87,7 +87,7 @@ async def test_readers_beside_a_writer_and_one_that_is_given_up(tmp_path: Path) 
         def hold() -> None:
             with session.lock:
                 held.set()
-                free.wait(60)
+                free.wait(600)
 
         holder = threading.Thread(target=hold)
         holder.start()

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
+from effort import rounds
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Batch, SegmentInfo
 from kilburn.backends.sqlite import Sqlite
@@ -329,7 +330,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=rounds(25, 60))
 @given(steps=STEPS, policy=st.sampled_from(["fifo", "hybrid", "summarize"]))
 def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], policy: str) -> None:
     kept, clock = MemoryBackend(), FakeClock()

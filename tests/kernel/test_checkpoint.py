@@ -11,6 +11,7 @@ import apsw
 import pytest
 
 import kilburn
+from effort import rounds
 from kilburn.backend import State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import Forgotten
@@ -19,7 +20,7 @@ from kilburn.kernel.kernel import LONG, SHARE, SHORT
 from kilburn.page import Page
 from kilburn.testing.laws import check_laws
 
-POLICIES = ["fifo", "lru", "hybrid", "importance", "tiered", "mask"]
+POLICIES = ["fifo", "hybrid", "mask"]
 WORDS = [f"word{number}" for number in range(500)]
 
 
@@ -71,9 +72,11 @@ def fill(path: Path, count: int, policy: str = "fifo", at_once: int = 1) -> None
 @pytest.mark.parametrize("policy", POLICIES)
 def test_opening_reads_what_is_in_the_window_and_not_what_is_in_the_session(tmp_path: Path, policy: str) -> None:
     read = {}
-    for count in (300, 1200):
+    for count in (250, 1000):
         path = tmp_path / f"{count}.db"
         fill(path, count, policy, at_once=2)
+        text = sum(len(message["content"]) for message in talk(count))
+        assert (path.stat().st_size - text) / count <= 2000, "checkpoints and excerpts take more than 2,000 bytes a message"
         with opened(Counting(path), policy) as store:
             p = store.session("s")
             assert str(p.recall("p1")).startswith("0: ")
@@ -84,7 +87,7 @@ def test_opening_reads_what_is_in_the_window_and_not_what_is_in_the_session(tmp_
             assert counting.events_read <= SHORT + 40
             read[count] = counting.pages_read
             check_laws(p, talk(count))
-    assert read[1200] <= read[300] + 60, "four times as long a session reads more pages"
+    assert read[1000] <= read[250] + 60, "four times as long a session reads more pages"
 
 
 def test_a_killed_writer_leaves_a_short_rest_to_replay(tmp_path: Path) -> None:
@@ -101,14 +104,6 @@ def test_a_killed_writer_leaves_a_short_rest_to_replay(tmp_path: Path) -> None:
         assert counting.events_read <= 2 * (LONG + 1500 // SHARE)
         check_laws(other.session("s"), talk(1500))
     store.backend.close()
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_checkpoints_and_excerpts_take_little_room(tmp_path: Path, policy: str) -> None:
-    count, path = 1000, tmp_path / "k.db"
-    fill(path, count, policy, at_once=2)
-    said = sum(len(message["content"]) for message in talk(count))
-    assert (path.stat().st_size - said) / count <= 2000
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -173,7 +168,7 @@ def test_branches_begin_at_their_parents_checkpoint(tmp_path: Path) -> None:
 
 def test_forgetting_reads_what_names_the_page_and_not_the_ledger(tmp_path: Path) -> None:
     read = {}
-    for count in (400, 1600):
+    for count in (300, 1200):
         path = tmp_path / f"{count}.db"
         fill(path, count, "fifo", at_once=2)
         store = Counting(path)
@@ -183,17 +178,16 @@ def test_forgetting_reads_what_names_the_page_and_not_the_ledger(tmp_path: Path)
             p.forget(f"p{count // 2}")
             read[count] = store.events_read - before[0], store.pages_read - before[1]
             assert store.whole == 0
-    assert read[1600][0] <= read[400][0] + 16
-    assert read[1600][1] <= read[400][1] + 16
+    assert read[1200][0] <= read[300][0] + 16
+    assert read[1200][1] <= read[300][1] + 16
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(rounds(1, 3)))
 def test_a_session_opened_again_and_again_is_the_same_session(tmp_path: Path, seed: int) -> None:
     """Against one that is never closed: same windows, same prompts, whatever was done in between."""
     rng = random.Random(seed)
     again, once = tmp_path / "again.db", opened(Sqlite(tmp_path / "once.db", synchronous="OFF"), "hybrid")
-    for step in range(12):
+    for step in range(rounds(6, 12)):
         with opened(Sqlite(again, synchronous="OFF"), "hybrid") as store:
             for p in (store.session("s"), once.session("s")):
                 mine = random.Random(f"{seed} {step}")

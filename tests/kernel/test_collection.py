@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import kilburn
 from cli.terminal import kilburn as run_cli
+from effort import rounds
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -774,7 +775,7 @@ def test_a_page_that_is_missing_is_damage(tmp_path: Path) -> None:
         assert store.memory().recall("f2") == "three"
 
 
-@settings(max_examples=25)
+@settings(max_examples=rounds(15, 25))
 @given(
     facts=st.lists(st.tuples(st.none() | st.integers(80, 140), st.none() | st.integers(90, 150)), min_size=1, max_size=6),
     retired=st.sets(st.integers(1, 6)),

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from effort import rounds
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -272,6 +273,6 @@ class Memories(RuleBasedStateMachine):
 
 
 Memories.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=rounds(20, 30), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestMemories = Memories.TestCase

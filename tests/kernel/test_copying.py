@@ -5,12 +5,8 @@ The tests that take `target` run with a database of PostgreSQL there, too: see t
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,7 +147,6 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         assert backend.findings() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fresh", "going on"])
 def test_killed_at_every_step_it_goes_on(tmp_path: Path, how: str) -> None:
     fill(tmp_path / "a.db")
@@ -159,24 +154,6 @@ def test_killed_at_every_step_it_goes_on(tmp_path: Path, how: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=900)
     assert int(done.stdout) > (50 if how == "fresh" else 2), done.stderr
     assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
-    chance, source, target = random.Random(3), tmp_path / "a.db", tmp_path / "b.db"
-    fill(source)
-    words = "import sys, kilburn; print(1, flush=True); kilburn.copy(*sys.argv[1:], note=False)"
-    kills = 0
-    for _ in range(12):
-        with subprocess.Popen([sys.executable, "-c", words, str(source), str(target)], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.15))
-            os.kill(child.pid, signal.SIGKILL)
-        kills += child.returncode == -signal.SIGKILL
-    assert kills
-    kilburn.copy(str(source), str(target))
-    assert look(target) == look(source)
 
 
 def test_nobody_writes_into_half_a_copy(tmp_path: Path, target: str) -> None:

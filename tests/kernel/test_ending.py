@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import rounds
 from kernel.talk import user
 from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
@@ -196,7 +197,7 @@ class Stepping(Sqlite):
 
 def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_path: Path) -> None:
     came = {"kept": 0, "too late": 0}
-    for step in range(1, 1000):
+    for step in range(1, 1000, rounds(3, 1)):
         path = tmp_path / f"{step}.db"
         backend, clock = Stepping(path), FakeClock()
         with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=clock) as store:

@@ -453,7 +453,7 @@ def test_who_reads_does_not_wait_while_somebody_waits_to_be_alone(two: Two, tmp_
         waiting = threading.Thread(target=wait)
         waiting.start()
         try:
-            assert begun.wait(60.0)
+            assert begun.wait(600)
             for _ in range(20):
                 assert disk.read([(two.session.number, 1)])
             assert waiting.is_alive()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from effort import rounds
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import StoreError
@@ -14,7 +15,7 @@ from kilburn.testing.faults import FaultVFS
 from kilburn.testing.laws import check_laws
 from kilburn.testing.policies import trace
 
-RUNS = 120
+RUNS = rounds(60, 120)
 POLICIES = ("hybrid", "lru", "summarize", "chain(preprocess, mask, fifo)")
 
 

@@ -13,7 +13,7 @@ from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
-from kilburn.page import Span
+from kilburn.page import Place, Span
 from kilburn.policy import View
 from kilburn.testing import check_laws
 
@@ -110,21 +110,42 @@ def test_an_excerpt_is_its_spans_and_says_where_something_is_left_out(keep: tupl
     check_laws(session)
 
 
-class Forgetful:
-    """A policy that would forget."""
+class Planned:
+    """A policy that plans these moves when the third message comes, and nothing else."""
+
+    def __init__(self, *moves: Move) -> None:
+        self.moves = moves
 
     def plan(self, view: View) -> Sequence[Move]:
-        return [Drop((2,))] if view.turn == 3 else []
+        return self.moves if view.turn == 3 else []
 
 
-def test_a_policy_may_not_forget() -> None:
-    session = kilburn.open(":memory:", window=1000, policy=Forgetful(), tokenizer="chars/4").session("a")
-    session.append(user("task"))
-    session.append(assistant("kept"))
-    session.append(assistant("said"))
-    (refused,) = [event for event in session.events() if event.act is Act.REFUSE]
-    assert "may not forget" in refused.why
-    assert session.recall("p2") == "kept"
+@pytest.mark.parametrize(
+    ("moves", "reason"),
+    [
+        ([Drop((2,))], "may not forget"),
+        ([Evict((2,)), Fold((2, 3), text=" ")], "an empty summary"),
+        ([Fold((2,), keep=((0, 9),)), Evict((1,))], "p1 is pinned"),
+    ],
+)
+def test_a_plan_with_an_illegal_move_is_refused_whole(moves: list[Move], reason: str) -> None:
+    session = kilburn.open(":memory:", window=1000, policy=Planned(*moves), tokenizer="chars/4").session("a")
+    for message in (user("task"), assistant("the first thought " * 9), assistant("the second thought")):
+        session.append(message)
+    (refusal,) = [event for event in session.events() if event.act is Act.REFUSE]
+    assert reason in refusal.why
+    assert [page for page in session.window.pages if session.window.at(page) is not Place.IN] == []
+    assert session.recall("p2") == "the first thought " * 9
+    check_laws(session)
+
+
+def test_the_budget_holds_under_a_policy_that_frees_nothing() -> None:
+    session = kilburn.open(":memory:", window=300, policy=Planned(), tokenizer="chars/4").session("a")
+    for number in range(12):
+        session.append(user(f"question {number} " * 9), assistant("an answer " * 9))
+        assert session.render().tokens <= 300
+    assert not session.window.whole
+    check_laws(session)
 
 
 def test_trust_never_rises() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kilburn
+from effort import pairs
 from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
@@ -149,8 +150,9 @@ def overpinned(path: Path) -> None:
         session.append(assistant(None, call_of("k", path="a.py")), tool("k", "harbour " * 50))
 
 
-@pytest.mark.parametrize("tokenizer", ["chars/4", "chars/3"])
-@pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
+@pytest.mark.parametrize(
+    ("policy", "tokenizer"), pairs([name for name in names("policies") if name != "chain"], ["chars/4", "chars/3"])
+)
 def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
     policy: str, tokenizer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

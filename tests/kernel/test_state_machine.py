@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from effort import rounds
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -320,9 +321,9 @@ RuntimeErrorText = "I'm sorry, I can't help with that."
 
 # A small window has a low hit rate, and saying so is right.
 pytestmark = pytest.mark.filterwarnings("ignore:hit rate")
-TestLaws = pytest.mark.slow(Laws.TestCase)
+TestLaws = Laws.TestCase
 TestLaws.settings = settings(
-    max_examples=150,
+    max_examples=rounds(30, 150),
     stateful_step_count=30,
     deadline=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],

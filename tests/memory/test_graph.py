@@ -19,7 +19,6 @@ from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn.testing import FakeClock, Scripted
-from kilburn_lab.failures import unattributed
 
 DAY = 86_400.0
 
@@ -390,7 +389,6 @@ def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(repl
                 assert page.cites
             else:
                 assert memory.backend.citing(memory.number, [page.id])
-        assert unattributed(memory) == []
 
 
 def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:

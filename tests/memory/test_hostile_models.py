@@ -168,7 +168,7 @@ def test_a_reply_of_nothing_without_an_end_is_ended_after_its_time_out() -> None
     model = Endless("")
     answer = answerer(model)(Ask(prompt="x", timeout=0.1))
     assert answer.outcome is Outcome.FAILED
-    assert model.closed.wait(60), "it is not left running"
+    assert model.closed.wait(600), "it is not left running"
 
 
 IMITATIONS = [

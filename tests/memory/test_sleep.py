@@ -22,6 +22,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Request
 from kilburn.testing import Scripted
 from kilburn.testing.laws import check_collection
+from waiting import MINUTES
 
 
 def kept(request: Request) -> str:
@@ -71,7 +72,7 @@ def test_it_works_after_so_many_turns_and_takes_in_what_is_new(store: Store) -> 
         agent = Agent(Scripted(["Noted."] * 7), [], session, notes=["core/human"], recall=300, learn=sleep)
         for turn in range(7):
             agent.run(f"This is line {turn}.")
-            assert sleep.rest(60)
+            assert sleep.rest(MINUTES)
     assert lines(store) == [f"This is line {turn}." for turn in range(6)]
     assert model.asked == 2, "three turns at a time"
     assert "This is line 2." in str(agent.model.requests[3].messages), "the note stands in the next prompt"  # type: ignore[attr-defined]
@@ -101,7 +102,7 @@ def test_it_works_when_something_that_it_has_not_read_leaves_the_window() -> Non
             say(session, *(f"Line {turn}. " + "The boats carry salt past the mill. " * 8 for turn in range(8)))
             assert sleep.due() == "compaction"
             sleep.wake()
-            assert sleep.rest(60)
+            assert sleep.rest(MINUTES)
             assert sleep.due() == ""
         assert lines(store)[0] == "I drink tea."
 
@@ -138,7 +139,7 @@ def test_a_model_that_always_fails_is_spared_and_other_policies_go_on(store: Sto
         for number in range(60):
             say(session, f"My cat is Tom{number}.")
             sleep.wake()
-            assert sleep.rest(30)
+            assert sleep.rest(MINUTES)
         assert 3 <= model.asked < 30
         assert sum(one.memory == "@memory/ana" for one in sleep.learned) == 60
         assert sleep.learned.maxlen, "it does not grow for ever"
@@ -146,7 +147,7 @@ def test_a_model_that_always_fails_is_spared_and_other_policies_go_on(store: Sto
         model.fails = 0
         for _ in range(100):
             sleep.wake()
-            assert sleep.rest(30)
+            assert sleep.rest(MINUTES)
     assert "Tom0" in store.notes("ana").read("core/human").text
     assert "Tom59" in store.notes("ana").read("core/human").text
 
@@ -207,18 +208,18 @@ def test_the_conversation_goes_on_while_it_works(store: Store) -> None:
 
         def stream(self, request: Request) -> Iterator[Any]:
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(MINUTES)
             return super().stream(request)
 
     with SleepTime(session, "consolidate", model=Waiting(), turns=1, idle=0) as sleep:
         agent = Agent(Scripted(["Noted."] * 20), [], session, learn=sleep)
         agent.run("This is line 0.")
-        assert begun.wait(60)
+        assert begun.wait(MINUTES)
         for turn in range(1, 10):
             agent.run(f"This is line {turn}.")
         assert not store.notes("ana").list()
         go_on.set()
-        assert sleep.rest(60)
+        assert sleep.rest(MINUTES)
     assert lines(store) == [f"This is line {turn}." for turn in range(10)]
 
 
@@ -228,7 +229,7 @@ def test_it_does_not_say_that_it_is_done_when_it_was_closed_before(store: Store)
     assert sleep.close(60)
     say(session, "I drink tea.")
     sleep.wake()
-    assert not sleep.rest(60)
+    assert not sleep.rest(MINUTES)
     assert not sleep.learned
 
 
@@ -251,7 +252,6 @@ with kilburn.open(sys.argv[1], window=4000, policy="fifo", tokenizer="chars/4", 
 """
 
 
-@pytest.mark.slow
 def test_a_kill_between_any_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "agent.db")
     with kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
+from effort import rounds
 from kilburn.errors import SpecError, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
@@ -173,7 +174,7 @@ def test_a_directive_in_tool_output_or_in_a_thought_is_data() -> None:
         assert outcomes(session) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(20, 40), deadline=None)
 @given(st.lists(st.tuples(st.integers(-1, 13), st.integers(-2, 2)), min_size=1, max_size=12))
 def test_items_always_partition_the_steps(plans: list[tuple[int, int]]) -> None:
     """Any ranges at all, against a model of what AgentFold promises."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
+from effort import rounds
 from kilburn.kernel.session import Session
 from kilburn.policies.belady import Belady
 from kilburn.testing import check_laws
@@ -50,14 +51,14 @@ def most(uses: dict[int, int], places: int) -> int:
     return 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(15, 25), deadline=None)
 @given(st.dictionaries(st.integers(2, 10), st.integers(1, 12), max_size=7))
 def test_where_all_fits_nothing_that_will_be_needed_is_missing(waits: dict[int, int]) -> None:
     uses = {page: page + wait for page, wait in waits.items()}
     assert survivors(uses, window=900, turns=24) == len(uses)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(15, 25), deadline=None)
 @given(st.dictionaries(st.integers(2, 10), st.integers(2, 12), max_size=7))
 def test_in_a_narrow_window_it_shows_as_many_as_any_choice_of_its_places_could(waits: dict[int, int]) -> None:
     """The window has room for the newest message and some lines; how many, the plan itself reveals."""

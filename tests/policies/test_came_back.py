@@ -8,6 +8,7 @@ from itertools import cycle, islice
 import pytest
 
 import kilburn
+from effort import FULL, rounds
 from kernel.talk import meddle
 from kilburn.event import Act
 from kilburn.testing import Scripted, check_laws
@@ -28,10 +29,9 @@ SPECS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None:
-    for seed in (1, 2, 3):
+    for seed in range(1, rounds(1, 3) + 1):
         rng = random.Random(seed)
         with kilburn.open(":memory:", window=900, policy=spec, tokenizer="chars/4") as store:
             session = store.session("s")
@@ -42,11 +42,10 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
             assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["summarize", "summarize(to=16, keep=0, tail=0)", "recursive", "recursive(to=16, tail=0)"])
 def test_a_summary_that_is_as_long_as_what_it_replaces_is_not_made(spec: str) -> None:
     replies = ["read src/m1.py failed: error 4096 in the parser. " * size for size in (1, 2, 3, 4, 6)]
-    for window in (200, 300):
+    for window in (200, 300) if FULL else (200,):
         with kilburn.open(
             ":memory:", window=window, policy=spec, tokenizer="chars/4", model=Scripted(list(islice(cycle(replies), 900)))
         ) as store:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import kilburn
+from effort import rounds
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import SpecError
 from kilburn.event import Act
@@ -343,7 +344,7 @@ def test_a_session_that_ends_while_the_model_speaks_loses_nothing(tmp_path: Path
         check_laws(session)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=rounds(20, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     turns=st.lists(st.sampled_from(["step", "step", "talk", "two", "parallel", "go", "go", "idle"]), min_size=20, max_size=50),
     replies=st.lists(st.sampled_from([good, good, good, "", "no " * 60]), min_size=12, max_size=12),

@@ -22,7 +22,7 @@ from kilburn.move import Load
 from kilburn.policies.free import Cleaner, Free, Heuristic, Prompted, Proposal
 from kilburn.policy import Cause
 from kilburn.selection.anchors import Anchors, Exact, Scanned
-from kilburn.testing import Scripted, check_laws, check_policy
+from kilburn.testing import Scripted, check_laws
 
 NOISE = "".join(f"noise {number}: nothing of this is of any use to anybody\n" for number in range(12))
 LOG = f"START of the log\nkept line above\nBEGIN-NOISE\n{NOISE}END-NOISE\nkept line below\nEND of the log\n"
@@ -323,9 +323,8 @@ def test_without_a_model_rules_clean_unless_only_the_model_may() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Free(every=150, least=0), lambda: Free(every=90, cleaner=Prompted())])
-def test_it_keeps_the_contract(make: Callable[[], Free]) -> None:
+def test_whatever_the_model_says_it_breaks_no_law(make: Callable[[], Free]) -> None:
     model = Scripted([DELETE, "garbage", json.dumps([{"prefix": "1: ", "suffix": "3: "}])] * 300)
-    check_policy(make, windows=(400,), seeds=(5,), model=None)
     session = kilburn.open(":memory:", window=600, policy=make(), tokenizer="chars/4", model=model).session("a")
     session.append(user("go"))
     for number in range(12):

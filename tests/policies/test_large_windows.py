@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.event import Act
@@ -86,7 +84,7 @@ def test_compact_weighs_little_of_a_large_window_and_stands_for_all_of_it() -> N
     session = Store(MemoryBackend(), Budget(WINDOW), "compact(trigger=None)", tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append(user("Find the leak."), assistant("decided: never restart the service on host zeppelin"))
     session.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 failed, exit code 3"))
-    for _ in range(3):
+    for _ in range(2):
         before = sum(event.act is Act.FOLD for event in session.events())
         while sum(event.act is Act.FOLD for event in session.events()) == before:
             fill_one(session)
@@ -143,7 +141,6 @@ class Compared:
         return [Evict(chosen)] if chosen else []
 
 
-@pytest.mark.parametrize("window", [300, 1200])
-def test_what_is_held_is_what_may_not_move(window: int) -> None:
-    check_policy(Compared, windows=(window,), seeds=(1, 2))
+def test_what_is_held_is_what_may_not_move() -> None:
+    check_policy(Compared, windows=(300,), seeds=(1,))
     assert Compared.looks > 100

@@ -3,19 +3,19 @@ each outcome is typed, and nobody asks again and again."""
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from effort import pairs
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
 from kilburn.event import Act, Event
-from kilburn.kernel.resolve import locate, names, resolve
+from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
@@ -23,7 +23,7 @@ from kilburn.model import Reply, Request
 from kilburn.move import Move
 from kilburn.policy import Policy, View
 from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws, trace
-from kilburn_lab.evals.roster import SPECS, Entrant
+from policies.roster import specs_at
 
 WINDOW = 700
 OUTCOMES = {
@@ -43,26 +43,11 @@ OUTCOMES = {
 MOVES = (Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE)
 
 
-def specs() -> Iterator[str]:
-    """Every policy by name; those that act late only are given a share of the window, those that cannot be made
-    from a name alone are left out."""
-    for name in names("policies"):
-        spec = Entrant(name, SPECS.get(name, name)).at(WINDOW)
-        required = [
-            parameter
-            for parameter in inspect.signature(locate("policies", name)).parameters.values()
-            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        ]
-        if "(" in spec or not required:
-            yield spec
-    yield "chain(mask(keep=1), summarize)"
-
-
 def silent(spec: str) -> bool:
     return spec.partition("(")[0] in SILENT
 
 
-EVERY = list(specs())
+EVERY = [*specs_at(WINDOW), "chain(mask(keep=1), summarize)"]
 SILENT = (
     "fifo",
     "oldest",
@@ -182,22 +167,15 @@ def unexplained(events: Sequence[Event]) -> list[Event]:
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_without_a_model_every_outcome_is_typed(spec: str) -> None:
-    session, _, _ = run(spec, None)
+    model = Scripted([]) if silent(spec) else None
+    session, _, _ = run(spec, model)
+    assert model is None or not model.requests, "a policy that needs no model asks none"
     compacted = [event for event in session.events() if event.act is Act.COMPACT]
     assert not [event.why for event in session.events() if event.act is Act.REFUSE]
     assert all(event.data["outcome"] != "illegal" for event in compacted)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EVERY if silent(spec)])
-def test_policies_that_need_no_model_ask_none(spec: str) -> None:
-    model = Scripted(["never heard"] * 100)
-    run(spec, model)
-    assert not model.requests
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("spec", ASKING)
+@pytest.mark.parametrize(("spec", "way"), pairs(ASKING, list(WAYS)))
 def test_whatever_the_model_says_nothing_is_lost_and_nobody_asks_again_and_again(spec: str, way: str) -> None:
     answer, outcome = WAYS[way]
     model = Scripted([answer] * 2000)

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 import kilburn
+from effort import pairs
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
@@ -25,7 +26,6 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.errors import Overlong, StoreCorrupt, Unavailable
 from kilburn.event import Act
-from kilburn.kernel.resolve import names
 from kilburn.kernel.session import Session
 from kilburn.kernel.standing import sentences_of
 from kilburn.kernel.store import Store
@@ -33,14 +33,10 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire
 from kilburn.policy import View
 from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
-from kilburn_lab.evals.prefix import Block, blocks_of, common, length_of
-from kilburn_lab.evals.roster import SPECS, Entrant
+from policies.roster import specs_at
 
 WINDOW = 2000
-EVERY = sorted(
-    {*(Entrant(name, SPECS.get(name, name)).at(WINDOW) for name in names("policies") if name not in ("belady", "chain"))}
-    | {"chain(mask(keep=3), fifo)", "chain(preprocess, summarize)", "chain(clear_thinking, hybrid)", "belady"}
-)
+EVERY = [*specs_at(WINDOW), "chain(preprocess, summarize)", "chain(clear_thinking, hybrid)"]
 ASKING = ["summarize", "recursive", "compact(trigger=None)", "comem", "agentfold"]
 NOISE = "\n".join(f"12:{n:02} worker {n} did part {7 * n} of the job" for n in range(60))
 PASTED = f"This is what it printed.\n\n{NOISE}\n\nNever write into the folder vault. What failed?"
@@ -53,7 +49,7 @@ def opened(policy: Any, window: int = WINDOW, model: Any = None) -> Session:
 
 
 def shown(session: Session) -> str:
-    return "\n".join(block.text for block in blocks_of(session.render()))
+    return "\n".join(str(message.get("content")) for message in session.render())
 
 
 def told(session: Session) -> list[dict[str, Any]]:
@@ -88,7 +84,7 @@ def steps(count: int, begin: int = 0, lines: int = 12) -> Iterator[list[dict[str
 def test_the_users_current_words_corrections_and_standing_instructions_are_in_every_prompt(policy: str) -> None:
     session = opened(policy)
     said = told(session)
-    for n in range(12):
+    for n in range(6):
         request = f"Go on with part {n}, which is called zeta{n}."
         session.append(user(request))
         said.append(user(request))
@@ -321,10 +317,12 @@ LIE = (
 )
 
 
-@pytest.mark.parametrize("says", [fails, overflows, "", "Done.", LIE], ids=["fails", "overflows", "nothing", "little", "lies"])
-@pytest.mark.parametrize("policy", ASKING)
-def test_a_summariser_that_fails_overflows_or_lies_loses_nothing(policy: str, says: Any) -> None:
-    model = Scripted([says] * 500)
+BAD = {"lies": LIE, "fails": fails, "overflows": overflows, "nothing": "", "little": "Done."}
+
+
+@pytest.mark.parametrize(("policy", "way"), pairs(ASKING, list(BAD)))
+def test_a_summariser_that_fails_overflows_or_lies_loses_nothing(policy: str, way: str) -> None:
+    model = Scripted([BAD[way]] * 500)
     session = opened(policy, model=model)
     said = told(session)
     for pair in steps(40):
@@ -345,14 +343,13 @@ def test_the_beginning_changes_seldom(policy: str) -> None:
     """No threshold that fires at every turn: an edit frees enough for some turns."""
     session = opened(policy)
     told(session)
-    before: list[Block] = []
+    before = ""
     changed = full = 0
     for pair in steps(80):
         session.append(*pair)
-        prompt = list(blocks_of(session.render()))
-        same, length = common(before, prompt)[1], length_of(before)
+        prompt = "\n".join(map(str, session.render()))
         full += not session.window.whole
-        changed += same < length
+        changed += not prompt.startswith(before)
         before = prompt
     assert full > 30
     assert changed <= full / 2
@@ -363,11 +360,11 @@ def test_inside_one_long_turn_the_same_file_is_pruned(policy: str) -> None:
     session = opened(policy)
     session.append(user("Find out why module again fails, and never edit it."))
     text = "\n".join(f"first_{line} = load_{line}(row)" for line in range(30))
-    for n in range(66):
+    for n in range(30):
         session.append(assistant(None, call_of(f"c{n}", path="src/again.py")), tool(f"c{n}", text))
         prompt = session.render()
         assert prompt.tokens <= WINDOW
-        words = "\n".join(block.text for block in blocks_of(prompt))
+        words = shown(session)
         assert "why module again fails" in words
         assert text in words, "the last reading is there whole"
     check_laws(session)
@@ -377,7 +374,7 @@ def test_inside_one_long_turn_the_same_file_is_pruned(policy: str) -> None:
 def test_results_of_sub_agents_stay_until_they_were_read(policy: str) -> None:
     session = opened(policy)
     session.append(user("Look into the four parts."))
-    for pair in steps(30):
+    for pair in steps(15):
         session.append(*pair)
     session.append(assistant(None, *(call_of(f"h{n}", name="branch", prompt=f"part {n}") for n in range(4))))
     results = []
@@ -389,6 +386,6 @@ def test_results_of_sub_agents_stay_until_they_were_read(policy: str) -> None:
     prompt = shown(session)
     assert all(f"The cause of part {n} is omega{n}." in prompt for n in range(4))
     session.append(assistant("I have read them."))
-    for pair in steps(60, 100):
+    for pair in steps(20, 100):
         session.append(*pair)
     check_laws(session)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import kilburn
+from kernel.talk import assistant, call_of, tool
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.models.scripted import Scripted
-from kilburn_lab.evals.plants import work
+
+
+def work(seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield steps of work without end: a call and its result, whose words and lengths vary."""
+    chance = random.Random(seed)
+    for number in itertools.count():
+        lines = [f"part{chance.randrange(10**6)} on host-{chance.randrange(99)} is done" for _ in range(chance.randrange(8, 26))]
+        call = call_of(f"c{number}", path=f"src/part{number}.py")
+        yield [assistant(f"I look at part {number}.", call), tool(f"c{number}", "\n".join(lines))]
 
 
 def played(store: kilburn.Store, steps: int) -> tuple[Session, list[int]]:
     session = store.session("a")
     session.append({"role": "system", "content": "You repair jobs."}, {"role": "user", "content": "Find why the job fails."})
     uses = []
-    for number, step in enumerate(work(1, ["zuvoka", "mena"])):
+    for number, step in enumerate(work(1)):
         if number == steps:
             break
         for message in step:
@@ -28,7 +40,7 @@ def played(store: kilburn.Store, steps: int) -> tuple[Session, list[int]]:
     return session, uses
 
 
-@pytest.mark.parametrize("trigger", [2500, 9000])
+@pytest.mark.parametrize("trigger", [2500, 6000])
 def test_after_acting_the_window_is_under_its_trigger_however_large_the_window_is(trigger: int) -> None:
     with kilburn.open(":memory:", window=60_000, policy=f"summarize(ask=False, trigger={trigger})", tokenizer="chars/4") as store:
         session, uses = played(store, 130)
@@ -51,7 +63,7 @@ def test_the_kernel_never_lets_go_of_a_summary_for_want_of_room() -> None:
             and event.policy == "kernel"
             and any(page < 0 and not pages[page].message for page in event.pages)
         ]
-        assert folds > 100
+        assert folds > 80
         assert not lost
         assert max(uses) <= 1000
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
+from effort import pairs
 from kilburn.budget import Counter
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.scripted import Scripted
@@ -182,11 +183,10 @@ def test_an_estimate_grows_with_the_text_and_hides_nothing_at_a_seam(one: str, t
     assert estimate.count(one) <= whole <= estimate.count(one) + estimate.count(two) + estimate.seam
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "unit", ["a", "-", " ", "\n", "\0", "<|endoftext|>", "漢", "👩‍👩‍👧", "e\u0301", "\ud800", "\U0010ffff", "aB1", " -"], ids=repr
-)
+UNITS = ["a", "-", " ", "\n", "\0", "<|endoftext|>", "漢", "👩‍👩‍👧", "e\u0301", "\ud800", "\U0010ffff", "aB1", " -"]
+
+
+@pytest.mark.parametrize(("name", "unit"), pairs(NAMES, UNITS), ids=repr)
 def test_long_runs_are_counted(name: str, unit: str) -> None:
     """And one that goes back in them would take minutes. Ten times the text has ten times the tokens."""
     counter = counter_for(name)

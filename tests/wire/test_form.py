@@ -9,7 +9,7 @@ from typing import Any
 import anthropic.types
 import openai.types.chat
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kilburn.errors import DuplicateCall, InvalidMessage
@@ -23,7 +23,11 @@ def exact(value: Any) -> str:
     return json.dumps(value)
 
 
+UNKNOWN_KEY = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}", "strict": True}}
+
+
 @given(st.lists(chat_messages | anthropic_messages, max_size=4))
+@example([{"role": "assistant", "content": None, "tool_calls": [UNKNOWN_KEY]}])
 def test_any_messages_come_back_exactly(originals: list[dict[str, Any]]) -> None:
     before = copy.deepcopy(originals)
     parsed = form.parse(originals)
