@@ -7,6 +7,9 @@ ask `rounds` for the number of repetitions, so one test serves both runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
 
 FULL = os.environ.get("KILBURN_TESTS") == "all"
 """Whether this is the run of `run.py test --all`."""
@@ -15,3 +18,16 @@ FULL = os.environ.get("KILBURN_TESTS") == "all"
 def rounds(default: int, full: int) -> int:
     """Return the number of repetitions for this run: `full` under `run.py test --all`, else `default`."""
     return full if FULL else default
+
+
+def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return rows with one value of each axis for this run: every row in `--all`, else a few that hold each pair of values."""
+    rows = list(product(*axes))
+    if FULL:
+        return rows
+    pairs = {row: set(combinations(enumerate(row), 2)) for row in rows}
+    missing, chosen = set[Any]().union(*pairs.values()), list[tuple[Any, ...]]()
+    while missing:
+        chosen.append(max(rows, key=lambda row: len(pairs[row] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen
