@@ -225,7 +225,7 @@ def test_an_answer_that_is_framed_wrongly_in_its_middle_is_an_error_at_once(gate
 def test_endless_and_nonsensical_recalls_end(gateway: Any, streamed: bool) -> None:
     setup = gateway(window=2000, upstream=Upstream(otherwise="R"))
     history: list[Any] = []
-    for turn in range(12):
+    for turn in range(20):
         history.append(user(f"q{turn} " + FILLER * 10))
         assert post(setup.url, history).status_code == 200
         history.append(said("R"))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kilburn
-from effort import rounds
+from effort import FULL, rounds
 from kilburn import remembered
 from kilburn.backends.passages import _compounds
 from kilburn.gateway.chat import ChatForm
@@ -259,9 +259,7 @@ TEXTS: dict[str, Callable[[random.Random], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in ("log", "another script") else pytest.param(kind, marks=pytest.mark.slow) for kind in TEXTS]
-)
+@pytest.mark.parametrize("kind", TEXTS if FULL else ["log", "another script"])
 def test_what_is_worked_out_of_texts_stays_within_its_bytes(kind: str) -> None:
     chance, texts, count = random.Random(4), remembered.texts, 0
     before, texts.most = texts.most, 2 << 20
