@@ -202,6 +202,7 @@ def test_a_gateway_that_is_killed_goes_on_where_it_was(setup: Setup, seed: int) 
     assert names == set(found) == {name}, "there is one session"
 
 
+@pytest.mark.slow
 def test_two_gateways_over_one_file_and_a_client_that_alternates(setup: Setup) -> None:
     both, talk, names = (setup.serve(), setup.serve()), list[Any](), set[str]()
     for number in range(12):
@@ -253,6 +254,7 @@ def test_two_clients_of_two_gateways_race_on_one_session(setup: Setup) -> None:
     assert len(found) <= 4, {name: len(texts) for name, texts in found.items()}
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_next_request_works_when_there_is_room(setup: Setup) -> None:
     served, talk, name = setup.serve(window=8000), list[Any](), ""
     for _ in range(3):

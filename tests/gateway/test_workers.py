@@ -198,6 +198,7 @@ def test_what_cannot_begin_says_why(far: str, tmp_path: Path) -> None:
         assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_before_all_serve_ends_all_at_once(far: str, tmp_path: Path) -> None:
     words = ("--port=0", "--upstream", far, "--workers=2", "--drain=3600", "--db", str(tmp_path / "a.db"))
     process = subprocess.Popen([sys.executable, "-m", "kilburn", "serve", *words], stderr=subprocess.PIPE, text=True)
