@@ -34,7 +34,7 @@ from kilburn.recursion.sandbox import Bounds, Cell, CellOutcome, Sandbox, open_s
 
 REST = 0.05
 """Seconds that each call takes at least."""
-SECONDS = 0.5
+SECONDS = 1.5
 TOTAL = 2 * SECONDS
 MOST = int(TOTAL / REST) + 2
 """Calls of one cell, at most: those that its seconds in all have room for. Where a bound says how many, it says so many."""
