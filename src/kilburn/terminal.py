@@ -7,9 +7,11 @@ visible, never sent to the terminal. Markup is not interpreted. Code that has to
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -45,6 +47,20 @@ def spelled(json: str) -> str:
 def tell(text: str = "", end: str = "\n") -> None:
     """Text on standard output, made plain."""
     sys.stdout.write(plain(text) + end)
+
+
+STYLES = {"": "", "bold": "\x1b[1m", "dim": "\x1b[2m"}
+"""The escape that begins each style."""
+
+Styled = tuple[str, str]
+"""A line of text and its style."""
+
+
+def tell_lines(lines: Iterable[Styled]) -> None:
+    """Write lines to standard output, made plain, in their styles where it is a terminal that has styles."""
+    styled = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    for text, style in lines:
+        sys.stdout.write(f"{STYLES[style]}{plain(text)}\x1b[0m\n" if styled and style else plain(text) + "\n")
 
 
 def say(text: str) -> None:

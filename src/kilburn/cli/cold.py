@@ -10,15 +10,14 @@ import typer
 from typer import Argument, Option
 
 from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, progress
-from kilburn.cli.shell import app
 from kilburn.errors import SpecError
 from kilburn.kernel.ending import Coolness, cool
 from kilburn.terminal import emit, line, say, tell
 
-cold = typer.Typer(help="Texts that nobody has read for long.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(cold, name="cold")
+cold = command_group("cold")
 
 
 @cold.command("set")

@@ -10,17 +10,17 @@ import typer
 from typer import Argument, Option
 
 from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import secrets_of
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.cli.workflows import Owner
 from kilburn.memory.guidelines import Guidelines
 from kilburn.terminal import emit, line, say, tell
 
-guidelines = typer.Typer(help="How to work, learned from feedback.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(guidelines, name="guidelines")
+guidelines = command_group("guidelines")
 
 Screened = Annotated[
     str | None,

@@ -6,17 +6,16 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from kilburn.backends.places import is_url, name_of
+from kilburn.cli.commands import command_group
 from kilburn.cli.screen import table
-from kilburn.cli.shell import Json, Tenant, app
+from kilburn.cli.shell import Json, Tenant
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
 from kilburn.terminal import age, emit, line, say, tell
 
-keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(keys, name="keys")
+keys = command_group("keys")
 
 File = Annotated[
     str, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file, or the URL of a database that has them.")

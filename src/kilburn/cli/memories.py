@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
+from kilburn.cli.commands import app, command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, many, table
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
 from kilburn.kernel.store import Store
@@ -29,10 +29,7 @@ from kilburn.terminal import emit, line, tell
 Change = Callable[[Collection], object]
 
 
-memories = typer.Typer(
-    help="What is remembered for long: list it, see where it is from, take it back.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(memories, name="memories")
+memories = command_group("memories")
 
 User = Annotated[str, Option("--user", metavar="NAME", help="Whose memory; else that of all users.")]
 OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Only this user's.")]

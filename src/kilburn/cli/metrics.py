@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import typer
-
-from kilburn.cli.shell import app
+from kilburn.cli.commands import command_group
 from kilburn.gateway import board as boards
 from kilburn.terminal import emit, tell
 
-metrics = typer.Typer(
-    help="A board for Grafana, and alerts for Prometheus, of a gateway's /metrics.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(metrics, name="metrics")
+metrics = command_group("metrics")
 
 
 @metrics.command("board")

@@ -12,11 +12,12 @@ from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, table
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.collections.names import LARGEST_NOTE
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
@@ -25,10 +26,7 @@ from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.message import Trust
 from kilburn.terminal import emit, line, say, tell
 
-notes = typer.Typer(
-    help="Texts with names that a user or an agent keeps, with all their versions.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(notes, name="notes")
+notes = command_group("notes")
 
 Owner = Annotated[str, Option("--user", metavar="NAME", help="Whose notes: a user, or an agent; else those of all users.")]
 Name = Annotated[str, Argument(metavar="NAME", help="Such as core/human, as `notes list` has it.", show_default=False)]

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from kilburn.backends.places import is_url
-from kilburn.cli.shell import Json, Tenant, app
+from kilburn.cli.commands import command_group
+from kilburn.cli.shell import Json, Tenant
 from kilburn.errors import SpecError, StoreBusy
 from kilburn.terminal import emit, line, tell
 
-postgres = typer.Typer(help="A PostgreSQL of one's own, for a store.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(postgres, name="postgres")
+postgres = command_group("postgres")
 
 Dir = Annotated[Path, Option("--dir", metavar="DIR", help="Its folder.")]
 

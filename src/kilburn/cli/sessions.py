@@ -10,15 +10,15 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
-from kilburn.cli.shell import Yes, app
+from kilburn.cli.shell import Yes
 from kilburn.errors import SpecError
 from kilburn.kernel.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, rule_of
 from kilburn.terminal import emit, line, say, tell
 
-sessions = typer.Typer(help="How sessions end.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(sessions, name="sessions")
+sessions = command_group("sessions")
 
 
 @sessions.command("expire")

@@ -12,26 +12,21 @@ from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
 from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
+from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Why, app
+from kilburn.cli.shell import Why
 from kilburn.effect import Outcome
 from kilburn.kernel.shipments import shipments
 from kilburn.terminal import emit, line, tell
 
-window = typer.Typer(
-    help="What a session's prompt holds, what would leave it, and changing that by hand.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(window, name="window")
+window = command_group("window")
 
 Address = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)]
 
