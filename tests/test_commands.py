@@ -20,13 +20,14 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kilburn
-from cli.terminal import TALK, program
+from cli.terminal import TALK
 from cli.terminal import kilburn as run
 from kilburn.cli.shell import load
 from kilburn.gateway.app import Settings, build
@@ -197,7 +198,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "docs").mkdir()
     (folder / "docs" / "index.md").write_text("# Docs\n\nThere is one page.\n")
     (folder / "handbook.md").write_text("Ring the bell in fog.\n")
-    for words in (
+    steps = (
         ("remember", "Ana prefers tea", "--user", "ana"),
         ("documents", "add", "handbook.md", "--name", "handbook"),
         ("documents", "add", "manual", "--name", "manual"),
@@ -205,9 +206,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("notes", "write", "core/human", "Ana drinks water.", "--user", "ana"),
         ("notes", "write", "workflows/release", "Tag it, then push.", "--user", "ana"),
         ("notes", "export", "notebook", "--user", "ana"),
-    ):
-        done = program(*words, folder=folder)
-        assert done.status == 0, done.err
+    )
+    with chdir(folder):
+        for words in steps:
+            done = run(*words)
+            assert done.status == 0, done.err
     return folder
 
 
@@ -344,12 +347,17 @@ def test_what_is_left_out_is_shown_and_has_a_reason() -> None:
     assert len(LEFT) <= 40, "a stand-in is better than a reason"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(c, marks=[pytest.mark.model] if c in WITH_MODEL else []) for c in SHOWN if c not in LEFT],
-    ids=lambda command: command.removeprefix("kilburn "),
-)
+def rows() -> Iterator[Any]:
+    """The commands that run. What needs a process, a model's SDK or the laboratory is slow."""
+    for command in SHOWN:
+        if command not in LEFT:
+            words, _ = said_by(command)
+            quick = not (words[0] in READS or serves(words) or words[0] in ("lab", "top") or "--model" in words)
+            marks = [pytest.mark.model] * (command in WITH_MODEL) + [pytest.mark.slow] * (not quick)
+            yield pytest.param(command, marks=marks, id=command.removeprefix("kilburn "))
+
+
+@pytest.mark.parametrize("command", list(rows()))
 def test_a_command_runs_as_it_is_shown(command: str, world: Path, provider: str, tmp_path: Path) -> None:
     words, typed = said_by(command)
     words = prepared(stood_in(words, provider))

@@ -33,7 +33,7 @@ def set_place(
     *,
     where: StorePlace,
 ) -> None:
-    """Say where this tenant's cold texts go. The place is tried out. Nothing moves yet.
+    """Set the place for this tenant's cold texts. The place is tried out. Nothing moves yet.
 
     Example:
 
@@ -68,7 +68,7 @@ def move(
     *,
     where: StorePlace,
 ) -> None:
-    """Move texts of sessions and documents that nobody has read for long to the cold place. They are read as before.
+    """Move texts that nobody has read for long to the cold place. They are texts of sessions and documents, and read as before.
 
     What is in the window of a session in use stays, and so do pinned pages, facts and notes. The file does not get smaller by
     this: the room is used again.
@@ -116,7 +116,7 @@ def scrub(
     *,
     where: StorePlace,
 ) -> None:
-    """Read every object of the cold place: that each is what was written, and that nothing which was forgotten is left.
+    """Check every object of the cold place. Each must be what was written, and nothing that was forgotten may be left.
 
     Exit status 1 if something is wrong.
 

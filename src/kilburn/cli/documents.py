@@ -39,7 +39,7 @@ def add(
     *,
     where: StorePlace,
 ) -> None:
-    """Add files and folders to what is searched, or bring them up to date: only what changed is read in again.
+    """Add files and folders to what is searched, or update them. Only what changed is read again.
 
     Texts are told by their content; what is none is passed over, and so are links and hidden files in folders. Text from
     files is data: it has the trust of a tool's output.
@@ -110,7 +110,7 @@ def _row(document: Collection) -> dict[str, Any]:
 @documents.command("show")
 @stored
 def show_document(name: Name, *, where: StorePlace) -> None:
-    """Write the text of a document to standard output, as it was taken in last.
+    """Print the text of a document, as it was last added.
 
     Example:
 
@@ -134,7 +134,7 @@ def remove(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget a document for ever, with all that was made from it; prints a receipt. The file itself is not touched.
+    """Forget a document for ever, with all that was made from it. Prints a receipt. The file itself is not touched.
 
     Example:
 

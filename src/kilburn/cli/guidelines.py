@@ -40,7 +40,7 @@ def learn(
     *,
     where: StorePlace,
 ) -> None:
-    """Learn from the feedback in a session that is new. `kilburn notes list guidelines` and `notes list examples` show it.
+    """Learn guidelines from the new feedback in a session. `kilburn notes list guidelines` and `notes list examples` show it.
 
     Example:
 
@@ -81,7 +81,7 @@ def unalign(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget feedback, with its example and all guidelines that only it supports; prints a receipt.
+    """Forget feedback, its example, and guidelines that rest on it alone. Prints a receipt.
 
     Example:
 

@@ -44,7 +44,7 @@ def add(
     looks: Annotated[bool, Option("--looks", help="It looks at sessions and the dashboard, and changes nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a key, and show it this once. A gateway that runs knows it at once.
+    """Create a key, and show it this once. A running gateway knows it at once.
 
     Example:
 
@@ -72,7 +72,7 @@ def add(
 
 @keys.command("list")
 def list_keys(file: File = FILE, json: Json = False) -> None:
-    """List the keys by their names; the keys themselves are nowhere.
+    """List the keys by their names. The keys themselves are not stored.
 
     Example:
 
@@ -92,7 +92,7 @@ def revoke(
     file: File = FILE,
     json: Json = False,
 ) -> None:
-    """Revoke a key: a gateway that runs refuses it from the next request on, within 2 seconds where keys are in a database.
+    """Revoke a key. A running gateway refuses it from the next request on, within 2 seconds where keys are in a database.
 
     Example:
 

@@ -11,7 +11,7 @@ metrics = command_group("metrics")
 
 @metrics.command("board")
 def board() -> None:
-    """Print a board, as JSON that Grafana imports: Dashboards, New, Import.
+    """Print a Grafana board as JSON. Grafana imports it under Dashboards, New, Import.
 
     Examples:
 
@@ -22,7 +22,7 @@ def board() -> None:
 
 @metrics.command("alerts")
 def alerts() -> None:
-    """Print rules of alerts, as YAML for the `rule_files` of Prometheus; one is for a hit rate under 60%.
+    """Print alert rules for Prometheus, as YAML for `rule_files`. One is for a hit rate under 60%.
 
     Examples:
 

@@ -18,7 +18,7 @@ models = command_group("models")
 
 @models.command("list")
 def list_models(json: Json = False) -> None:
-    """List the models that have a name, and the files that are on this machine.
+    """List the models with a name, and the files on this machine.
 
     Example:
 
@@ -57,7 +57,7 @@ def pull(
     ],
     json: Json = False,
 ) -> None:
-    """Download a model: it is verified by hash and kept in the cache, and an interrupted download continues.
+    """Download a model. It is verified by hash and kept in the cache, and an interrupted download continues.
 
     Example:
 

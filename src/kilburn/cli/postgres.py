@@ -25,7 +25,7 @@ PATIENCE = 60.0
 
 @postgres.command("start")
 def start(folder: Dir = FOLDER, json: Json = False) -> None:
-    """Start a PostgreSQL in a folder, made where there is none, and print its URL, which --db and KILBURN_DB take.
+    """Start a PostgreSQL server in a folder, and print its URL for --db and KILBURN_DB. The folder is created if needed.
 
     It listens on a socket in the folder and on no port, and runs until `kilburn postgres stop`.
 
@@ -48,7 +48,7 @@ def stop(
     delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False,
     json: Json = False,
 ) -> None:
-    """Stop the PostgreSQL of a folder.
+    """Stop the PostgreSQL server of a folder.
 
     Example:
 
@@ -74,7 +74,7 @@ def wipe(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Write the tables of a large store anew, so that no byte of what was forgotten stays in the server's files. Others wait.
+    """Rewrite the tables of a large store. No byte of what was forgotten stays in the server's files. Others wait.
 
     Of a small store, forgetting does so by itself.
 
@@ -101,7 +101,7 @@ def tend(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Build the index for search by meaning of a store that has become large, or bring it up to date. Others go on meanwhile.
+    """Build or update a large store's index for search by meaning. Others go on meanwhile.
 
     A gateway does so by itself, in the background.
 

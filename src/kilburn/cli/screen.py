@@ -183,6 +183,9 @@ class Done(Protocol):
         """Show that `done` of `total` is done."""
 
 
+BEFORE_A_BAR = 0.5
+"""Seconds of work before a bar is drawn."""
+
 FIRST, LAST = 2.0, 60.0
 """Seconds before the first line of progress, and between two lines at most; each wait is twice the one before."""
 
@@ -195,7 +198,7 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
 
     Args:
         unit: what is counted, for the lines; "bytes" for a download.
-        first: seconds before the first line, so that short work says nothing; a bar stands at once.
+        first: seconds before the first line, so that short work says nothing; a bar comes after half a second.
     """
     if os.environ.get("KILBURN_QUIET"):
         yield lambda done, total=None, words="": None
@@ -205,17 +208,51 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
         with lines.spoken(first):
             yield lines
         return
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    bar = _Bar(what, total, unit)
+    timer = threading.Timer(BEFORE_A_BAR, bar.show)
+    timer.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        bar.close()
 
-    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as shown:
-        task = shown.add_task(line(what), total=total)
 
-        def update(done: int, total: int | None = None, words: str = "") -> None:
-            shown.update(task, completed=done, total=total or None, description=line(f"{what} {words}" if words else what))
+class _Bar:
+    """A bar that a timer shows: short work draws nothing, and does not import what draws."""
 
-        yield update
+    def __init__(self, what: str, total: int | None, unit: str) -> None:
+        self._what, self._unit = what, unit
+        self._state: dict[str, Any] = {"completed": 0, "total": total, "description": line(what)}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._shown: Any = None
+
+    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
+        with self._lock:
+            description = line(f"{self._what} {words}" if words else self._what)
+            self._state = {"completed": done, "total": total or self._state["total"], "description": description}
+            if self._shown is not None:
+                self._shown.update(self._shown.task_ids[0], **self._state)
+
+    def show(self) -> None:
+        """Draw the bar from now on."""
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        amount = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
+        with self._lock:
+            if not self._closed:
+                self._shown = Progress(*columns, console=console(stderr=True), transient=True)
+                self._shown.add_task(**self._state)
+                self._shown.start()
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        with self._lock:
+            self._closed = True
+            if self._shown is not None:
+                self._shown.stop()
 
 
 class _Lines:

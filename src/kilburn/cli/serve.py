@@ -67,10 +67,10 @@ def serve(
         str | None,
         Option(metavar="SPEC", help='The model that answers instead: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...'),
     ] = None,
-    host: Annotated[str, Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="The port to listen at; 0 for any free port.")] = 8000,
+    host: Annotated[str, Option(metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, metavar="PORT", help="The port to listen at; 0 for any free port.")] = 8000,
     window: Annotated[
-        int, Option(min=1000, help="Size of the window in tokens, if the model's own window is not smaller.")
+        int, Option(min=1000, metavar="TOKENS", help="Size of the window in tokens, if the model's own window is not smaller.")
     ] = 32_000,
     policy: Annotated[str, Option(metavar="SPEC", help="The policy that manages the window.")] = "cost",
     keys: Annotated[
@@ -164,6 +164,7 @@ def serve(
         Option(
             min=1,
             max=MOST_WORKERS,
+            metavar="N",
             rich_help_panel=ADVANCED,
             help="Number of processes that serve the same store; SIGHUP replaces them one by one. The limits running, bodies and "
             "connections hold for each of them.",

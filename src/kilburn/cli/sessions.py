@@ -96,8 +96,8 @@ def rule(
     *,
     where: StorePlace,
 ) -> None:
-    """Show or set when this tenant's sessions end. `kilburn serve` applies the rule now and then while nobody asks it anything,
-    and `kilburn sessions expire --yes` applies it at once.
+    """Show or set the rule by which this tenant's sessions end. `kilburn serve` applies it now and then while it is idle, and
+    `kilburn sessions expire --yes` applies it at once.
 
     Example:
 
@@ -127,7 +127,7 @@ def rule(
 @sessions.command("receipts")
 @stored
 def receipts(*, where: StorePlace) -> None:
-    """Show the receipts of the sessions that a rule has forgotten, also by `kilburn worker` and `kilburn serve`: the last 200.
+    """Show the last 200 receipts of sessions that ended by a rule. `kilburn worker` and `kilburn serve` apply the rule too.
 
     A session has its number here, as its name is forgotten, too. What a person forgets has a receipt of its own when it is done.
 

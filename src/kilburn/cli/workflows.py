@@ -76,7 +76,7 @@ def learn(
     *,
     where: StorePlace,
 ) -> None:
-    """Learn from the tasks of a session that are new: count what was shown, and make a workflow of each success.
+    """Learn workflows from the new tasks of a session. Counts what was shown, and makes a workflow of each success.
 
     Examples:
 
