@@ -61,7 +61,7 @@ HEAVY = {"anthropic", "asyncio", "http", "matplotlib", "numpy", "openai", "pydan
         (["export", "--help"], 345, {"kilburn.cli.serve", "importlib.metadata"}),
         (["keys", "list", "--help"], 285, {"kilburn.kernel.kernel", "importlib.metadata"}),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_command_imports_little(db: Path, words: list[str], most: int, absent: set[str]) -> None:
     """A little more modules than now, and none that is large: how long a start takes is a benchmark's question."""

@@ -7,8 +7,8 @@ bring commands by an entry point of the group `kilburn.commands`, whose name is 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import typer
 import typer.main
@@ -73,6 +73,8 @@ PANELS = {
 
 COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 ENTRY_POINTS = "kilburn.commands"
 """The group of entry points with commands of other packages."""
 
@@ -80,10 +82,10 @@ LABORATORY = "lab"
 """The command of the laboratory, which pages name and not everybody has."""
 
 
-def _entry_points(**selection: str) -> Any:
+def _entry_points() -> list[Any]:
     from importlib.metadata import entry_points  # 12 ms; most commands are Kilburn's own
 
-    return entry_points(group=ENTRY_POINTS, **selection)
+    return sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
 
 
 class _Coercion:
@@ -147,7 +149,7 @@ class Commands(Group):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, those of other packages too."""
-        return [*COMMANDS, *sorted({entry.name for entry in _entry_points()} - COMMANDS.keys())]
+        return [*COMMANDS, *(entry.name for entry in _entry_points() if entry.name not in COMMANDS)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, loaded; None if there is no such command."""
@@ -165,7 +167,7 @@ class Commands(Group):
             if name in COMMANDS:
                 importlib.import_module(f"kilburn.cli.{COMMANDS[name].module or name}")
                 continue
-            others = _entry_points(name=name)
+            others = [entry for entry in _entry_points() if entry.name == name]
             if not others and name == LABORATORY:
                 raise MissingExtra("the laboratory, kilburn-lab,", LABORATORY)
             for entry in others:
@@ -185,7 +187,7 @@ class Commands(Group):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write what each command does, in panels, without loading any."""
         panels = {panel: {name: entry.summary for name, entry in rows.items()} for panel, rows in PANELS.items()}
-        for entry in sorted(_entry_points(), key=lambda entry: entry.name):
+        for entry in _entry_points():
             if entry.name == LABORATORY:
                 panels.setdefault("Laboratory", {})[entry.name] = "Measure policies, memory and caches."
             elif entry.name not in COMMANDS:
@@ -203,7 +205,9 @@ class Application(typer.Typer):
     def __init__(self, *, cls: type[TyperGroup] = Group, **settings: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, rich_markup_mode=None, **settings)
 
-    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any) -> Any:
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any
+    ) -> Callable[[Function], Function]:
         """Register a command; see `typer.Typer.command`."""
         return super().command(name, cls=cls, **settings)
 

@@ -26,7 +26,8 @@ import typer.main
 from typer import Option
 
 from kilburn import __version__
-from kilburn.cli.commands import Commands, app
+from kilburn.cli.commands import Commands
+from kilburn.cli.commands import app as app
 from kilburn.errors import (
     DamageWarning,
     Forgotten,
