@@ -316,7 +316,14 @@ def promised_by(program: Path) -> str:
     return textwrap.dedent(promised)
 
 
-@pytest.mark.parametrize("program", EXAMPLES, ids=name_of)
+SDKS = {"wrapped_clients.py"}
+"""Examples that import the SDKs of OpenAI and Anthropic, which takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.name in SDKS else [], id=name_of(path)) for path in EXAMPLES],
+)
 def test_examples_run(program: Path, nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if program.name in FRAMEWORKS:
         module, extra = FRAMEWORKS[program.name]

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from kilburn.errors import MissingExtra
 
 
-class Entry(NamedTuple):
+class CommandRow(NamedTuple):
     """A row of the table: what `--help` says of a command, and its module if that has another name."""
 
     summary: str
@@ -26,47 +26,47 @@ class Entry(NamedTuple):
 
 PANELS = {
     "Everyday": {
-        "serve": Entry("Serve the APIs of OpenAI and Anthropic in front of one upstream."),
-        "chat": Entry("Chat with a model that can recall what left its window."),
-        "ask": Entry("Ask questions about files that are larger than any window."),
-        "ps": Entry("List the sessions of a store.", "session"),
-        "recall": Entry("Print the exact text at an address."),
-        "search": Entry("Search sessions, memories and documents.", "recall"),
-        "receipts": Entry("List compactions: what left the window, when and why."),
-        "dashboard": Entry("Show sessions and their compactions in a browser."),
-        "demo": Entry("Watch an agent read the Python standard library."),
+        "serve": CommandRow("Serve the APIs of OpenAI and Anthropic in front of one upstream."),
+        "chat": CommandRow("Chat with a model that can recall what left its window."),
+        "ask": CommandRow("Ask questions about files that are larger than any window."),
+        "ps": CommandRow("List the sessions of a store.", "session"),
+        "recall": CommandRow("Print the exact text at an address."),
+        "search": CommandRow("Search sessions, memories and documents.", "recall"),
+        "receipts": CommandRow("List compactions: what left the window, when and why."),
+        "dashboard": CommandRow("Show sessions and their compactions in a browser."),
+        "demo": CommandRow("Watch an agent read the Python standard library."),
     },
     "Memory": {
-        "remember": Entry("Remember a fact, for one user or for all.", "memories"),
-        "learn": Entry("Learn facts from the messages of a session."),
-        "memories": Entry("List, inspect and retract remembered facts."),
-        "notes": Entry("Write and read named notes, with all their versions."),
-        "documents": Entry("Add and list documents that are searched with the memory."),
-        "workflows": Entry("List and write workflows learned from successful tasks."),
-        "guidelines": Entry("List and write guidelines learned from feedback."),
-        "forget": Entry("Forget pages, and all that was derived from them, for good."),
+        "remember": CommandRow("Remember a fact, for one user or for all.", "memories"),
+        "learn": CommandRow("Learn facts from the messages of a session."),
+        "memories": CommandRow("List, inspect and retract remembered facts."),
+        "notes": CommandRow("Write and read named notes, with all their versions."),
+        "documents": CommandRow("Add and list documents that are searched with the memory."),
+        "workflows": CommandRow("List and write workflows learned from successful tasks."),
+        "guidelines": CommandRow("List and write guidelines learned from feedback."),
+        "forget": CommandRow("Forget pages, and all that was derived from them, for good."),
     },
     "Sessions and stores": {
-        "import": Entry("Import sessions from JSONL, completely or not at all.", "transfer"),
-        "export": Entry("Export sessions as JSONL, each message as it was appended.", "transfer"),
-        "copy": Entry("Copy a store into another one, and compare the two."),
-        "show": Entry("Show the page table of a session, or some of its pages.", "session"),
-        "stats": Entry("Show the figures of a session.", "session"),
-        "window": Entry("Show what a prompt holds, preview evictions, and undo them."),
-        "replay": Entry("Replay recorded runs through a window."),
-        "sessions": Entry("Archive and forget old sessions by a retention rule."),
-        "fsck": Entry("Check a store, and repair what can be repaired."),
+        "import": CommandRow("Import sessions from JSONL, completely or not at all.", "transfer"),
+        "export": CommandRow("Export sessions as JSONL, each message as it was appended.", "transfer"),
+        "copy": CommandRow("Copy a store into another one, and compare the two."),
+        "show": CommandRow("Show the page table of a session, or some of its pages.", "session"),
+        "stats": CommandRow("Show the figures of a session.", "session"),
+        "window": CommandRow("Show what a prompt holds, preview evictions, and undo them."),
+        "replay": CommandRow("Replay recorded runs through a window."),
+        "sessions": CommandRow("Archive and forget old sessions by a retention rule."),
+        "fsck": CommandRow("Check a store, and repair what can be repaired."),
     },
     "Operations": {
-        "keys": Entry("Create, list and revoke the keys of a gateway's clients."),
-        "worker": Entry("Run background work: learning, embedding, expiry, erasure."),
-        "postgres": Entry("Run a local PostgreSQL server for a store."),
-        "cold": Entry("Move texts that are rarely read to a folder or a bucket."),
-        "metrics": Entry("Print a Grafana board, and alerts, for a gateway's metrics."),
-        "models": Entry("List and download model files."),
-        "mcp": Entry("Serve one user's sessions, memory and documents over MCP."),
-        "top": Entry("Watch the windows of all sessions live."),
-        "policies": Entry("List the policies that ship with Kilburn."),
+        "keys": CommandRow("Create, list and revoke the keys of a gateway's clients."),
+        "worker": CommandRow("Run background work: learning, embedding, expiry, erasure."),
+        "postgres": CommandRow("Run a local PostgreSQL server for a store."),
+        "cold": CommandRow("Move texts that are rarely read to a folder or a bucket."),
+        "metrics": CommandRow("Print a Grafana board, and alerts, for a gateway's metrics."),
+        "models": CommandRow("List and download model files."),
+        "mcp": CommandRow("Serve one user's sessions, memory and documents over MCP."),
+        "top": CommandRow("Watch the windows of all sessions live."),
+        "policies": CommandRow("List the policies that ship with Kilburn."),
     },
 }
 """Each panel of `kilburn --help`, with its commands."""
@@ -115,7 +115,7 @@ def _without_pydantic(params: list[Any]) -> list[Any]:
     return params
 
 
-class Command(TyperCommand):
+class PlainCommand(TyperCommand):
     """A command whose help has a panel for each `rich_help_panel` of its options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -136,7 +136,7 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-class Group(TyperGroup):
+class PlainGroup(TyperGroup):
     """A command that has commands of its own."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -144,7 +144,7 @@ class Group(TyperGroup):
         return _without_pydantic(super().get_params(ctx))
 
 
-class Commands(Group):
+class Commands(PlainGroup):
     """The commands of `kilburn`; each is loaded when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -200,13 +200,13 @@ class Commands(Group):
 
 
 class Application(typer.Typer):
-    """Commands of class `Command`, with plain help."""
+    """Commands of class `PlainCommand`, with plain help."""
 
-    def __init__(self, *, cls: type[TyperGroup] = Group, **settings: Any) -> None:
+    def __init__(self, *, cls: type[TyperGroup] = PlainGroup, **settings: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, rich_markup_mode=None, **settings)
 
     def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = PlainCommand, **settings: Any
     ) -> Callable[[Function], Function]:
         """Register a command; see `typer.Typer.command`."""
         return super().command(name, cls=cls, **settings)
