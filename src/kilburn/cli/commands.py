@@ -220,7 +220,7 @@ app = Application(
     add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 

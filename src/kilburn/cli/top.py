@@ -63,8 +63,8 @@ def top(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Watch the levels live: what is in each window and below it, hit rates, faults, folds; and the queues of sessions that a
-    scheduler serves. Ctrl-C ends it.
+    """Watch the windows of all sessions live: what is in each window and below it, hit rates, faults, folds, and the queues of
+    sessions that a scheduler serves. Ctrl-C ends it.
 
     With --url it shows what a running gateway's sessions took since it started: tokens sent, shipped, cached and
     processed again, faults, hit rates and what was saved.
