@@ -245,6 +245,7 @@ def test_arguments_that_cannot_be_used(words: tuple[str, ...], db: Path) -> None
     assert said.err.startswith("kilburn: ")
 
 
+@pytest.mark.slow
 def test_the_measurement_fits_the_screen() -> None:
     words = ("lab", "recursion", "--tokens", 1500, "--judged", 12)
     said = kilburn(*words)

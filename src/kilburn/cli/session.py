@@ -131,10 +131,10 @@ def ps(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use. Of those that a scheduler
-    serves also the queue: how their last job stands, the slice, and how long their jobs waited.
+    """List the sessions of a store with their pages, tokens, window, hit rate and last use. Sessions that a scheduler serves have
+    a second table: the state of their last job, their slice, and how long their jobs waited.
 
-    Of a session with many forks (`NAME~2`, ...), those that were used last.
+    If a session has many forks (`NAME~2`, ...), only the newest are listed.
 
     Example:
 
