@@ -80,7 +80,7 @@ def forecaster_of(model: str, dtype: str = "bfloat16") -> Forecaster:
     try:
         from kilburn_kv.likelihood import load_likelihood
     except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "kilburn_kv", "kv") from error
+        raise MissingExtra(error.name or "kilburn_kv", "torch") from error
     return load_likelihood(where if where.is_dir() else find(model), dtype)
 
 
