@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+import typer.main
 
 from kilburn.cli.shell import main
 from kilburn.errors import SpecError
-from kilburn_lab.cli.verbs import Option, peers_of, verb
+from kilburn_lab.cli import lab
+from kilburn_lab.cli.verbs import Estimate, Option, peers_of, verb
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
 
@@ -39,6 +41,7 @@ def weigh(
 ) -> Weights:
     check_known("policy", policies, ["fifo", "lru", "bad"])
     rows = []
+    progress(0, len(policies))
     for policy in policies:
         rows.append(Weighed(policy=policy, weight=factor * (10 if heavy else 1), failed=int(policy == "bad")))
         progress(len(rows), len(policies))
@@ -55,6 +58,9 @@ def scales() -> typer.Typer:
         "weighing",
         "Weigh policies.",
         among=made,
+        unit="scale",
+        cost=7.0,
+        full={"policies": ("lru",), "seed": 3},
         policies=Option("A policy; may be given again.", "SPEC", "--policy"),
         factor=Option("A factor in words.", kind=str, default="one", by={"one": 1.0, "two": 2.0}.__getitem__),
         heavy=Option("Ten times as much."),
@@ -68,8 +74,10 @@ def test_an_argument_is_an_option(scales: typer.Typer, capsys: pytest.CaptureFix
     words = " ".join(capsys.readouterr().out.split())
     assert "Weigh policies." in words
     assert all(
-        name in words for name in ("--policy SPEC", "--heavy", "[default: one]", "[default: 0; x>=0]", "--csv FILE", "--json")
+        name in words
+        for name in ("--policy SPEC", "--heavy", "[default: one]", "Of nothing; 0 by default.", "--csv FILE", "--json")
     )
+    assert "Measure what the documentation reports: --policy lru, --seed 3." in words
     assert "--plot" not in words
     assert "--progress" not in words
 
@@ -79,6 +87,33 @@ def test_what_is_not_given_is_the_measures_own(scales: typer.Typer, capsys: pyte
     assert capsys.readouterr().out == "policy  weight\nfifo       1.0\nlru        1.0\n"
     assert main(["weigh", "--policy", "lru", "--heavy", "--factor", "two", "--seed", "7", "--json"], commands=scales) == 0
     assert json.loads(capsys.readouterr().out) == {"seed": 7, "rows": [{"policy": "lru", "weight": 20.0, "failed": 0}]}
+
+
+def test_full_is_the_default_of_what_is_not_given(scales: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weigh", "--full", "--json"], commands=scales) == 0
+    assert json.loads(capsys.readouterr().out) == {"seed": 3, "rows": [{"policy": "lru", "weight": 1.0, "failed": 0}]}
+    assert main(["weigh", "--full", "--seed", "0", "--policy", "fifo", "--json"], commands=scales) == 0
+    assert json.loads(capsys.readouterr().out) == {"seed": 0, "rows": [{"policy": "fifo", "weight": 1.0, "failed": 0}]}
+
+
+def test_every_measurement_has_a_sample_and_the_whole() -> None:
+    commands = typer.main.get_command(lab).commands  # type: ignore[attr-defined]
+    measures = {**commands, **commands["bench"].commands}
+    assert measures.keys() > {"paging", "recall", "load"}
+    without = {name for name, each in measures.items() if not any("--full" in option.opts for option in each.params)}
+    assert without == {"bench", "trajectories"}
+
+
+def test_the_size_and_the_time_are_told_first(scales: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weigh"], commands=scales) == 0
+    assert capsys.readouterr().err == "2 scales, about 14 s\n"
+    times = iter([0.0, 0.0, 12.0, 25.0, 900.0])
+    watched: list[tuple[int, int]] = []
+    estimate = Estimate(lambda done, total: watched.append((done, total)), "run", 6.0, clock=lambda: next(times))
+    for done in (20, 21, 22, 23):
+        estimate(done, 120)
+    assert watched == [(20, 120), (21, 120), (22, 120), (23, 120)]
+    assert capsys.readouterr().err == "100 runs, about 10 min\nslower than usual: about 20 min more\n"
 
 
 def test_rows_are_written_and_no_file_is_replaced(

@@ -412,7 +412,7 @@ def test_weavings_are_summed(traces: list[Trace]) -> None:
 
 
 def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() -> None:
-    words = ("lab", "kv", "--traces", "6", "--capacity", "400000", "--hours", "1", "--policy", OURS)
+    words = ("lab", "kv", "--sample", "6", "--capacity", "400000", "--hours", "1", "--policy", OURS)
     done = kilburn(*words, "--json")
     assert done.status == 0
     assert {row["policy"] for row in done.json["rates"]} == {"lru", OURS, MIN}

@@ -6,7 +6,7 @@ Examples:
 
     kilburn lab answers --chat 200 --window 2000 --policy hybrid --policy cost
 
-    kilburn lab answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl --resume
+    kilburn lab answers --data runs.jsonl.gz --model qwen --sample 12 --questions 3 --tools --out replies.jsonl --resume
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ verb(
     "asking",
     __doc__,
     like=evaluate,
+    unit="question",
+    cost=0.03,
+    full={"sessions": 40},
     data=DATA,
     sources=SOURCES,
     logs=Option("Logs of tests, *.log or *.log.gz, of which parts are planted.", "DIR"),
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
     chat=Option("Ask in a chat of so many short questions and answers; the window is 8000 by default.", "LENGTH", least=0),
-    sessions=Option("How many sessions.", least=1),
+    sessions=Option("How many sessions.", name="--sample", least=1),
     questions=Option("How many on each; each is asked of the session by itself.", least=1),
     tokens=Option("Of a session.", least=1),
     half=HALF._replace(help="Only the sessions of this half; all by default."),

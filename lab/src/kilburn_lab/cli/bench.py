@@ -24,11 +24,11 @@ def group() -> None:
 
 def _gateway(
     *,
-    requests: int = 10_000,
-    rounds: int = 100,
-    streams: int = 200,
+    requests: int = 1000,
+    rounds: int = 20,
+    streams: int = 50,
     window: int = 32_000,
-    sessions: int = 10_000,
+    sessions: int = 1000,
     peers: Sequence[str] = (),
     progress: Callable[[int, int], None],
 ) -> GatewayReport:
@@ -54,7 +54,7 @@ def _gateway(
 def _session(
     *,
     data: Path | None = None,
-    runs: int = 10,
+    runs: int = 3,
     window: int = 8000,
     policy: str = "cost",
     seed: int = 0,
@@ -66,28 +66,23 @@ def _session(
 
     Example:
 
-        kilburn lab bench session --runs 5
+        kilburn lab bench session --window 4000
     """
     from kilburn_lab.evals.gateway_session import evaluate  # it needs the gateway, an extra
 
     return evaluate(data, runs=runs, window=window, policy=policy, seed=seed, progress=progress)
 
 
-FULL = 1000, 50
-"""Half an hour of requests: 50 clients that ask every ten seconds come to 9,000."""
-
-
 def _load(
     *,
     over: Sequence[str] = (),
-    sessions: int = 80,
+    sessions: int = 24,
     clients: int = 8,
     gateways: int = 2,
     window: int = 3000,
     kill_gateways: float = 12.0,
     restart_postgres: float = 15.0,
     leaving: bool = True,
-    full: bool = False,
     seed: int = 0,
     logs: Path | None = None,
     progress: Callable[[int, int], None],
@@ -108,8 +103,6 @@ def _load(
     """
     from kilburn_lab.evals.load import FILE, POSTGRES, evaluate  # it needs the gateway, an extra
 
-    if full:
-        sessions, clients = FULL
     return evaluate(
         over or (FILE, POSTGRES),
         sessions=sessions,
@@ -133,6 +126,9 @@ verb(
     draw,
     "latency and memory",
     among=benches,
+    unit="request",
+    cost=0.01,
+    full={"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000},
     requests=Option("Requests to each system, 16 at once; memory is read meanwhile.", least=1),
     rounds=Option("Requests whose first byte is waited for.", least=1),
     streams=Option("Streams that run at once.", least=1),
@@ -148,6 +144,9 @@ verb(
     draw_load,
     "waiting times and memory",
     among=benches,
+    unit="exchange",
+    cost=0.1,
+    full={"sessions": 1000, "clients": 50},  # half an hour: 50 clients that ask every ten seconds come to 9,000 requests
     over=Option("sqlite, postgres (one of its own) or a URL of one; may be given again. The first two by default.", "NAME|URL"),
     sessions=Option("Sessions of 2 to 40 exchanges, 9 on the average.", least=1),
     clients=Option("Of these at once.", least=1),
@@ -156,7 +155,6 @@ verb(
     kill_gateways=Option("Between two kills of a gateway; 0 for none.", "SECONDS", "--kill-gateways", least=0),
     restart_postgres=Option("Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0),
     leaving=Option("Some clients hang up in the middle of a stream.", name="--leaving/--no-leaving"),
-    full=Option(f"{FULL[0]:,} sessions, {FULL[1]} at once.", name="--full"),
     seed=Option("Of what is said, and who is killed."),
     logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR"),
 )
@@ -166,6 +164,9 @@ verb(
     "replaying",
     _session.__doc__,
     among=benches,
+    unit="request",
+    cost=0.06,
+    full={"runs": 10},
     data=DATA,
     runs=Option("Runs that are joined to one session.", least=1),
     window=Option("Tokens of four characters.", least=1),

@@ -2,7 +2,8 @@
 
 Examples:
 
-    kilburn lab change --streams 5
+    kilburn lab change
+
     kilburn lab change --mode talk --extractor rules
 """
 
@@ -39,11 +40,13 @@ verb(
     "telling",
     __doc__,
     like=evaluate,
-    streams=Option("Made-up streams of statements.", "N", least=1),
+    unit="stream",
+    cost=0.18,
+    full={"streams": 20},
+    streams=Option("Made-up streams of statements, and talks in the mode talk.", "N", "--sample", least=1),
     modes=Option(f"How the statements come: {', '.join(MODES)}; may be given again. All by default.", "NAME", "--mode"),
     families=Option(f"Whose sentences: {', '.join(FAMILIES)}; may be given again. Both by default.", "NAME", "--family"),
     policy=Option("The memory policy that learns from text.", "SPEC"),
-    talks=Option("Talks in the mode talk.", "N", least=1),
     half=Option("Whose sentences in the mode talk: rules are made on the one, figures are told of the other.", "|".join(HALVES)),
     extractors=Option(f"What learns in the mode talk: {', '.join(EXTRACTORS)}; all by default.", "NAME", "--extractor"),
     embedder=Option("What finds by meaning.", "SPEC"),

@@ -5,7 +5,7 @@ where the machine has other work.
 
 Examples:
 
-    kilburn lab equivalence --sample 5 --steps 3 --window 500
+    kilburn lab equivalence
 
     kilburn lab equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume
 """
@@ -29,7 +29,7 @@ def _measured(
     half: str = "",
     reply: bool = False,
     tools: bool = False,
-    sample: int | None = None,
+    sample: int | None = 20,
     seed: int = 0,
     out: Path | None = None,
     resume: bool = False,
@@ -48,8 +48,11 @@ verb(
     "reading",
     __doc__,
     like=evaluate,
+    unit="forecast",
+    cost=5.0,
+    full={"windows": (1000, 2000, 4000), "steps": 30, "sample": None},
     data=DATA,
-    windows=WINDOWS,
+    windows=WINDOWS._replace(help="Tokens of four characters; may be given again. 1000 by default."),
     policies=policies_of(EVERYBODY),
     model=Option("Weights that read: smollm2, qwen, a GGUF file or a folder of transformers.", "NAME"),
     dtype=Option("Of the weights: bfloat16, or float32."),

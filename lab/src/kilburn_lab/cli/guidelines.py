@@ -4,7 +4,7 @@ Examples:
 
     kilburn lab guidelines
 
-    kilburn lab guidelines --rules 2 --feedback 4 --tickets 10 --json
+    kilburn lab guidelines --sample 2 --feedback 4 --tickets 10 --json
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ verb(
     evaluate,
     "giving feedback",
     __doc__,
+    unit="rule",
+    cost=1.3,
+    full={"rules": 10},
     arms=Option(f"What stands in the prompt: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--shown"),
-    rules=Option("Hidden rules.", "N", least=1),
+    rules=Option("Hidden rules.", "N", "--sample", least=1),
     feedback=Option("That is given by each rule, at most.", "N", least=1),
     tickets=Option("That are answered each time.", "N", least=1),
     reasons=Option("Feedback out of a hundred that says why.", "N", least=0),

@@ -2,7 +2,7 @@
 
 Example:
 
-    kilburn lab kv --traces 20 --capacity 1000000
+    kilburn lab kv --capacity 1000000
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kilburn_lab.cli.verbs import HALF, Option, verb
 from kilburn_lab.evals.kv_report import CacheReport, draw
 
 MADE = 60
-"""Made-up traces where no file is given."""
+"""Made-up traces where no file is given, and all are wanted."""
 
 
 def _measured(
@@ -23,7 +23,7 @@ def _measured(
     data: Path | None = None,
     capacities: Sequence[int] = (),
     policies: Sequence[str] = (),
-    traces: int | None = None,
+    traces: int | None = 15,
     skip: int = 0,
     half: str = "",
     seed: int = 0,
@@ -59,10 +59,13 @@ verb(
     __doc__,
     draw,
     "the hit rates",
+    unit="replay",
+    cost=0.07,
+    full={"traces": None},
     data=Option("Traces, one a line, .gz too; made-up ones where left out.", "FILE"),
     capacities=Option("Of the cache; may be given again. 1, 2 and 4 million by default.", "TOKENS", "--capacity"),
     policies=Option("An order of eviction; may be given again. All by default; lru and min always.", "NAME", "--policy"),
-    traces=Option("Only so many, drawn by the seed.", "N", least=1),
+    traces=Option("Only so many traces, drawn by the seed.", "N", "--sample", least=1),
     skip=Option("Leave out the first so many of the drawing.", "N", least=0),
     half=HALF._replace(help="Only the traces of this half, by their id; all by default."),
     weavings=Option("Merge them so many times, with the next seeds; hits are summed.", "N", least=1),

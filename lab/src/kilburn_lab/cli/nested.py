@@ -2,7 +2,7 @@
 
 Example:
 
-    kilburn lab nested --orderings 2
+    kilburn lab nested
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ verb(
     nested,
     "asking",
     __doc__,
+    unit="order",
+    cost=0.25,
+    full={"orderings": 30},
     ways=Option(f"{', '.join(WAYS)}; may be given again. All by default.", "NAME", "--way"),
     hops=Option("How often a value is a key again; may be given again. 0 to 4 by default.", "N"),
-    orderings=Option("Orders of the pairs.", "N", least=1),
+    orderings=Option("Orders of the pairs.", "N", "--sample", least=1),
     pairs=Option("Keys with their values.", "N", least=1),
     window=Option("Tokens, for all ways but `whole`.", "N", least=500),
     policy=Option("What decides at the window.", "SPEC"),

@@ -2,7 +2,7 @@
 
 Example:
 
-    kilburn lab poisoning --repeats 5
+    kilburn lab poisoning
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ verb(
     evaluate,
     "attacking",
     __doc__,
+    unit="attack",
+    cost=0.015,
+    full={"repeats": 20},
     attacks=Option(f"{', '.join(ATTACKS)}; may be given again. All by default.", "NAME", "--attack"),
     defences=Option(f"{', '.join(DEFENCES)}; may be given again. All by default.", "NAME", "--defence"),
-    repeats=Option("Seeds of each attack.", "N", least=1),
+    repeats=Option("Seeds of each attack.", "N", "--sample", least=1),
     seed=Option("The first of them."),
 )

@@ -22,7 +22,10 @@ verb(
     __doc__,
     draw,
     "times against facts",
-    counts=Option("Facts; may be given again. 10000 by default.", name="--count", least=1),
+    unit="fact",
+    cost=0.001,
+    full={"counts": (1000, 10_000, 100_000, 1_000_000)},
+    counts=Option("Facts; may be given again. 5000 by default.", name="--count", least=1),
     many=Option("Questions to each system.", name="--questions", least=1),
     peers=Option(
         f"Also another system ({', '.join(PEERS)}), by a Python that has it.",

@@ -2,7 +2,7 @@
 
 Example:
 
-    kilburn lab sleep --talks 2
+    kilburn lab sleep
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ verb(
     sleeping,
     "asking",
     __doc__,
+    unit="conversation",
+    cost=0.3,
+    full={"talks": 10},
     ways=Option(f"{', '.join(WAYS)}; may be given again. Both by default.", "NAME", "--way"),
-    talks=Option("Conversations.", "N", least=1),
+    talks=Option("Conversations.", "N", "--sample", least=1),
     bills=Option("Sentences of each.", "N", least=1),
     window=Option("Tokens.", "N", least=500),
     seed=Option("Of what is said."),

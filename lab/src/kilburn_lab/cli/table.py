@@ -4,7 +4,7 @@ Examples:
 
     kilburn lab table
 
-    kilburn lab table --sessions 10 --policy lru --policy importance --policy tiered --policy hybrid
+    kilburn lab table --sample 10 --policy lru --policy importance --policy tiered --policy hybrid
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ verb(
     __doc__,
     draw,
     "accuracy and utilisation",
+    unit="session",
+    cost=0.18,
+    full={"count": 200},
     policies=Option("A policy; may be given again. All that ship by default.", "SPEC", "--policy"),
-    count=Option("How many sessions.", name="--sessions", least=1),
+    count=Option("How many sessions.", name="--sample", least=1),
     interactions=Option("Of each session.", least=1),
     window=Option("Tokens of four characters."),
     workers=Option("Sessions to spread the work over.", least=1),

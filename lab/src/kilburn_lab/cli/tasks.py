@@ -6,7 +6,7 @@ Examples:
 
     kilburn lab tasks --search --window 2000 --policy hybrid --policy cost
 
-    kilburn lab tasks --tasks 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
+    kilburn lab tasks --sample 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ verb(
     __doc__,
     partial(draw, worth="solved"),
     like=evaluate,
+    unit="task",
+    cost=0.07,
+    full={"count": 32},
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
-    count=Option("How many tasks.", name="--tasks", least=1),
+    count=Option("How many tasks.", name="--sample", least=1),
     search=Option("The agent may search its memory, which the baselines do not have."),
     tools=Option("Tell actions and outputs as tool calls and results; the user's words then stay."),
     patience=Option("What the agent does again in one task before it gives up.", least=0),

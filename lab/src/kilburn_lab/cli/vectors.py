@@ -20,7 +20,7 @@ from kilburn_lab.evals.vectors_report import VectorsReport, draw
 def _measured(
     data: Path | None = None,
     *,
-    counts: Sequence[int] = (),
+    counts: Sequence[int] = (10_000,),
     codecs: Sequence[str] = (),
     embedder: str = "",
     sample: int = 2000,
@@ -32,7 +32,7 @@ def _measured(
 
     return module.evaluate(
         data,
-        counts=counts or module.COUNTS,
+        counts=counts,
         only=codecs,
         embedder=embedder or None,
         sample=sample,
@@ -49,8 +49,11 @@ verb(
     __doc__,
     draw,
     "recall against bytes and time",
+    unit="codec",
+    cost=5.0,
+    full={"counts": (10_000, 100_000)},
     data=Option("Passages in JSON lines, .gz too, or vectors in .npy; made-up ones where left out.", "FILE"),
-    counts=Option("Vectors; may be given again. 10000 and 100000 by default; 1000000 takes minutes.", name="--count"),
+    counts=Option("Vectors; may be given again. 10000 by default; 1000000 takes minutes.", name="--count"),
     codecs=Option("Only this one, such as binary or 'pq(96)'; may be given again.", "NAME", "--codec"),
     embedder=Option("Embeds passages and facts; minilm for passages by default.", "SPEC"),
     sample=Option("Passages of the file that are embedded.", least=20),

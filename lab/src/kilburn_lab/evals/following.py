@@ -155,7 +155,7 @@ class FollowReport(EvalReport, frozen=True, kw_only=True):
 
 
 def follow(
-    talks: int = TALKS,
+    talks: int,
     *,
     seed: int = 0,
     half: str = "report",

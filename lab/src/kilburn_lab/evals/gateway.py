@@ -133,6 +133,7 @@ def evaluate(
         stores = sorted({min(each, sessions) for each in SESSIONS})
         steps = len(running) * (2 * (rounds + -(-rounds // 3)) + requests + streams) + len(stores) * (FILLED + BEGUN)
         done = count(1)
+        progress(0, steps)
 
         def step() -> None:
             progress(next(done), steps)

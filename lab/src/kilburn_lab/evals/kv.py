@@ -49,21 +49,21 @@ _NEVER = 1 << 60
 
 
 def sample(traces: Sequence[Trace], seed: int, many: int | None = None, skip: int = 0, half: str = "") -> list[Trace]:
-    """`many` of the traces (None for all), drawn by the seed, after `skip` others of the same drawing.
+    """Return at most `many` of the traces (None for all), drawn by the seed, after `skip` others of the same drawing.
 
     Args:
         half: one of `HALVES`, by a hash of the trace's id; "" for all traces.
 
     Raises:
-        SpecError: no such half; nothing is left to draw, or fewer than `many`.
+        SpecError: no such half, or nothing is left to draw.
     """
     check_known("half", [half] if half else [], HALVES)
     drawn = [trace for trace in traces if half in ("", half_by(trace.id))]
     if many is not None or skip:
         random.Random(f"{seed}/sample").shuffle(drawn)
     chosen = drawn[skip : None if many is None else skip + many]
-    if not chosen or (many is not None and len(chosen) < many):
-        raise SpecError(f"{len(drawn)} traces, {many} wanted after {skip}", advice="ask for fewer")
+    if not chosen:
+        raise SpecError(f"no trace after the first {skip} of {len(drawn)}", advice="skip fewer")
     return chosen
 
 
@@ -117,6 +117,7 @@ def evaluate(
         done += 1
         progress(done, total)
 
+    progress(0, total)
     for arm in dict.fromkeys(subs):
         for weaving in range(seed, seed + weavings):
             events = weave(traces, weaving, hours, subs=arm)

@@ -97,6 +97,7 @@ def evaluate(
     said = [*scripts(sessions, seed, leaving=leaving)]
     each = sum(len(script.exchanges) for script in said)
     rows = []
+    progress(0, len(over) * each)
     for number, place in enumerate(over):
 
         def step(done: int, before: int = number * each) -> None:

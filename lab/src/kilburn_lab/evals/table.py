@@ -96,7 +96,7 @@ class TieredByImportance:
 def evaluate(
     policies: Sequence[str] = EVERYBODY,
     *,
-    count: int = 200,
+    count: int = 5,
     interactions: int = 50,
     window: int = 2000,
     seed: int = 0,
@@ -126,6 +126,7 @@ def evaluate(
             resolve("policies", entrant.at(window))
     streamed: dict[str, list[Streamed]] = {entrant.label: [] for entrant in entrants}
     began = time.perf_counter()
+    progress(0, len(entrants) * count)
     for done, session in enumerate(_measure_all(entrants, told, window, workers), 1):
         streamed[session.policy].append(session)
         progress(done, len(entrants) * count)
