@@ -12,7 +12,7 @@ import typer.main
 from kilburn.cli.shell import main
 from kilburn.errors import SpecError
 from kilburn_lab.cli import lab
-from kilburn_lab.cli.verbs import Estimate, Option, peers_of, verb
+from kilburn_lab.cli.verbs import EstimatedProgress, Option, Work, peers_of, verb
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
 
@@ -55,12 +55,9 @@ def scales() -> typer.Typer:
     verb(
         "weigh",
         weigh,
-        "weighing",
+        Work("weighing", "scale", 7.0, {"policies": ("lru",), "seed": 3}),
         "Weigh policies.",
         among=made,
-        unit="scale",
-        cost=7.0,
-        full={"policies": ("lru",), "seed": 3},
         policies=Option("A policy; may be given again.", "SPEC", "--policy"),
         factor=Option("A factor in words.", kind=str, default="one", by={"one": 1.0, "two": 2.0}.__getitem__),
         heavy=Option("Ten times as much."),
@@ -109,7 +106,9 @@ def test_the_size_and_the_time_are_told_first(scales: typer.Typer, capsys: pytes
     assert capsys.readouterr().err == "2 scales, about 14 s\n"
     times = iter([0.0, 0.0, 12.0, 25.0, 900.0])
     watched: list[tuple[int, int]] = []
-    estimate = Estimate(lambda done, total: watched.append((done, total)), "run", 6.0, clock=lambda: next(times))
+    estimate = EstimatedProgress(
+        lambda done, total: watched.append((done, total)), Work("going", "run", 6.0, {}), clock=lambda: next(times)
+    )
     for done in (20, 21, 22, 23):
         estimate(done, 120)
     assert watched == [(20, 120), (21, 120), (22, 120), (23, 120)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import SpecError
-from kilburn_lab.cli.verbs import DATA, HALF, PAUSE, SOURCES, WINDOWS, WRITER, Option, policies_of, saved_in, verb
+from kilburn_lab.cli.verbs import DATA, HALF, PAUSE, SOURCES, WINDOWS, WRITER, Option, Work, policies_of, saved_in, verb
 from kilburn_lab.evals.acting import EVERYBODY
 from kilburn_lab.evals.answers import SavedReply, evaluate
 from kilburn_lab.evals.chat import evaluate as chatting
@@ -45,12 +45,9 @@ def _measured(
 verb(
     "answers",
     _measured,
-    "asking",
+    Work("asking", "question", 0.03, {"sessions": 40}),
     __doc__,
     like=evaluate,
-    unit="question",
-    cost=0.03,
-    full={"sessions": 40},
     data=DATA,
     sources=SOURCES,
     logs=Option("Logs of tests, *.log or *.log.gz, of which parts are planted.", "DIR"),

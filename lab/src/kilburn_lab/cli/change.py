@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kilburn.file import check_target, write_file
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.change import MODES, ChangeReport, evaluate
 from kilburn_lab.evals.following import EXTRACTORS
 from kilburn_lab.evals.sample import HALVES
@@ -37,12 +37,9 @@ def _measured(*, out: Path | None = None, force: bool = False, **options: Any) -
 verb(
     "change",
     _measured,
-    "telling",
+    Work("telling", "stream", 0.18, {"streams": 20}),
     __doc__,
     like=evaluate,
-    unit="stream",
-    cost=0.18,
-    full={"streams": 20},
     streams=Option("Made-up streams of statements, and talks in the mode talk.", "N", "--sample", least=1),
     modes=Option(f"How the statements come: {', '.join(MODES)}; may be given again. All by default.", "NAME", "--mode"),
     families=Option(f"Whose sentences: {', '.join(FAMILIES)}; may be given again. Both by default.", "NAME", "--family"),

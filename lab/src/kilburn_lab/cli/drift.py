@@ -10,7 +10,7 @@ Examples:
 from __future__ import annotations
 
 from kilburn.cli.access import model_of
-from kilburn_lab.cli.verbs import DATA, Option, verb
+from kilburn_lab.cli.verbs import DATA, Option, Work, verb
 from kilburn_lab.evals.drift import POLICIES, evaluate
 from kilburn_lab.evals.drift_report import draw
 from kilburn_lab.evals.plants import ARMS
@@ -18,13 +18,10 @@ from kilburn_lab.evals.plants import ARMS
 verb(
     "drift",
     evaluate,
-    "compacting",
+    Work("compacting", "trial", 0.34, {"replicates": 20}),
     __doc__,
     draw,
     "the curves",
-    unit="trial",
-    cost=0.34,
-    full={"replicates": 20},
     policies=Option(f"A policy; may be given again. {', '.join(POLICIES)} by default.", "SPEC", "--policy"),
     arms=Option(f"Where the rules stand: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--arm"),
     window=Option("Tokens of four characters."),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import DATA, HALF, TOLD, WINDOWS, Option, policies_of, saved_in, verb
+from kilburn_lab.cli.verbs import DATA, HALF, TOLD, WINDOWS, Option, Work, policies_of, saved_in, verb
 from kilburn_lab.evals.acting import EVERYBODY
 from kilburn_lab.evals.equivalence import EquivalenceReport, Forecast, evaluate, forecaster_of
 from kilburn_lab.evals.sample import sample_of
@@ -45,12 +45,9 @@ def _measured(
 verb(
     "equivalence",
     _measured,
-    "reading",
+    Work("reading", "forecast", 5.0, {"windows": (1000, 2000, 4000), "steps": 30, "sample": None}),
     __doc__,
     like=evaluate,
-    unit="forecast",
-    cost=5.0,
-    full={"windows": (1000, 2000, 4000), "steps": 30, "sample": None},
     data=DATA,
     windows=WINDOWS._replace(help="Tokens of four characters; may be given again. 1000 by default."),
     policies=policies_of(EVERYBODY),

@@ -9,18 +9,15 @@ Examples:
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.guidelines import ARMS, evaluate
 from kilburn_lab.evals.sample import HALVES
 
 verb(
     "guidelines",
     evaluate,
-    "giving feedback",
+    Work("giving feedback", "rule", 1.3, {"rules": 10}),
     __doc__,
-    unit="rule",
-    cost=1.3,
-    full={"rules": 10},
     arms=Option(f"What stands in the prompt: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--shown"),
     rules=Option("Hidden rules.", "N", "--sample", least=1),
     feedback=Option("That is given by each rule, at most.", "N", least=1),

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, DATA, HALF, PAUSE, PLOT, PRICES, SOURCES, TOLD, Option, check_axis, saved_in, verb
+from kilburn_lab.cli.verbs import AXIS, DATA, HALF, PAUSE, PLOT, PRICES, SOURCES, TOLD, Option, Work, check_axis, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.outcomes import PolicyCounts
@@ -73,13 +73,10 @@ def _measured(
 verb(
     "paging",
     _measured,
-    "evaluating",
+    Work("evaluating", "run", 0.05, {"windows": (1000, 2000, 4000, 8000), "sample": None}),
     __doc__,
     partial(draw, worth="survival"),
     like=evaluate,
-    unit="run",
-    cost=0.05,
-    full={"windows": (1000, 2000, 4000, 8000), "sample": None},
     data=DATA,
     sources=SOURCES,
     windows=Option("Tokens of four characters; may be given again. 2000 by default.", name="--window"),

@@ -7,17 +7,14 @@ Example:
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, policies_of, verb
+from kilburn_lab.cli.verbs import Option, Work, policies_of, verb
 from kilburn_lab.evals.pleas import POLICIES, WAYS, pleas
 
 verb(
     "pleas",
     pleas,
-    "working",
+    Work("working", "trial", 2.0, {"policies": None}),
     __doc__,
-    unit="trial",
-    cost=2.0,
-    full={"policies": None},
     policies=policies_of(POLICIES),
     windows=Option("Tokens of four characters; may be given again. 4000 by default.", name="--window"),
     ways=Option(f"What a model does that is of no use: {', '.join(WAYS)}; may be given again. All by default.", "NAME", "--way"),

@@ -18,7 +18,7 @@ import msgspec
 
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Limits
 from kilburn.cli.access import model_of
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.aggregation import TASKS
 from kilburn_lab.evals.recursion import SYSTEMS, RecursionReport, evaluate
 
@@ -44,12 +44,9 @@ def _measured(
 verb(
     "recursion",
     _measured,
-    "asking",
+    Work("asking", "question", 0.3, {"tokens": (24_000, 131_000), "count": 3}),
     __doc__,
     like=evaluate,
-    unit="question",
-    cost=0.3,
-    full={"tokens": (24_000, 131_000), "count": 3},
     tokens=Option("Sizes of the texts; may be given again. 24000 by default.", least=100),
     systems=Option(f"{', '.join(SYSTEMS)}; may be given again. All by default.", "NAME", "--system"),
     tasks=Option(f"{', '.join(TASKS)}; may be given again. All by default.", "NAME", "--task"),

@@ -22,7 +22,7 @@ from typing import Any
 from kilburn.errors import KilburnError
 from kilburn.kernel.resolve import resolve
 from kilburn.terminal import line, say
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.corpora import answers_of, corpora, renamed, synthetic
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.recall import FLOOR, rank, written
@@ -73,11 +73,8 @@ def _embedder(spec: str) -> Any:
 verb(
     "recall",
     _measured,
-    "searching",
+    Work("searching", "conversation", 0.3, {"sample": None}),
     __doc__,
-    unit="conversation",
-    cost=0.3,
-    full={"sample": None},
     rankings=Option("Where the rankings go, JSON lines, one a question.", "FILE", "--out"),
     data=Option("Conversations, one a line, .gz too; made-up ones where left out.", "FILE"),
     budget=Option("Tokens of four characters that the hits may take.", least=100),

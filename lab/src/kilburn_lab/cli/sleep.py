@@ -7,17 +7,14 @@ Example:
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.sleeping import WAYS, sleeping
 
 verb(
     "sleep",
     sleeping,
-    "asking",
+    Work("asking", "conversation", 0.3, {"talks": 10}),
     __doc__,
-    unit="conversation",
-    cost=0.3,
-    full={"talks": 10},
     ways=Option(f"{', '.join(WAYS)}; may be given again. Both by default.", "NAME", "--way"),
     talks=Option("Conversations.", "N", "--sample", least=1),
     bills=Option("Sentences of each.", "N", least=1),

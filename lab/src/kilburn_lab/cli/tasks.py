@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, WRITER, Option, check_axis, policies_of, verb
+from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, WRITER, Option, Work, check_axis, policies_of, verb
 from kilburn_lab.evals.acting import EVERYBODY, ActingReport, evaluate
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.pareto import REFILLED, draw
@@ -38,13 +38,10 @@ def _measured(
 verb(
     "tasks",
     _measured,
-    "working",
+    Work("working", "task", 0.07, {"count": 32}),
     __doc__,
     partial(draw, worth="solved"),
     like=evaluate,
-    unit="task",
-    cost=0.07,
-    full={"count": 32},
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
     count=Option("How many tasks.", name="--sample", least=1),

@@ -7,8 +7,7 @@ reports. Before it starts it says how many units of work there are and how long 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
@@ -102,6 +101,23 @@ PLOT = Option("Draw worth against cost; .svg, .png or .pdf.", "FILE")
 AXIS = Option("The cost that is drawn: refilled, or a price table.", "NAME")
 
 
+class Work(NamedTuple):
+    """What a measurement does, by default and with `--full`.
+
+    Args:
+        doing: what the progress is called.
+        unit: of work that the progress counts, in the singular.
+        cost: seconds that a unit takes on one core, with the defaults.
+        full: by argument, the values of the documentation's measurement: `--full` sets those that are not given. None stands
+            for all there are.
+    """
+
+    doing: str
+    unit: str
+    cost: float
+    full: Mapping[str, Any]
+
+
 def policies_of(those: Sequence[str]) -> Option:
     """The option for policies and baselines; `those` are measured by default."""
     return Option(f"A policy or a baseline; may be given again. {', '.join(those)} by default.", "SPEC", "--policy")
@@ -110,37 +126,29 @@ def policies_of(those: Sequence[str]) -> Option:
 def verb(
     name: str,
     measure: Callable[..., EvalReport],
-    doing: str,
+    work: Work,
     words: str | None,
     draw: Callable[..., None] | None = None,
     drawn: str = "",
     like: Callable[..., EvalReport] | None = None,
     among: typer.Typer = lab,
-    *,
-    unit: str,
-    cost: float,
-    full: Mapping[str, Any],
     **options: Option,
 ) -> None:
     """Make a verb that measures, prints the report, and writes its rows and draws it where that is wanted.
 
     Args:
-        name: of the verb. measure: gets the options as arguments, `progress` if it is to be shown, and `force` if it writes.
-        doing: what the progress is called; "" if the measure shows it itself.
+        name: of the verb. measure: gets the options as arguments, `progress`, and `force` if it writes.
         words: what `--help` says.
         like: what gets the options for which the measure has no argument of that name.
         draw: draws the report; it gets those options that it has arguments for. drawn: what, for `--help`; "" if `plot` is one
             of the options.
-        unit: of the work that the progress counts, such as "run". cost: seconds that one takes on one core, with the defaults.
-        full: by argument, the values of the documentation's measurement: `--full` sets those that are not given. None stands
-            for all there are.
         options: by the measure's argument.
     """
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}
     parameters = [
-        option.parameter(argument, known.get(argument), sampled=argument in full) for argument, option in options.items()
+        option.parameter(argument, known.get(argument), sampled=argument in work.full) for argument, option in options.items()
     ]
-    parameters.append(_full_option(full, options).parameter("full", None))
+    parameters.append(_full_option(work.full, options).parameter("full", None))
     if drawn:
         parameters.append(Option(f"Draw {drawn}; .svg, .png or .pdf.", "FILE", kind=Path | None).parameter("plot", None))
     for argument, kind, default in (("csv", Csv, None), ("force", Force, False), ("json", Json, False)):
@@ -155,18 +163,15 @@ def verb(
         chosen = {"force": force} if "force" in known else {}
         for argument, option in options.items():
             value = given[argument]
-            if argument in full and value in (None, []):
+            if argument in work.full and value in (None, []):
                 if given["full"]:
-                    chosen[argument] = full[argument]
+                    chosen[argument] = work.full[argument]
             elif option.by is not None:
                 chosen[argument] = option.by(value)
             elif value or argument not in known or get_origin(known[argument].annotation) is not Sequence:
                 chosen[argument] = value
-        if doing:
-            with measuring(doing, unit, cost) as done:
-                report = measure(**chosen, progress=done)
-        else:
-            report = measure(**chosen)
+        with progress(work.doing) as update:
+            report = measure(**chosen, progress=EstimatedProgress(update, work))
         if given.get("out") is not None:
             say(f"written: {given['out']}")
         show(report, given["json"])
@@ -195,18 +200,7 @@ def _full_option(full: Mapping[str, Any], options: Mapping[str, Option]) -> Opti
     return Option(f"Measure what the documentation reports: {', '.join(changes)}.", kind=bool, default=False)
 
 
-@contextmanager
-def measuring(doing: str, unit: str, cost: float) -> Iterator[Progress]:
-    """Show the progress of a measurement, after its size and an estimate of its time.
-
-    Args:
-        doing: what the progress is called. unit: of the work, in the singular. cost: seconds that a unit takes on one core.
-    """
-    with progress(doing) as update:
-        yield Estimate(update, unit, cost)
-
-
-class Estimate:
+class EstimatedProgress:
     """Progress that first says how many units there are and how long they should take.
 
     The time comes from the measured time of a unit. It is corrected once, by the units that are done, if these take more than
@@ -216,8 +210,8 @@ class Estimate:
         update: shows the progress. clock: in seconds.
     """
 
-    def __init__(self, update: Progress, unit: str, cost: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._update, self._unit, self._cost, self._clock = update, unit, cost, clock
+    def __init__(self, update: Progress, work: Work, clock: Callable[[], float] = time.monotonic) -> None:
+        self._update, self._work, self._clock = update, work, clock
         self._began: float | None = None
         self._skipped = 0
         self._corrected = False
@@ -226,10 +220,10 @@ class Estimate:
         """Show that `done` of `total` units are done."""
         if self._began is None:
             self._began, self._skipped = self._clock(), done
-            say(f"{many(total - done, self._unit)}, {_duration((total - done) * self._cost)}")
+            say(f"{many(total - done, self._work.unit)}, {_duration((total - done) * self._work.cost)}")
         elapsed, measured = self._clock() - self._began, done - self._skipped
         remaining = elapsed / max(1, measured) * (total - done)
-        if not self._corrected and min(elapsed, remaining) > CORRECTION and elapsed > 2 * measured * self._cost > 0:
+        if not self._corrected and min(elapsed, remaining) > CORRECTION and elapsed > 2 * measured * self._work.cost > 0:
             self._corrected = True
             say(f"slower than usual: {_duration(remaining)} more")
         self._update(done, total)

@@ -9,18 +9,15 @@ Examples:
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.workflows import ARMS, evaluate
 
 verb(
     "workflows",
     evaluate,
-    "doing errands",
+    Work("doing errands", "errand", 0.045, {"streams": 10}),
     __doc__,
-    unit="errand",
-    cost=0.045,
-    full={"streams": 10},
     arms=Option(f"Who judges: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--judge"),
     streams=Option("Worlds, each with errands of its own.", "N", "--sample", least=1),
     errands=Option("Of a stream: a third simple, a third of two parts, a third of three.", "N", least=3),

@@ -43,7 +43,6 @@ PLACES = ("facts", "sessions", "all", "brought")
 TOKENS = 300
 """Budget of an answer."""
 
-TALKS = 20
 USER = "ana"
 
 _POLICIES = {"rules": "plain", "perfect": "facts", "careless": "facts"}

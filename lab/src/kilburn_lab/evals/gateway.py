@@ -93,11 +93,11 @@ class System(NamedTuple):
 
 def evaluate(
     *,
-    rounds: int = 100,
-    requests: int = 10_000,
-    streams: int = 200,
+    rounds: int = 20,
+    requests: int = 300,
+    streams: int = 50,
     window: int = 32_000,
-    sessions: int = SESSIONS[-1],
+    sessions: int = 1000,
     peers: Mapping[str, str] | None = None,
     progress: Progress = unwatched,
 ) -> GatewayReport:

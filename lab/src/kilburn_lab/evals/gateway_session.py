@@ -241,7 +241,7 @@ def _tokens(value: Any) -> int:
 def evaluate(
     data: Path | None = None,
     *,
-    runs: int = 10,
+    runs: int = 3,
     window: int = 8000,
     policy: str = "cost",
     seed: int = 0,

@@ -58,7 +58,7 @@ POINTS = 200
 def evaluate(
     over: Sequence[str] = (FILE, POSTGRES),
     *,
-    sessions: int = 80,
+    sessions: int = 24,
     clients: int = 8,
     gateways: int = 2,
     window: int = 3000,

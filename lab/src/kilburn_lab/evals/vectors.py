@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 
 Array = np.ndarray[Any, Any]
 
-COUNTS = (10_000, 100_000)
+COUNTS = (10_000,)
 NEAREST, CANDIDATES = 10, 100
 ROWS = 1 << 16
 """Vectors that are made, encoded and compared at once."""
