@@ -6,6 +6,7 @@ reports. Before it starts it says how many units of work there are and how long 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature, signature
@@ -171,7 +172,8 @@ def verb(
             elif value or argument not in known or get_origin(known[argument].annotation) is not Sequence:
                 chosen[argument] = value
         with progress(work.doing) as update:
-            report = measure(**chosen, progress=EstimatedProgress(update, work))
+            quiet = os.environ.get("KILBURN_QUIET")
+            report = measure(**chosen, progress=update if quiet else EstimatedProgress(update, work))
         if given.get("out") is not None:
             say(f"written: {given['out']}")
         show(report, given["json"])
@@ -203,8 +205,8 @@ def _full_option(full: Mapping[str, Any], options: Mapping[str, Option]) -> Opti
 class EstimatedProgress:
     """Progress that first says how many units there are and how long they should take.
 
-    The time comes from the measured time of a unit. It is corrected once, by the units that are done, if these take more than
-    twice as long: recorded runs are longer than made-up ones, and models slower than scripts.
+    The time comes from the measured time of a unit. It is corrected once, after a twentieth of the units, if these take more
+    than twice as long: recorded runs are longer than made-up ones, and models slower than scripts.
 
     Args:
         update: shows the progress. clock: in seconds.
@@ -223,7 +225,8 @@ class EstimatedProgress:
             say(f"{many(total - done, self._work.unit)}, {_duration((total - done) * self._work.cost)}")
         elapsed, measured = self._clock() - self._began, done - self._skipped
         remaining = elapsed / max(1, measured) * (total - done)
-        if not self._corrected and min(elapsed, remaining) > CORRECTION and elapsed > 2 * measured * self._work.cost > 0:
+        slow = min(elapsed, remaining) > CORRECTION and elapsed > 2 * measured * self._work.cost
+        if slow and 20 * measured >= total - self._skipped and not self._corrected:
             self._corrected = True
             say(f"slower than usual: {_duration(remaining)} more")
         self._update(done, total)
