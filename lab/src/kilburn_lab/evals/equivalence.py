@@ -245,7 +245,7 @@ def evaluate(
     *,
     windows: Sequence[int] = (1000,),
     policies: Sequence[str] = EVERYBODY,
-    steps: int = 2,
+    steps: int = 1,
     context: int = 8192,
     model: str = "",
     progress: Progress = unwatched,
