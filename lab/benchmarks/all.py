@@ -264,7 +264,7 @@ BASELINES = "--policy tail --policy truncated --policy last3 --policy tail+bm25-
 WIDE = "--window 1000 --window 2000 --window 4000"
 PARTS = {
     "chat": Part(
-        1, f"{LAB} answers --policy fifo --policy summarize --policy cost --policy hybrid", "--chat 600", "--chat 160", _chat,
+        1, f"{LAB} chat --policy fifo --policy summarize --policy cost --policy hybrid", "--sample 600", "--sample 160", _chat,
     ),
     "paging": Part(
         1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 40",

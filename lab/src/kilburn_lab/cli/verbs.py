@@ -94,6 +94,7 @@ TOLD = Option("Tell actions and outputs as tool calls and results, for policies 
 WRITER = Option(
     "A model that answers the policies' questions; each that can ask has a second row.", "SPEC", "--writer", kind=str, default=""
 )
+READER = Option("Who answers: no model, weights that run here, or a model's spec.", "exact|qwen|smollm2|SPEC")
 PRICES = Option(
     f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be given again. hosted and local by default.", "NAME"
 )

@@ -245,7 +245,7 @@ class ChatReport(EvalReport, frozen=True, kw_only=True):
 
 
 def evaluate(
-    length: int = LENGTH,
+    length: int = LENGTH // 3,
     *,
     windows: Sequence[int] = (WINDOW,),
     policies: Sequence[str] = EVERYBODY,
