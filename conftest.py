@@ -31,6 +31,10 @@ if MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC and shutil.d
 # Tests start Python hundreds of times. Where an environment forbids to keep bytecode, each start compiles all of Kilburn.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# No key of a provider and no model server of the machine is used where a test names no model.
+for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
+    os.environ.pop(name, None)
+os.environ["KILBURN_MODEL_SERVERS"] = ""
 # Workers of xdist have another one than a person's pipe, which has none.
 os.environ.pop("COLUMNS", None)
 
@@ -81,7 +85,7 @@ def offline() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures bring a language model, and leave slow tests out of the measure of coverage.
+    """Mark tests with a language model as `model` and `slow`, and leave other slow tests out of the measure of coverage.
 
     Coverage makes code take three times as long, and slow tests repeat what others cover: its floor is held without them.
     """
@@ -91,6 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
         if LANGUAGE_MODELS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("model") is None:
             item.add_marker("model")
+        if item.get_closest_marker("model") is not None:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
