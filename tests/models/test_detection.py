@@ -77,7 +77,11 @@ def test_a_server_that_is_silent_or_not_there_is_ignored() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "name"),
-    [(listing("gpt-3", "gpt-5.5"), "gpt-5.5"), (listing("mixtral", "gemma"), "mixtral"), (Answer(status=401, body={}), "gpt-5.5")],
+    [
+        (listing("gpt-3", "gpt-5.5"), "gpt-5.5"),
+        (listing("mixtral", "gemma"), "mixtral"),
+        (Answer(status=401, body={}), "gpt-5.5"),
+    ],
 )
 def test_a_key_for_another_base_url_takes_a_model_that_is_there(answer: Any, name: str) -> None:
     with loopback(answer) as server:

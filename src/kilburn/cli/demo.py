@@ -21,7 +21,6 @@ from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import ENOUGH, DemoPlan, JobResult, Told, perform
-from kilburn.errors import MissingExtra, ModelError
 from kilburn.picture import check_picture
 from kilburn.terminal import console, emit, line, say
 
@@ -97,23 +96,18 @@ def demo(
         phrases=12 if full else 4,
         enough=None if full else ENOUGH,
     )
-    speaker: Any = None
-    missing = ""
     with _progress() as told:
-        try:
-            speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
-        except (ModelError, MissingExtra) as error:
-            missing = str(error)
-        with closed_after(speaker):
-            results = perform(plan, speaker, told)
+        writer = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
+        with closed_after(writer):
+            results = perform(plan, writer, told)
     if json:
         figures: dict[str, Any] = msgspec.to_builtins(results)
         figures["capacity"] = results.stats.window
         figures = figures.pop("stats") | figures.pop("plan") | figures
-        verdict = {"questions": len(results.asked), "exact": results.exact, "model_missing": missing}
+        verdict = {"questions": len(results.asked), "exact": results.exact}
         emit({"ok": results.ok} | figures | verdict)
     else:
-        _show(results, missing)
+        _show(results)
     if plot is not None:
         title = f"Python {results.python}'s library through {window:,} tokens, {policy}"
         draw(plot, results.curve, window=results.stats.window, title=title, force=force)
@@ -142,7 +136,7 @@ def _progress() -> Iterator[Told]:
         yield told
 
 
-def _show(results: JobResult, missing: str) -> None:
+def _show(results: JobResult) -> None:
     """Print the results for people."""
     plan, stats, number = results.plan, results.stats, len(results.asked)
     seen = results.output_tokens
@@ -177,7 +171,7 @@ def _show(results: JobResult, missing: str) -> None:
     for left, first, right, second in ledger:
         _print(f"{left:<26}  {first:>12,}  {right:<24}  {second:>8,}")
     _print(f"policy {plan.policy}; tokens counted as {plan.tokenizer} does; seed {plan.seed}")
-    _show_model(results, missing)
+    _show_model(results)
     _show_end(results)
 
 
@@ -193,9 +187,7 @@ def _draw_window(curve: Sequence[tuple[int, int]], top: int) -> None:
         _print(f"{label:>7} {'┤' if label else '│'}{''.join(' ▁▂▃▄▅▆▇█'[max(0, min(8, round(8 * level)))] for level in levels)}")
 
 
-def _show_model(results: JobResult, missing: str) -> None:
-    if missing:
-        _print(f"\nWithout a model: {missing}")
+def _show_model(results: JobResult) -> None:
     if results.model_folds:
         _print(f"\n{results.model} was asked to fold, in a session of its own; a summary that fails its check is not used")
         rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in results.model_folds]
