@@ -30,6 +30,10 @@ if MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC and shutil.d
 # Tests start Python hundreds of times. Where an environment forbids to keep bytecode, each start compiles all of Kilburn.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# No key of a provider and no model server of the machine is used where a test names no model.
+for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
+    os.environ.pop(name, None)
+os.environ["KILBURN_MODEL_SERVERS"] = ""
 # Workers of xdist have another one than a person's pipe, which has none.
 os.environ.pop("COLUMNS", None)
 
