@@ -14,10 +14,14 @@ import msgspec
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
 from kilburn.gateway.form import Asked
+from kilburn.gateway.problems import Problem
+from kilburn.kernel.admission import attachment_costs
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
+from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
-from kilburn.page import Page, Place
+from kilburn.page import Page, Place, address_of
+from kilburn.terminal import line
 from kilburn.wire.digests import HIDDEN, canonical
 
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
@@ -220,6 +224,46 @@ class Memo:
         self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
         self.history, self.lead = asked.history, asked.lead
         self.prefix = b""
+
+
+def shortened(window: WindowState) -> list[str]:
+    """Return what the prompt does not show whole of the newest request: of the system prompt, and of what came after the
+    assistant's last message."""
+    newest: list[int] = []
+    for page in range(window.last, 0, -1):
+        if window.pages[page].role is Role.ASSISTANT:
+            break
+        newest.append(page)
+    leading: list[int] = []
+    for page in range(1, newest[-1] if newest else window.last + 1):
+        if window.pages[page].role is not Role.SYSTEM:
+            break
+        leading.append(page)
+    lines: list[str] = []
+    for page in (*leading, *reversed(newest)):
+        place, label = window.at(page), window.pages[page].label
+        if place in (Place.OUT, Place.STUB):
+            lines.append(line(f"{address_of(page)} left out: {label}" if label else f"{address_of(page)} left out"))
+        elif place is Place.FOLDED:
+            lines.append(f"{address_of(page)} shortened")
+    return lines
+
+
+def check_attachments(session: Session, messages: Sequence[Message]) -> None:
+    """Refuse an attachment that no prompt of this session can show: the model would answer without having seen it.
+
+    Raises:
+        Problem: 400, which names it. Nothing was appended.
+    """
+    for label, tokens in attachment_costs(messages, session.counter):
+        if tokens > session.capacity:
+            raise Problem(
+                400,
+                "attachment_too_large",
+                f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for the "
+                "conversation; send a smaller part of it, or raise the gateway's --window",
+                param="messages",
+            )
 
 
 def is_linkable(root: str, other: str) -> bool:

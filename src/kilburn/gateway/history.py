@@ -43,6 +43,7 @@ from kilburn.gateway.conversations import (
     beginning_of,
     brought_over,
     chained,
+    check_attachments,
     copy_of,
     following,
     is_linkable,
@@ -305,6 +306,7 @@ class Histories:
                 conversation.linked = link
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
+                check_attachments(conversation.session, fresh)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:

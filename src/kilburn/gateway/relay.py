@@ -38,7 +38,7 @@ from kilburn.errors import (
     WireError,
 )
 from kilburn.gateway import spans
-from kilburn.gateway.conversations import Conversation
+from kilburn.gateway.conversations import Conversation, shortened
 from kilburn.gateway.events import Events, Shape, shape_of
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
@@ -66,8 +66,14 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
+WARNING = "x-kilburn-warning"
+"""The header that says what the prompt does not show of the newest request."""
+
 UNREAD = "x-kilburn-unread"
 """The header that says why an answer has no session, or why it is not kept."""
+
+LONGEST_WARNING = 1_000
+"""Characters of the header with warnings; the log has all of them."""
 
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
@@ -244,6 +250,10 @@ class _Work:
         half = budget.window // 2
         overhead = min(self._beside, half) + int(getattr(self.conversation.session.counter, "overhead", 0))
         reserve = max(budget.reserve, min(self.asked.reply, budget.window // 8))
+        if self._beside > half:
+            self._exchange.warnings.append(
+                f"tools and other fields take {self._beside} tokens, more than half of the window of {budget.window}"
+            )
         if overhead != budget.overhead or reserve != budget.reserve:
             with tracing.compacting(self.conversation.session):
                 self.conversation.session.resize(Budget(budget.window, reserve, overhead))
@@ -262,6 +272,7 @@ class _Work:
             if session.turn < conversation.turn:
                 raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False
+        self._exchange.warnings = []
         self._fit(session.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
@@ -276,6 +287,7 @@ class _Work:
         except Forgotten as error:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
+        self._exchange.warnings += shortened(session.window)
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
         if misses and not self.tools and (found := self._brought(beside)) is not None:
@@ -680,6 +692,8 @@ class _Turn:
         own = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         if self._exchange.unread:
             own[UNREAD] = self._exchange.unread
+        if self._exchange.warnings:
+            own[WARNING] = "; ".join(self._exchange.warnings)[:LONGEST_WARNING].encode().decode("latin-1")
         if self._work.brought is not None:
             own["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
         await start(self._send, status, {**headers, **own}, length)
