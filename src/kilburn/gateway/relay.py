@@ -222,7 +222,7 @@ class _Work:
         self._kept_there = not asked.after or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
         self.wanted = faults
-        self.tools = asked.open and relay.offer.to(asked.model)
+        self.tools = asked.open and relay.offer.to(asked.model, asked.fields)
         """Whether our tools may be offered; if not, what they would bring is searched for."""
         self.faults = False
         """Whether they are in the body."""
@@ -246,14 +246,15 @@ class _Work:
         return sum(map(self.conversation.cost, self.asked.beside)) + self._room + tools
 
     def _fit(self, budget: Budget) -> None:
-        """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
-        half = budget.window // 2
-        overhead = min(self._beside, half) + int(getattr(self.conversation.session.counter, "overhead", 0))
-        reserve = max(budget.reserve, min(self.asked.reply, budget.window // 8))
-        if self._beside > half:
-            self._exchange.warnings.append(
-                f"tools and other fields take {self._beside} tokens, more than half of the window of {budget.window}"
-            )
+        """Reserve room for the reply and for what is sent beside the conversation, of which an eighth of the window is kept."""
+        window, warnings = budget.window, self._exchange.warnings
+        reserve = max(budget.reserve, min(self.asked.reply, window // 2))
+        if self.asked.reply > window // 2:
+            warnings.append(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
+        beside, room = self._beside, window - reserve - window // 8
+        overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
+        if beside > room:
+            warnings.append(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
         if overhead != budget.overhead or reserve != budget.reserve:
             with tracing.compacting(self.conversation.session):
                 self.conversation.session.resize(Budget(budget.window, reserve, overhead))
@@ -312,10 +313,10 @@ class _Work:
         used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
         return self.tokens + self.conversation.session.budget.overhead - (self._room + self._found - used)
 
-    @property
-    def refuses(self) -> bool:
-        """Whether a refusal of tools can only be about ours. The client should not see such an error."""
-        return self.faults and self._automatic and not self.asked.tools
+    def may_refuse_tools(self, error: ModelError) -> bool:
+        """Return whether an error may be about our tools, which the client did not ask for and whose refusal it must not see. Any
+        refusal of the request may be: providers have no common words for it."""
+        return self.faults and self._automatic and (isinstance(error, ToolsRefused) or error.status in (400, 422))
 
     def without(self) -> None:
         """Make the prompt without our tools, after the upstream refused them."""
@@ -527,7 +528,7 @@ class _Turn:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, conversation = self._work, self._conversation
         if self._without:
-            self._relay.offer.refused(work.asked.model)
+            self._relay.offer.refused(work.asked.model, work.asked.fields)
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         spans.answered(self._call, str(reply.finish), reply.usage)
@@ -624,7 +625,8 @@ class _Turn:
 
     async def _mended(self, error: ModelError) -> bool:
         """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
-        if isinstance(error, ToolsRefused) and self._work.refuses:
+        begins = self._reading is None or not self._reading.rounds
+        if begins and not self._without and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
             self._without = True
             await in_thread(self._work.without)
             return True

@@ -49,7 +49,9 @@ def is_signed(part: Part) -> bool:
     if part.kind is not Kind.REASONING or part.extra is None:
         return False
     block = unpack(part.extra).get("block") or {}
-    return block.get("type") in ("redacted_thinking", "reasoning") or bool(block.get("signature"))
+    # A chunk of Mistral's reasoning holds a list, and no signature.
+    whole = block.get("type") in ("redacted_thinking", "reasoning") or isinstance(block.get("thinking"), list)
+    return whole or bool(block.get("signature"))
 
 
 def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
