@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place, address_of
 from kilburn.terminal import line
-from kilburn.wire.digests import HIDDEN, canonical
+from kilburn.wire.digests import HIDDEN, canonical, visible
 
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 """The name of a session that its client gave none."""
@@ -30,6 +30,11 @@ OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
 
+
+MIN_OVERLAP = 4
+"""Messages that a history which begins later than its session must have in common with it."""
+
+Reader = Callable[[int, int], list[Message]]
 
 Asker = tuple[str, str | None, str]
 """Who may go on from what was said before: a form, the client's name of the session, and the user."""
@@ -62,6 +67,10 @@ class Conversation:
         """For each digest, one that says all that came before it too, and whose it is."""
         self.kept = 0
         """How many of these the store has, as far as is known here."""
+        self.aliases: dict[int, bytes] = {}
+        """By the place of a digest, the digest of the same message without what the client had added to it."""
+        self.verbatim = True
+        """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
@@ -142,6 +151,49 @@ class Conversation:
         pages = _live(self.session)
         return self.answered or any(page.sources or page.cites or page.trust < TRUST_OF_ROLE[page.role] for page in pages)
 
+    def overlap(self, digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], read: Reader) -> int:
+        """Return how many digests of a history the session ends with, 0 for none. A client may have left out the oldest messages,
+        and of a user's message what it had added to it, such as retrieved passages.
+
+        Args:
+            digests: of the history; `places` says where each is.
+            read: the messages of some of them, by the first and the one behind the last.
+        """
+        if not self.digests or self.gaps:
+            return 0
+        for last in reversed(places.get(self.digests[-1], ())):
+            count, skipped = last + 1, len(self.digests) - last - 1
+            # A few words may end many sessions.
+            if skipped >= 0 and (not skipped or count >= MIN_OVERLAP) and self._ends_with(digests[:count], skipped, read):
+                return count
+        return 0
+
+    def was_asked(self, digests: Sequence[bytes], read: Reader) -> bool:
+        """Return whether the session ended with this history before the assistant's last message: the request is made again."""
+        skipped = len(self.digests) - 1 - len(digests)
+        if skipped < 0 or self.gaps or digests[-1:] != self.digests[-2:-1]:
+            return False
+        turn = turn_before_reply(self.session)
+        if len(canonical(copy_of(self.session, turn))) != len(self.digests) - 1:
+            return False
+        return (not skipped or len(digests) >= MIN_OVERLAP) and self._ends_with(digests, skipped, read)
+
+    def _ends_with(self, digests: Sequence[bytes], skipped: int, read: Reader) -> bool:
+        differing = [
+            at for at, each in enumerate(digests) if each not in (self.digests[skipped + at], self.aliases.get(skipped + at))
+        ]
+        if not differing:
+            return True
+        if 2 * len(differing) > len(digests) + 1:
+            return False
+        said = list(visible(self.session.originals()))
+        for at in differing:
+            [message, *more] = read(at, at + 1)
+            if more or not _is_part_of(message, said[skipped + at]):
+                return False
+        self.aliases |= {skipped + at: digests[at] for at in differing}
+        return True
+
     @property
     def whole(self) -> bool:
         """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
@@ -210,6 +262,14 @@ class Conversation:
     def chained(self, digests: Iterable[bytes]) -> list[bytes]:
         """What these add to its chain."""
         return [*chained(digests, self.chain[-1] if self.chain else self.seed)]
+
+
+def _is_part_of(message: Message, longer: Message) -> bool:
+    """Return whether a user's message has the words of another one, without what was added to them."""
+    if message.role is not Role.USER or longer.role is not Role.USER or any(part.kind is not Kind.TEXT for part in message.parts):
+        return False
+    words = "\n".join(part.text for part in message.parts).strip()
+    return bool(words) and words in "\n".join(part.text for part in longer.parts if part.kind is Kind.TEXT)
 
 
 class Memo:

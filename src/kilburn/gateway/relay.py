@@ -278,7 +278,7 @@ class _Work:
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
         self.tokens = session.use
-        if conversation.whole and self._kept_there and not misses and session.use <= session.capacity:
+        if conversation.whole and conversation.verbatim and self._kept_there and not misses and session.use <= session.capacity:
             session.sent_whole(request=self._exchange.request)
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(range(1, session.window.last + 1))
