@@ -13,6 +13,7 @@ import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
+from kilburn.gateway.compaction import is_own
 from kilburn.gateway.form import Asked
 from kilburn.gateway.problems import Problem
 from kilburn.kernel.admission import attachment_costs
@@ -164,7 +165,9 @@ class Conversation:
         for last in reversed(places.get(self.digests[-1], ())):
             count, skipped = last + 1, len(self.digests) - last - 1
             # A few words may end many sessions.
-            if skipped >= 0 and (not skipped or count >= MIN_OVERLAP) and self._ends_with(digests[:count], skipped, read):
+            if skipped > 0 and (count < MIN_OVERLAP or not is_own(read(0, count))):
+                continue
+            if skipped >= 0 and self._ends_with(digests[:count], skipped, read):
                 return count
         return 0
 
@@ -176,7 +179,8 @@ class Conversation:
         turn = turn_before_reply(self.session)
         if len(canonical(copy_of(self.session, turn))) != len(self.digests) - 1:
             return False
-        return (not skipped or len(digests) >= MIN_OVERLAP) and self._ends_with(digests, skipped, read)
+        few = skipped and (len(digests) < MIN_OVERLAP or not is_own(read(0, len(digests))))
+        return not few and self._ends_with(digests, skipped, read)
 
     def _ends_with(self, digests: Sequence[bytes], skipped: int, read: Reader) -> bool:
         differing = [
@@ -324,6 +328,11 @@ def check_attachments(session: Session, messages: Sequence[Message]) -> None:
                 "the conversation; send a smaller part of it, or raise the gateway's --window",
                 param="messages",
             )
+
+
+def is_beginning(digests: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Return whether one of two histories is the beginning of the other."""
+    return all(one == other for one, other in zip(digests, others, strict=False))
 
 
 def is_linkable(root: str, other: str) -> bool:

@@ -67,8 +67,10 @@ class Offer:
         self._refusing: set[tuple[str, frozenset[str]]] = set()
 
     def to(self, model: str, fields: Iterable[str]) -> bool:
-        """Return whether a model is offered our tools in a request with these fields."""
-        return self._takes and (model, _kind_of_request(fields)) not in self._refusing
+        """Return whether a model is offered our tools in a request with these fields. One that refused them in a plain request
+        takes no tools at all."""
+        kinds = {(model, frozenset[str]()), (model, _kind_of_request(fields))}
+        return self._takes and self._refusing.isdisjoint(kinds)
 
     def refused(self, model: str, fields: Iterable[str]) -> None:
         """Record that a model, or its server, refused our tools in a request with these fields, and answered without them."""

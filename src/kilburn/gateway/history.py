@@ -46,6 +46,7 @@ from kilburn.gateway.conversations import (
     check_attachments,
     copy_of,
     following,
+    is_beginning,
     is_linkable,
     last_reply,
     renamed,
@@ -533,7 +534,7 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), 0, -1):
-            if at == max(1, len(chain) - NEW) and (continued := self._continued(request)) is not None:
+            if len(chain) > 1 and at == max(1, len(chain) - NEW) and (continued := self._continued(request)) is not None:
                 return continued
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
@@ -566,7 +567,7 @@ class Histories:
         if not request.link or request.before is not None:
             return None
         linkable = self._linkable(request)
-        if any(known.digests == request.digests[: len(known.digests)] for known in linkable if known.digests):
+        if any(is_beginning(known.digests, request.digests) for known in linkable if known.digests):
             return None
         for known in linkable:
             if known.was_asked(request.digests, request.read):
